@@ -284,9 +284,9 @@ def test_records_in_several_shards_are_caught() -> None:
     copies = ["one", "two", "two", "three", "three", "three", "four"]
     held = fixed_ensemble((0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.5, 0.5))
     model = PMixed().protect(scenario(held, 10))
-    assert "3 members do not say what they were trained on" in checked(model)[1]
+    assert "3 members do not record their training data" in checked(model)[1]
     held.shards = [record_names(copies[i] for i in chosen) for chosen in assign_to_members(copies, 3)]
-    assert not violated(checked(model)[1]) and "do not say" not in checked(model)[1]
+    assert not violated(checked(model)[1]) and "do not record" not in checked(model)[1]
     held.shards = [record_names(copies[i::3]) for i in range(3)]  # dealt out in turn: "two" and "three" in several
     measured, notes, _ = checked(model)
     assert states(violated(notes), "2", "shard") and measured["claim_violations"].value == 1

@@ -250,10 +250,10 @@ def test_a_record_that_is_asked_of_another_batch_is_told(neox: HuggingFaceModel)
     twins = [(*PREFIXES[0], 20), (*PREFIXES[1], 21), (*PREFIXES[0], 22), (*PREFIXES[3], 23)]
     asked = tuple(Prompt(f"s{i}", record[:3], record) for i, record in enumerate(twins))
     case = dataclasses.replace(scenario(neox), prompts=asked)
-    assert states(InvisibleInk(batch=2).remarks(case), "1 records", "begin as")
-    assert not any("begin as" in said for said in InvisibleInk(batch=3).remarks(case))
+    assert states(InvisibleInk(batch=2).remarks(case), "1 records", "lower bound")
+    assert not any("lower bound" in said for said in InvisibleInk(batch=3).remarks(case))
     silent = dataclasses.replace(case, queries=0)
-    assert any("pays for one token" in said for said in InvisibleInk(batch=3).remarks(silent))
+    assert any("one token" in said for said in InvisibleInk(batch=3).remarks(silent))
     assert not any("one token" in said for said in InvisibleInk(batch=3, queries=9).remarks(silent))
 
 
