@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.base import LanguageModel, Rows, distribution_elements
+from auditor.models.beginnings import Beginnings
 from auditor.models.caches import Dimensions, OwnCache, row_dimensions
 from auditor.models.decoding import Decoding, log_sum_exp
 from auditor.models.hidden_states import HiddenStates
@@ -75,9 +76,12 @@ class HuggingFaceRows(Rows):
 
     def _ask(self, tokens: Tensor, prompt: Tensor | None, cache: Cache | OwnCache | None) -> Tensor:
         """(sequences, width, V): the logits behind tokens (sequences, n)."""
+        return self._answer(self.model.embed(tokens, prompt), cache)
+
+    def _answer(self, read: Tensor, cache: Cache | OwnCache | None) -> Tensor:
+        """As `_ask`, of what the model reads."""
         self._total = None
-        read = self.model.embed(tokens, prompt).repeat_interleave(self.width, dim=0)
-        return self.forward(read, 1, cache)[:, 0].unflatten(0, (-1, self.width))
+        return self.forward(read.repeat_interleave(self.width, dim=0), 1, cache)[:, 0].unflatten(0, (-1, self.width))
 
     def _parts(self, rows: Tensor) -> Tensor:
         """The sequences (rows x width,) behind these rows."""
@@ -117,13 +121,15 @@ class SlotRows(HuggingFaceRows):
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
-        self.layers = [SlotLayer(total) for _ in range(self.model.n_layers)]
+        read, begun = self.model.embed(prefixes, prompt), 0
+        begins = self.model.begins if self.forward == self.model.logits else None
+        if begins is None:
+            self.layers = [SlotLayer(total) for _ in range(self.model.n_layers)]
+        else:
+            begun, self.layers = begins.layers(read, 1, total)
         self.cache = Cache(layers=list(self.layers))
         self.slots = torch.arange(len(prefixes), device=self.model.device)
-        self._read(prefixes, prompt)
-
-    def _read(self, tokens: Tensor, prompt: Tensor | None = None) -> None:
-        self._logits = self._ask(tokens, prompt, self.cache)
+        self._logits = self._answer(read[:, begun:], self.cache)
 
     def log_probs(self) -> Tensor:
         distribution = super().log_probs()
@@ -146,7 +152,7 @@ class SlotRows(HuggingFaceRows):
         self.slots = slots
         in_slots = torch.empty_like(tokens)
         in_slots[slots] = tokens
-        self._read(in_slots.unsqueeze(-1))
+        self._logits = self._ask(in_slots.unsqueeze(-1), None, self.cache)
 
 
 class CachedRows(HuggingFaceRows):
@@ -217,6 +223,7 @@ class HuggingFaceModel(LanguageModel):
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
         self._seen: HiddenStates | None = None
+        self.begins: Beginnings | None = None
         accepted = inspect.signature(_plain(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
@@ -224,7 +231,16 @@ class HuggingFaceModel(LanguageModel):
     def remember(self) -> None:
         """From now on a text that was read whole is not read again. Only for weights that nobody changes meanwhile."""
         body, head = _plain(self.model).base_model, self.model.get_output_embeddings()
-        self._seen = HiddenStates(body, head, lambda texts, last: self._logits(texts, last, None))
+        self._seen = HiddenStates(body, head, self._behind_beginnings)
+
+    def share_beginnings(self, **least: int) -> None:
+        """From now on what texts begin with is read once. Only where the self-check has found that nothing changes."""
+        weights = [*self.model.parameters()]
+
+        def version() -> int:  # of weights that are written to
+            return sum(weight._version for weight in weights)
+
+        self.begins = Beginnings(self._logits, self.n_layers, version, **least)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         self.check_room(prefixes.shape[1], length, prompt)
@@ -309,7 +325,14 @@ class HuggingFaceModel(LanguageModel):
         """
         if self._seen is not None and cache is None and not read.is_floating_point():
             return self._seen.logits(read, last)
-        return self._logits(read, last, cache)
+        return self._behind_beginnings(read, last) if cache is None else self._logits(read, last, cache)
+
+    def _behind_beginnings(self, read: Tensor, last: int) -> Tensor:
+        """As `logits`, of whole texts."""
+        if self.begins is None or read.requires_grad:
+            return self._logits(read, last, None)
+        begun, layers = self.begins.layers(read, last, read.shape[1])
+        return self._logits(read[:, begun:], last, Cache(layers=list(layers)) if begun else None)
 
     def _logits(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
         own = cache if isinstance(cache, OwnCache) else None

@@ -44,7 +44,7 @@ def check_model_agrees(model: HuggingFaceModel, reach: int | None = None) -> tup
     room = min(wanted, model.max_positions or wanted)
     if room <= max(_reached.get(model, 0), 1):
         return ()
-    before = model.notes
+    before, model.begins = model.notes, None
     with torch.no_grad(), library_errors(f"cannot ask {model.name!r} for a distribution"):
         trial = _Trial(model, room)
         if model not in _reached:
@@ -52,6 +52,8 @@ def check_model_agrees(model: HuggingFaceModel, reach: int | None = None) -> tup
             trial.embeddings()
         trial.lengths(needed=reach is not None)
         trial.rows()
+        if reach is not None:
+            trial.beginnings()
     _reached[model] = room
     return model.notes[len(before) :]
 
@@ -161,6 +163,27 @@ class _Trial:
             )
         if self.model.served == "recompute" != first:
             self._note("its cache changes the distribution, so each decoded token reads the whole text again")
+
+    def beginnings(self) -> None:
+        """Lets the model read once what texts begin with, where their distributions are those of whole contexts."""
+        if self.model.served == "slots" and all(self._begun_agree(begin) for begin in self._begins()):
+            self.model.share_beginnings()
+        else:
+            self.model.begins = None
+            self._note("what texts begin with is read anew for each of them: from no cache does it go on with them")
+
+    def _begun_agree(self, begin: int) -> bool:
+        texts = self.texts.clone()
+        texts[1, :begin] = texts[0, :begin]
+        self.model.begins = None
+        whole = self.model.log_probs(texts, self.room - begin)
+        self.model.share_beginnings(least=1)
+        try:
+            return self.same(self.model.log_probs(texts, self.room - begin), whole)
+        except Exception as error:  # whatever a model raises that cannot go on with several tokens at once
+            if out_of_memory(error):
+                raise
+            return False
 
     def _rows_agree(self) -> bool:
         try:

@@ -1,0 +1,398 @@
+"""What each phase of an audit costs, over the bare forward of the fewest tokens that it needs.
+
+    python -m benchmarks.checks.speed.sheet [--model smollm2] [--only greedy ...] [--repeats 5] [-o FILE]
+
+*Fewest tokens*: every prefix is read once, then one forward a distinct partial suffix; a text that is scored is read
+but for its last token; a step of training is a forward and the backward that its trained weights need. *Bare*: the
+module of transformers on exactly those tokens, in batches of the same size, on a cache where tokens follow one
+another; its logits are thrown away. Processor time of one thread; phase and bare take turns, and a ratio is of two that
+ran one after the other, so that what else the machine does falls on both. Secrets are texts of these pages.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import Cache
+
+from auditor.attacks.ethicist import Ethicist
+from auditor.attacks.extraction_probability import ExtractionProbability
+from auditor.attacks.membership import Membership
+from auditor.attacks.near_verbatim import beam_bound
+from auditor.core.nouns import Pair, Query, Secret, Tokens
+from auditor.core.spaces import Space
+from auditor.generation import tries
+from auditor.models.decoding import Cooling, Decoding
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.lora import LoraEnsemble
+from auditor.models.slots import SlotLayer
+from auditor.plugins.view import WHITE_BOX, Sampling, View
+from auditor.runs import personal, scoring
+from auditor.training import members as ensemble
+from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
+from auditor.training.finetune import Course, causal_loss
+from benchmarks.checks.harness import Page, run
+
+OWN = Decoding(temperature=0.8, top_p=0.7)  # Ethicist's
+PREFIX, SUFFIX = 32, 16  # tokens
+_LOGITS = 2**23  # that a bare forward holds at once: larger blocks are paid for in fresh pages
+_BATCH = 256  # rows of one bare decoding step at most
+GOAL = {"sampling": 1.3}  # 1.5 elsewhere
+WORDS = {
+    "greedy": "greedy decoding",
+    "probability": "exact probability",
+    "membership": "membership, Min-K%++",
+    "sampling": "20 samples a prefix",
+    "tree": "exact tree to 1 in 100",
+    "near": "near-verbatim, 20 beams",
+    "exposure": "exposure, 200 nodes",
+    "untargeted": "untargeted generation",
+    "personal": "personal data",
+    "tuning": "Ethicist's tuning",
+    "dp": "a step of DP-SGD (LoRA)",
+    "members": "training PMixed's members",
+    "mixture": "distributions of PMixed's members",
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """ours: the phase as a run does it; bare: the forwards that it needs; tokens: how many these read."""
+
+    name: str
+    ours: Callable[[], object]
+    bare: Callable[[], object]
+    tokens: int
+    backward: bool = False
+
+
+class Bench:
+    """One model with the secrets that its phases are asked about."""
+
+    def __init__(self, model: HuggingFaceModel, texts: Sequence[Tokens], scratch: Path) -> None:
+        self.model, self.scratch = model, scratch
+        size = PREFIX + SUFFIX
+        every = [piece for text in texts for piece in (text[i : i + size] for i in range(0, len(text), size))]
+        whole = [piece for piece in every if len(piece) == size]
+        self.pairs = [Pair(piece[:PREFIX], piece[PREFIX:]) for piece in whole]
+        self.secrets = [Secret(f"s{i}", pair.prefix, pair.suffix) for i, pair in enumerate(self.pairs)]
+
+    def some(self, count: int) -> tuple[list[Secret], Tensor, Tensor]:
+        """Secrets with their prefixes and suffixes."""
+        secrets = self.secrets[:count]
+        return secrets, *(torch.tensor([getattr(s, side) for s in secrets]) for side in ("prefix", "suffix"))
+
+    def view(self) -> View:
+        return View("undefended", self.model, WHITE_BOX, seed=0, tokenizer=self.model.tokenizer)
+
+    # --- bare forwards ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def read(self, texts: Tensor, last: int) -> None:
+        """Forwards of whole texts with the logits of their last so many positions."""
+        for some in texts.split(max(1, _LOGITS // (last * self.model.vocab_size))):
+            self.model.model(input_ids=some, use_cache=False, logits_to_keep=last)
+
+    @torch.no_grad()
+    def decode(self, prefixes: Tensor, counts: Sequence[int]) -> None:
+        """The prefixes, then so many rows a step; which token a row reads makes no difference to its time."""
+        layers = self._room(max(len(prefixes), *counts), prefixes.shape[1] + len(counts))
+        cache = Cache(layers=list(layers))
+        for depth, count in enumerate([len(prefixes), *counts]):
+            read = prefixes if depth == 0 else prefixes[:1, -1:].expand(count, 1)
+            self.model.model(input_ids=read, past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    def _room(self, rows: int, length: int) -> list[SlotLayer]:
+        """A cache for so many rows, its memory in use."""
+        config = self.model.model.config
+        shape = rows, config.num_key_value_heads, 1, config.hidden_size // config.num_attention_heads
+        like = torch.zeros(shape, dtype=self.model.model.dtype)
+        layers = [SlotLayer(length) for _ in range(self.model.n_layers)]
+        for layer in layers:
+            layer.lazy_initialization(like, like)
+            layer.keys, layer.values = torch.zeros_like(layer.keys), torch.zeros_like(layer.values)
+        return layers
+
+    # --- what is asked of distributions and rows ----------------------------------------------------------------------
+
+    def greedy(self, count: int = 16) -> Phase:
+        secrets, prefixes, _ = self.some(count)
+        counts = [count] * (SUFFIX - 1)
+        bare = partial(self.decode, prefixes, counts)
+        return Phase("greedy", lambda: scoring.greedy(self.model, secrets), bare, prefixes.numel() + sum(counts))
+
+    def probability(self, count: int = 16) -> Phase:
+        return self._scored("probability", ExtractionProbability(), count)
+
+    def membership(self, count: int = 16) -> Phase:
+        return self._scored("membership", Membership(score="min_k_plus", lowercase=False), count)
+
+    def _scored(self, name: str, probe: Any, count: int) -> Phase:
+        secrets, prefixes, suffixes = self.some(count)
+        texts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
+        view = self.view()
+        return Phase(name, lambda: list(probe.measure(view, secrets)), partial(self.read, texts, SUFFIX), texts.numel())
+
+    def sampling(self, count: int = 4) -> Phase:
+        return self._searched("sampling", Sampling(20, OWN), count)
+
+    def tree(self, count: int = 4) -> Phase:
+        return self._searched("tree", Sampling(1, OWN, search="tree", threshold=0.01), count)
+
+    def _searched(self, name: str, sampling: Sampling, count: int) -> Phase:
+        secrets, prefixes, _ = self.some(count)
+        queries = [Query(s.id, s.prefix, len(s.suffix)) for s in secrets]
+
+        def ours() -> list[Any]:
+            return [found for batch in self.view().candidates(queries, sampling) for _, found in batch]
+
+        found = ours()
+        counts = [sum(len(np.unique(one.suffixes[:, :d], axis=0)) for one in found) for d in range(1, SUFFIX)]
+        if name == "tree":  # its nodes that led to no leaf were rows, too
+            missing = sum(one.rows for one in found) - count - sum(counts)
+            counts = [rows + missing // (SUFFIX - 1) for rows in counts]
+        return Phase(name, ours, partial(self.decode, prefixes, counts), prefixes.numel() + sum(counts))
+
+    def near(self, count: int = 1, beams: int = 20) -> Phase:
+        _, prefixes, suffixes = self.some(count)
+        counts = [count * (beams + 1)] * (SUFFIX - 1)
+        ours = partial(beam_bound, self.model, OWN, prefixes, suffixes, 5, beams)
+        return Phase("near", ours, partial(self.decode, prefixes, counts), prefixes.numel() + sum(counts))
+
+    def exposure(self, nodes: int = 200) -> Phase:
+        tree = tries.trie(Space("My ID is {digits:6}"), self.model.tokenizer)
+        head = torch.tensor([tree.head])
+        counts: list[int] = []
+        while (left := nodes - 1 - sum(counts)) > 0:  # the first node is read with the head
+            counts.append(min(10 ** (len(counts) + 1), _BATCH, left))
+        ours = partial(tries.count, self.model, tree, tree.head, [1e9], nodes=nodes)
+        return Phase("exposure", ours, partial(self.decode, head, counts), head.numel() + sum(counts))
+
+    def untargeted(self, count: int = 16, length: int = 16) -> Phase:
+        queries = [Query(f"g{i}", (self.model.eos[0],), length) for i in range(count)]
+        sampling = Sampling(1, Cooling(1.0, 40, hot=10.0, steps=20))
+        counts = [count] * (length - 1)
+        begin = torch.tensor([query.prefix for query in queries])
+        ours = lambda: list(self.view().candidates(queries, sampling))  # noqa: E731
+        return Phase("untargeted", ours, partial(self.decode, begin, counts), count * length)
+
+    def personal(self, count: int = 16) -> Phase:
+        """Which takes no forward: beside it stands one of the texts that it looks at."""
+        secrets, prefixes, suffixes = self.some(count)
+        benchmark: Any = types.SimpleNamespace(
+            tokenizer=self.model.tokenizer, secrets=secrets, known=[], marks_all=False
+        )
+        texts = torch.cat([prefixes, suffixes], dim=1)
+        return Phase("personal", lambda: personal.follow(benchmark), partial(self.read, texts, 1), texts.numel())
+
+    # --- what is learnt -----------------------------------------------------------------------------------------------
+
+    def tuning(self, count: int = 10, rows: int = 100) -> Phase:
+        """One epoch: a forward and the backward of activations for the pairs, a forward for the others."""
+        method = Ethicist(epochs=1, prompt_length=rows, batch=8)
+        held, pairs = self.pairs[:2], self.pairs[2:count]
+        texts = torch.tensor([pair.prefix + pair.suffix[:-1] for pair in [*pairs, *held]])
+
+        def forward(some: Tensor, learn: bool) -> None:
+            prompt = self.model.embedding.weight[:rows].detach().clone().requires_grad_(learn)
+            embeds = torch.cat([prompt.expand(len(some), -1, -1), self.model.embedding(some)], dim=1)
+            logits = self.model.model(inputs_embeds=embeds, use_cache=False, logits_to_keep=SUFFIX).logits
+            if learn:
+                torch.nn.functional.cross_entropy(logits.flatten(0, 1), some[:, -SUFFIX:].flatten()).backward()
+
+        def bare() -> None:
+            for some in texts[: len(pairs)].split(8):
+                forward(some, learn=True)
+            with torch.no_grad():
+                forward(texts[len(pairs) :], learn=False)
+
+        ours = lambda: method._tune(self.model, pairs, held, ("sheet",))  # noqa: E731
+        return Phase("tuning", ours, bare, (texts.shape[1] + rows) * len(texts), backward=True)
+
+    def dp(self, count: int = 8, steps: int = 2) -> Phase:
+        examples = [pair.prefix + pair.suffix for pair in self.pairs[:count]]
+        recipe = PrivateRecipe(1.0, 1.0, steps, count, 1e-4, physical_batch=count)
+        model = self._adapted().train()
+        sampler = PoissonSampler(count, 1.0, "sheet")
+        ours = partial(fit_privately, model, examples, sampler, recipe, pad=0)
+        tokens = torch.tensor(examples)
+        bare = lambda: [causal_loss(model, tokens).backward() for _ in range(steps)]  # noqa: E731
+        return Phase("dp", ours, bare, steps * tokens.numel(), backward=True)
+
+    def members(self, count: int = 2, blocks: int = 4) -> Phase:
+        course = Course(epochs=1, rate=1e-3, batch=2, block=64, end=0)
+        texts = [self.pairs[0].prefix * 8] * 1
+        text = tuple((texts[0])[: 64 * blocks - 1])
+        model = self._adapted()
+        tokens = torch.tensor([*text, 0]).view(-1, 2, 64)
+
+        def ours() -> None:
+            with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
+                waiting = [
+                    ensemble.Member(Path(folder) / f"member-{i:03d}", ["t"], [text], i, ("sheet", i))
+                    for i in range(count)
+                ]
+                adapter = ensemble.Adapter(8, 16, "attention")
+                ensemble.train_members(self.model.model, adapter, waiting, course, together=count)
+
+        bare = lambda: [causal_loss(model, some).backward() for _ in range(count) for some in tokens]  # noqa: E731
+        return Phase("members", ours, bare, count * tokens.numel(), backward=True)
+
+    def mixture(self, parts: int = 4, count: int = 4) -> Phase:
+        folders = []
+        for i in range(parts):
+            folders.append(self.scratch / f"part-{i}")
+            if not folders[-1].is_dir():
+                self._adapted(seed=i).save_pretrained(folders[-1])
+        asked = LoraEnsemble(self.model, folders)
+        _, prefixes, suffixes = self.some(count)
+        texts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
+        every = torch.arange(1 + parts)
+        ours = torch.no_grad()(partial(asked.distributions, texts, every, SUFFIX))
+        bare = partial(self.read, texts.repeat(1 + parts, 1), SUFFIX)
+        return Phase("mixture", ours, bare, (1 + parts) * texts.numel())
+
+    def _adapted(self, seed: int = 0) -> Any:
+        """The model under a new adapter of rank 8, over the same weights."""
+        torch.manual_seed(seed)
+        return ensemble.with_adapter(ensemble.over_same_weights(self.model.model), ensemble.Adapter(8, 16, "attention"))
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+
+def conversations(bench: Bench, system: int, count: int, repeats: int) -> Iterator[tuple[str, list[float], bool]]:
+    """By phase, how many times the speed it is where what conversations begin with is read once, and whether the
+    answers are the same: tokens, and log-probabilities to 1e-4 nats.
+
+    Every conversation has the same first `system` tokens; then come 16 to 32 of its own, and 16 that are asked for.
+    """
+    turn = tuple(token for pair in bench.pairs[-8:] for token in pair.prefix)[:system]
+    secrets = [Secret(s.id, turn + s.prefix[4 * (i % 5) :], s.suffix) for i, s in enumerate(bench.secrets[:count])]
+    queries = [Query(s.id, s.prefix, len(s.suffix)) for s in secrets]
+    probe = ExtractionProbability()
+    asked: dict[str, Callable[[], list[Any]]] = {
+        "greedy": lambda: [(text, 0.0) for text in scoring.greedy(bench.model, secrets)],
+        "probability": lambda: [(seen.secret, seen.values["log_p"]) for seen in probe.measure(bench.view(), secrets)],
+        "sampling": lambda: [
+            (found.suffixes.tolist(), float(found.nll.sum()))
+            for batch in bench.view().candidates(queries, Sampling(20, OWN))
+            for _, found in batch
+        ],
+    }
+    for name, ask in asked.items():
+        found, same = [], True
+        for _ in range(repeats):
+            answers, seconds = [], []
+            for share in (False, True):
+                bench.model.begins = None
+                if share:
+                    bench.model.share_beginnings()
+                start = time.process_time()
+                answers.append(ask())
+                seconds.append(time.process_time() - start)
+            found.append(seconds[0] / seconds[1])
+            words, numbers = ([[one[i] for one in answer] for answer in answers] for i in (0, 1))
+            same &= words[0] == words[1] and np.allclose(*numbers, rtol=0, atol=1e-4)
+        yield WORDS[name], found, same
+    bench.model.begins = None
+
+
+def ratios(phase: Phase, repeats: int) -> tuple[list[float], list[float]]:
+    """Of each turn: processor seconds of the phase over those of the bare forward before it; and these, in seconds."""
+    found, least = [], []
+    phase.bare(), phase.ours()
+    for _ in range(repeats):
+        seconds = []
+        for work in (phase.bare, phase.ours):
+            start = time.process_time()
+            work()
+            seconds.append(time.process_time() - start)
+        least.append(seconds[0])
+        found.append(seconds[1] / seconds[0])
+    return found, least
+
+
+def smollm2() -> HuggingFaceModel:
+    from auditor.benchmarks.smollm2 import folder
+    from auditor.models.loading import load
+
+    return load(str(folder()))
+
+
+def llama() -> HuggingFaceModel:
+    """TinyLlama's shape, 1.1 billion weights at random in bfloat16, 2.2 GB."""
+    from auditor.benchmarks.smollm2 import folder
+    from auditor.models.loading import DEFAULTS, tokenizer_beside
+
+    config = LlamaConfig(
+        hidden_size=2048,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        intermediate_size=5632,
+        vocab_size=49152,
+        dtype="bfloat16",
+    )
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model = model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.uniform_(-0.04, 0.04) if parameter.ndim > 1 else parameter.data.fill_(1.0)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    return HuggingFaceModel(model, tokenizer_beside(str(folder()), DEFAULTS), "a Llama of 1.1 billion weights")
+
+
+def texts(model: HuggingFaceModel) -> Iterator[Tokens]:
+    for page in sorted(Path("docs/explanation").glob("*.md")):
+        yield tuple(model.tokenizer(page.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
+
+
+def main(
+    model: Literal["smollm2", "llama"] = "smollm2",
+    only: Annotated[tuple[str, ...], (*WORDS, "none")] = tuple(WORDS),
+    repeats: int = 5,
+    system: Annotated[int, "tokens that all conversations begin with; 0: none are asked about"] = 200,
+    talks: Annotated[int, "conversations"] = 10,
+    out: Path | None = None,
+) -> None:
+    torch.set_num_threads(1)
+    page = Page(out)
+    loaded = {"smollm2": smollm2, "llama": llama}[model]()
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(loaded, list(texts(loaded)), Path(scratch))
+        page.head("phase", "fewest tokens", "bare", "phase / bare, median", "spread", "goal")
+        for name in (name for name in only if name != "none"):
+            phase = getattr(bench, name)()
+            found, least = ratios(phase, repeats)
+            page.row(
+                WORDS[name],
+                f"{phase.tokens:,}" + ", forward and backward" * phase.backward,
+                f"{statistics.median(least):.2f} s",
+                f"{statistics.median(found):.2f}",
+                f"{min(found):.2f} to {max(found):.2f}",
+                f"{GOAL.get(name, 1.5)}" if name != "personal" else "no forward",
+            )
+        if system:
+            page.say()
+            page.head("phase", "times the speed, median", "spread", "same answers")
+            for name, found, same in conversations(bench, system, talks, repeats):
+                spread = f"{min(found):.2f} to {max(found):.2f}"
+                page.row(name, f"{statistics.median(found):.2f}", spread, "yes" if same else "NO")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
