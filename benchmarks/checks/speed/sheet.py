@@ -199,7 +199,7 @@ class Bench:
 
     # --- what is learnt -----------------------------------------------------------------------------------------------
 
-    def tuning(self, count: int = 10, rows: int = 100) -> Phase:
+    def tuning(self, count: int = 6, rows: int = 100) -> Phase:
         """One epoch: a forward and the backward of activations for the pairs, a forward for the others."""
         method = Ethicist(epochs=1, prompt_length=rows, batch=8)
         held, pairs = self.pairs[:2], self.pairs[2:count]
@@ -273,27 +273,45 @@ class Bench:
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-def conversations(bench: Bench, system: int, count: int, repeats: int) -> Iterator[tuple[str, list[float], bool]]:
-    """By phase, how many times the speed it is where what conversations begin with is read once, and whether the
-    answers are the same: tokens, and log-probabilities to 1e-4 nats.
+@dataclass(frozen=True)
+class Compared:
+    """Of one phase: how many times the speed it is, of each turn; whether all tokens are the same; how far apart
+    log-probabilities are at most, in nats a token."""
+
+    name: str
+    faster: list[float]
+    same: bool
+    apart: float
+
+
+def conversations(bench: Bench, system: int, count: int, repeats: int, only: Sequence[str]) -> Iterator[Compared]:
+    """What it is worth to read once what all conversations begin with.
 
     Every conversation has the same first `system` tokens; then come 16 to 32 of its own, and 16 that are asked for.
     """
     turn = tuple(token for pair in bench.pairs[-8:] for token in pair.prefix)[:system]
     secrets = [Secret(s.id, turn + s.prefix[4 * (i % 5) :], s.suffix) for i, s in enumerate(bench.secrets[:count])]
     queries = [Query(s.id, s.prefix, len(s.suffix)) for s in secrets]
-    probe = ExtractionProbability()
+    probe = ExtractionProbability(temperature=1.0, top_p=1.0)
+
+    def sampled() -> list[Any]:
+        batches = bench.view().candidates(queries, Sampling(20, OWN))
+        return [(found.suffixes.tolist(), found.token_log_probs) for batch in batches for _, found in batch]
+
+    def scored() -> list[Any]:
+        every = probe.measure(bench.view(), secrets)
+        return [(seen.secret, torch.tensor([seen.values["log_p"] / SUFFIX])) for seen in every]
+
     asked: dict[str, Callable[[], list[Any]]] = {
-        "greedy": lambda: [(text, 0.0) for text in scoring.greedy(bench.model, secrets)],
-        "probability": lambda: [(seen.secret, seen.values["log_p"]) for seen in probe.measure(bench.view(), secrets)],
-        "sampling": lambda: [
-            (found.suffixes.tolist(), float(found.nll.sum()))
-            for batch in bench.view().candidates(queries, Sampling(20, OWN))
-            for _, found in batch
+        "greedy": lambda: [(text, torch.zeros(1)) for text in scoring.greedy(bench.model, secrets)],
+        "probability": lambda: [
+            (seen.secret, torch.tensor([seen.values["log_p"] / SUFFIX]))
+            for seen in probe.measure(bench.view(), secrets)
         ],
+        "sampling": sampled,
     }
-    for name, ask in asked.items():
-        found, same = [], True
+    for name in (name for name in asked if name in only):
+        faster, same, apart = [], True, 0.0
         for _ in range(repeats):
             answers, seconds = [], []
             for share in (False, True):
@@ -301,12 +319,14 @@ def conversations(bench: Bench, system: int, count: int, repeats: int) -> Iterat
                 if share:
                     bench.model.share_beginnings()
                 start = time.process_time()
-                answers.append(ask())
+                answers.append(asked[name]())
                 seconds.append(time.process_time() - start)
-            found.append(seconds[0] / seconds[1])
-            words, numbers = ([[one[i] for one in answer] for answer in answers] for i in (0, 1))
-            same &= words[0] == words[1] and np.allclose(*numbers, rtol=0, atol=1e-4)
-        yield WORDS[name], found, same
+            faster.append(seconds[0] / seconds[1])
+            for (words, numbers), (again, others) in zip(*answers, strict=True):
+                same &= words == again
+                if words == again:
+                    apart = max(apart, float((numbers - others).abs().max()))
+        yield Compared(WORDS[name], faster, same, apart)
     bench.model.begins = None
 
 
@@ -363,9 +383,9 @@ def texts(model: HuggingFaceModel) -> Iterator[Tokens]:
 
 def main(
     model: Literal["smollm2", "llama"] = "smollm2",
-    only: Annotated[tuple[str, ...], (*WORDS, "none")] = tuple(WORDS),
+    only: Annotated[tuple[str, ...], tuple(WORDS)] = tuple(WORDS),
     repeats: int = 5,
-    system: Annotated[int, "tokens that all conversations begin with; 0: none are asked about"] = 200,
+    system: Annotated[int, "tokens that all conversations begin with, and what reading them once is worth"] = 0,
     talks: Annotated[int, "conversations"] = 10,
     out: Path | None = None,
 ) -> None:
@@ -374,8 +394,9 @@ def main(
     loaded = {"smollm2": smollm2, "llama": llama}[model]()
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(loaded, list(texts(loaded)), Path(scratch))
-        page.head("phase", "fewest tokens", "bare", "phase / bare, median", "spread", "goal")
-        for name in (name for name in only if name != "none"):
+        if not system:
+            page.head("phase", "fewest tokens", "bare", "phase / bare, median", "spread", "goal")
+        for name in only if not system else ():
             phase = getattr(bench, name)()
             found, least = ratios(phase, repeats)
             page.row(
@@ -387,11 +408,11 @@ def main(
                 f"{GOAL.get(name, 1.5)}" if name != "personal" else "no forward",
             )
         if system:
-            page.say()
-            page.head("phase", "times the speed, median", "spread", "same answers")
-            for name, found, same in conversations(bench, system, talks, repeats):
-                spread = f"{min(found):.2f} to {max(found):.2f}"
-                page.row(name, f"{statistics.median(found):.2f}", spread, "yes" if same else "NO")
+            page.head("phase", "times the speed, median", "spread", "same tokens", "log-probabilities, nats a token")
+            for one in conversations(bench, system, talks, repeats, only):
+                spread = f"{min(one.faster):.2f} to {max(one.faster):.2f}"
+                median = f"{statistics.median(one.faster):.2f}"
+                page.row(one.name, median, spread, "yes" if one.same else "NO", f"{one.apart:.1e} apart")
 
 
 if __name__ == "__main__":
