@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pickle
 import random
 import re
 import sqlite3
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,11 +36,17 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
+from auditor.privacy import gaussian
 from auditor.reports import html, plot_files, plots
 from auditor.reports.blocks import Figure
 from auditor.reports.schema import PATH
 from auditor.statistics import metrics
 from auditor.testing import make_model as tiny
+
+# What is compiled is kept, here and by what a test starts, whatever the environment says: to compile the program and to
+# rewrite the tests' assertions anew takes ten seconds a worker, and one more each time that a test starts the command.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Properties are about values, not about how busy the machine is, and the same ones on every machine;
 # `--hypothesis-profile=search` looks for new ones.
@@ -106,7 +114,16 @@ def states(said: Iterable[str], *facts: str) -> bool:
     return any(all(re.search(pattern, one) for pattern in patterns) for one in said)
 
 
-DRAW, SAVE = html.svg, plot_files.save_frontier
+SAVE = plot_files.save_frontier
+PICTURES: dict[bytes, str] = {}
+
+
+def drawn_once(block: Figure, titles: Mapping[str, str]) -> str:
+    """`plots.svg`, which draws the same plot of the same result once for all tests."""
+    key = pickle.dumps((block, dict(titles)))
+    if key not in PICTURES:
+        PICTURES[key] = plots.svg(block, titles)
+    return PICTURES[key]
 
 
 def framed(block: Figure, titles: Mapping[str, str]) -> str:
@@ -132,7 +149,20 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     drawn = "reports" in item.path.parts or item.get_closest_marker("drawn")
-    html.svg, plot_files.save_frontier = (DRAW, SAVE) if drawn else (framed, unpainted)
+    html.svg, plot_files.save_frontier = (drawn_once, SAVE) if drawn else (framed, unpainted)
+    _account("privacy" in item.path.parts or item.get_closest_marker("accounted") is not None)
+
+
+PLD_TO = gaussian._PLD_TO
+
+
+# The tight accountant takes longer than a small private training: `tests/privacy` asks it, and modules that are marked
+# `accounted`; all others have Renyi's bound, in milliseconds.
+def _account(tightly: bool) -> None:
+    most = PLD_TO if tightly else 0.0
+    if most != gaussian._PLD_TO:
+        gaussian._PLD_TO = most
+        gaussian.noise_multiplier_for.cache_clear()
 
 
 # Each fixture and each test starts from the seed, so none depends on what ran before it or first asked for a fixture.

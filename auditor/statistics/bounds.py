@@ -215,7 +215,8 @@ def paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
     width = min(n, 2 * half) + 1
     grid = np.minimum(first[:, None] + np.arange(width), n)  # (nuisances, width): losses that may be seen
     real = first[:, None] + np.arange(width) <= n
-    needed = _wins_needed(grid, n, delta, seen)
+    least = int(first.min())  # what is needed beside so many losses is the same at every discordance
+    needed = _wins_needed(np.arange(least, int(grid.max()) + 1), n, delta, seen)[grid - least]
     rest = n - grid
     with np.errstate(divide="ignore", invalid="ignore"):
         given = np.where(lost < 1, np.clip(won / (1 - lost), 0, 1), 0.0)[:, None]

@@ -135,9 +135,8 @@ def _summed(loss: Loss, draws: int) -> tuple[Array, Array]:
     total = np.asarray(np.fft.irfft(np.fft.rfft(one) ** draws, _CELLS), dtype=np.float64).clip(0.0)
     middle = draws * centre
     first = math.floor((low - middle - reach / 2) / step)
-    cells = first + np.arange(_CELLS)
-    sums: Array = np.asarray(middle + step * cells, dtype=np.float64)
-    return sums, total[cells % _CELLS]
+    sums: Array = np.asarray(middle + step * (first + np.arange(_CELLS)), dtype=np.float64)
+    return sums, np.roll(total, -first)
 
 
 def _renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array:

@@ -151,7 +151,7 @@ def test_the_public_model_says_what_transformers_say(lab: RealLab, plain: Any, t
     assert len(lab.secrets) == 20 and {len(secret.prefix) for secret in lab.secrets} == {24}
     whole = RealLab(replace(TINY, prefix_length=512), cache=tmp_path).secrets[0]
     assert len(whole.prefix) > 40
-    held_against_transformers(lab.public(), plain, [*lab.secrets, whole])
+    held_against_transformers(lab.public(), plain, [*lab.secrets[::4], whole])
 
 
 @needs_package

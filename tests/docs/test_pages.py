@@ -14,7 +14,7 @@ import re
 import runpy
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.cli import call
+from auditor.commands import check
 from auditor.plugins import registry
-from auditor.privacy import gaussian
 from auditor.runs import grid, plan
 from benchmarks.checks import harness
 from tests.conftest import save_tiny
@@ -137,17 +137,16 @@ def masked(base: Path, folder: Path) -> None:
 
 
 @pytest.fixture
-def here(world: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
+def here(world: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
     """An empty folder to stand in, the lab tiny, plug-in files of this test only, no hub."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUDIT_CACHE", str(world / "cache"))
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     defaults = [LAB.get(field.name, field.default) for field in dataclasses.fields(LabRecipe)]
     monkeypatch.setattr(LabRecipe.__init__, "__defaults__", tuple(defaults))
-    monkeypatch.setattr(gaussian, "_PLD_TO", 0.0)  # Renyi's bound takes milliseconds, the tighter one seconds
-    gaussian.noise_multiplier_for.cache_clear()
-    yield tmp_path
-    gaussian.noise_multiplier_for.cache_clear()
+    small = {**LAB, "repeats": [[times, 2, 1] for times in (1, 4, 16)]}
+    monkeypatch.setattr(check, "_DEMONSTRATION", small)  # the real one is trained in tests/commands/test_check.py
+    return tmp_path
 
 
 def values(words: Sequence[str], *names: str) -> set[str]:

@@ -244,7 +244,7 @@ def test_a_lost_cluster_and_a_lost_worker_change_nothing(
     gate that failed); gone on with, it loses a worker in a cell whose budget does not last.
     """
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "auditor.cli", *asked, "-o", str(out), "--engine", "ray", "--workers", "2"]
+    command = [sys.executable, "-m", "auditor.cli", *asked, "-o", str(out), "--engine", "ray", "--workers", "1"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env["TMPDIR"] = str(tmp_path)  # too long for the path of a socket below it
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env) as driver:

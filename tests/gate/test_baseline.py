@@ -222,7 +222,7 @@ def test_the_plan_finds_what_it_promises() -> None:
     s = simulation
     asked = secrets_for_difference(0.1, 0.0, 0.15, 0.05, 0.8)
     found = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked, 0.1, 0.15)), 300, 0)["failed"]
-    half = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked // 2, 0.1, 0.15)), 300, 0)["failed"]
+    half = s.rates(s.GateScenario("", (s.margin(0.0),), s.changes(asked // 2, 0.1, 0.15)), 100, 0)["failed"]
     assert found >= 0.8 - 0.06 and half < 0.7
 
 

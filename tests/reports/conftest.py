@@ -339,6 +339,14 @@ def detailed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Details]:
     return path, details
 
 
+@pytest.fixture(scope="session")
+def ten_thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of 10,000 secrets."""
+    path = tmp_path_factory.mktemp("large") / "report.html"
+    path.write_text(html.render(lab_run(), detailed_run(lab_run(), 10_000)), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def hostile_text() -> str:
     return HOSTILE

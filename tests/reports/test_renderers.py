@@ -148,8 +148,10 @@ def test_any_of_n_is_drawn_beside_the_floor(with_probe: AuditResult, probe_only:
     assert {f.attack for f in repeats.findings} == {"extraction-probability" if alone else "ethicist"}
 
 
-def test_reports_are_deterministic(result: AuditResult) -> None:
-    assert html.render(result) == html.render(result)
+def test_reports_are_deterministic(result: AuditResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = html.render(result)
+    monkeypatch.setattr(html, "svg", svg)  # drawn again, and not kept from the last time
+    assert html.render(result) == drawn
     assert markdown.render(result) == markdown.render(result)
 
 

@@ -72,7 +72,7 @@ def _placed(one: Drawn, target: str, setting: str, copies: bool) -> list[object]
     return [replace(one.finding, target=target, setting=setting, by_repeats=by)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(results(), st.sampled_from(["runs/latest", "runs/" + "very-long-" * 12, "/data/" + "资料/" * 30]))
 def test_it_fits_and_hides_no_leak(result: AuditResult, folder: str) -> None:
     """25 lines of 100 columns; every target that leaks is named as leaking, or counted among those that do."""
