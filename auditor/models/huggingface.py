@@ -231,7 +231,7 @@ class HuggingFaceModel(LanguageModel):
     def remember(self) -> None:
         """From now on a text that was read whole is not read again. Only for weights that nobody changes meanwhile."""
         body, head = _plain(self.model).base_model, self.model.get_output_embeddings()
-        self._seen = HiddenStates(body, head, self._behind_beginnings)
+        self._seen = HiddenStates(body, head, self.behind_beginnings)
 
     def share_beginnings(self, **least: int) -> None:
         """From now on what texts begin with is read once. Only where the self-check has found that nothing changes."""
@@ -325,10 +325,10 @@ class HuggingFaceModel(LanguageModel):
         """
         if self._seen is not None and cache is None and not read.is_floating_point():
             return self._seen.logits(read, last)
-        return self._behind_beginnings(read, last) if cache is None else self._logits(read, last, cache)
+        return self.behind_beginnings(read, last) if cache is None else self._logits(read, last, cache)
 
-    def _behind_beginnings(self, read: Tensor, last: int) -> Tensor:
-        """As `logits`, of whole texts."""
+    def behind_beginnings(self, read: Tensor, last: int) -> Tensor:
+        """As `logits`, of whole texts, nothing of them remembered."""
         if self.begins is None or read.requires_grad:
             return self._logits(read, last, None)
         begun, layers = self.begins.layers(read, last, read.shape[1])

@@ -173,15 +173,17 @@ class _Trial:
             self._note("what texts begin with is read anew for each of them: from no cache does it go on with them")
 
     def _begun_agree(self, begin: int) -> bool:
-        texts = self.texts.clone()
+        """Whether texts that share their first `begin` tokens have the logits of whole contexts; nothing remembered."""
+        texts, model = self.texts.clone(), self.model
         texts[1, :begin] = texts[0, :begin]
-        self.model.begins = None
-        whole = self.model.log_probs(texts, self.room - begin)
-        self.model.share_beginnings(least=1)
+        last = self.room - begin
+        model.begins = None
+        whole = model.behind_beginnings(texts, last)
+        model.share_beginnings(least=1)
         try:
-            return self.same(self.model.log_probs(texts, self.room - begin), whole)
+            return self.same(model.behind_beginnings(texts, last).log_softmax(-1), whole.log_softmax(-1))
         except Exception as error:  # whatever a model raises that cannot go on with several tokens at once
-            if out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             return False
 

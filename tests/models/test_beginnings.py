@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -122,32 +124,36 @@ def test_hidden_states_are_held_of_what_was_read_behind_a_beginning() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_self_check_lets_a_family_share_that_goes_on_from_its_cache(family: str) -> None:
     model = tiny_model(family)
-    self_check.check(model)
+    self_check.check_model_agrees(model)
     assert model.begins is None  # nobody has said yet what it will be asked
-    assert self_check.check(model, 40) == ()
+    assert self_check.check_model_agrees(model, 40) == ()
     assert model.begins is not None
 
 
 def test_the_self_check_says_that_others_read_each_text_whole() -> None:
     model = tiny_model("mamba")
-    self_check.check(model)
-    assert any("read anew for each" in note for note in self_check.check(model, 40))
+    self_check.check_model_agrees(model)
+    assert any("read anew for each" in note for note in self_check.check_model_agrees(model, 40))
     assert model.begins is None
 
 
-def test_the_self_check_finds_a_model_that_is_wrong_behind_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("remembers", [False, True])
+def test_the_self_check_finds_a_model_that_is_wrong_behind_a_cache(
+    monkeypatch: pytest.MonkeyPatch, remembers: bool
+) -> None:
     model = tiny_model("llama")
+    if remembers:
+        model.remember()
     own = model._logits
 
-    def forgets(read: torch.Tensor, last: int, cache: object) -> torch.Tensor:
-        return own(read, last, None if cache is not None and read.shape[1] > 1 and len(read) > 1 else cache)  # type: ignore[arg-type]
+    def forgets(read: torch.Tensor, last: int, cache: Any) -> torch.Tensor:
+        return own(read, last, cache if len(read) == 1 or read.shape[1] == 1 else None)
 
-    trial_rows = self_check._Trial.rows
-    monkeypatch.setattr(self_check._Trial, "rows", lambda trial: None)
-    assert trial_rows is not None
+    monkeypatch.setattr(self_check._Trial, "rows", lambda trial: None)  # which would find it, too
     monkeypatch.setattr(model, "_logits", forgets)
-    self_check.check(model, 40)
+    self_check.check_model_agrees(model, 40)
     assert model.begins is None
+    assert any("read anew for each" in note for note in model.notes)
 
 
 def test_common() -> None:

@@ -35,7 +35,7 @@ from auditor.core.nouns import Pair, Query, Secret, Tokens
 from auditor.core.spaces import Space
 from auditor.generation import tries
 from auditor.models.decoding import Cooling, Decoding
-from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.lora import LoraEnsemble
 from auditor.models.slots import SlotLayer
 from auditor.plugins.view import WHITE_BOX, Sampling, View
@@ -131,7 +131,9 @@ class Bench:
         secrets, prefixes, _ = self.some(count)
         counts = [count] * (SUFFIX - 1)
         bare = partial(self.decode, prefixes, counts)
-        return Phase("greedy", lambda: scoring.greedy(self.model, secrets), bare, prefixes.numel() + sum(counts))
+        return Phase(
+            "greedy", lambda: scoring.greedy_suffixes(self.model, secrets), bare, prefixes.numel() + sum(counts)
+        )
 
     def probability(self, count: int = 16) -> Phase:
         return self._scored("probability", ExtractionProbability(), count)
@@ -167,8 +169,10 @@ class Bench:
 
     def near(self, count: int = 1, beams: int = 20) -> Phase:
         _, prefixes, suffixes = self.some(count)
-        counts = [count * (beams + 1)] * (SUFFIX - 1)
         ours = partial(beam_bound, self.model, OWN, prefixes, suffixes, 5, beams)
+        before = traffic.tokens
+        ours()  # how many beams can still end within the distance, it alone can say
+        counts = [(traffic.tokens - before - prefixes.numel()) // (SUFFIX - 1)] * (SUFFIX - 1)
         return Phase("near", ours, partial(self.decode, prefixes, counts), prefixes.numel() + sum(counts))
 
     def exposure(self, nodes: int = 200) -> Phase:
@@ -195,7 +199,9 @@ class Bench:
             tokenizer=self.model.tokenizer, secrets=secrets, known=[], marks_all=False
         )
         texts = torch.cat([prefixes, suffixes], dim=1)
-        return Phase("personal", lambda: personal.follow(benchmark), partial(self.read, texts, 1), texts.numel())
+        return Phase(
+            "personal", lambda: personal.count_personal_data(benchmark), partial(self.read, texts, 1), texts.numel()
+        )
 
     # --- what is learnt -----------------------------------------------------------------------------------------------
 
@@ -303,7 +309,7 @@ def conversations(bench: Bench, system: int, count: int, repeats: int, only: Seq
         return [(seen.secret, torch.tensor([seen.values["log_p"] / SUFFIX])) for seen in every]
 
     asked: dict[str, Callable[[], list[Any]]] = {
-        "greedy": lambda: [(text, torch.zeros(1)) for text in scoring.greedy(bench.model, secrets)],
+        "greedy": lambda: [(text, torch.zeros(1)) for text in scoring.greedy_suffixes(bench.model, secrets)],
         "probability": lambda: [
             (seen.secret, torch.tensor([seen.values["log_p"] / SUFFIX]))
             for seen in probe.measure(bench.view(), secrets)
@@ -346,15 +352,15 @@ def ratios(phase: Phase, repeats: int) -> tuple[list[float], list[float]]:
 
 
 def smollm2() -> HuggingFaceModel:
-    from auditor.benchmarks.smollm2 import folder
+    from auditor.benchmarks.smollm2 import smollm2_folder
     from auditor.models.loading import load
 
-    return load(str(folder()))
+    return load(str(smollm2_folder()))
 
 
 def llama() -> HuggingFaceModel:
     """TinyLlama's shape, 1.1 billion weights at random in bfloat16, 2.2 GB."""
-    from auditor.benchmarks.smollm2 import folder
+    from auditor.benchmarks.smollm2 import smollm2_folder
     from auditor.models.loading import DEFAULTS, tokenizer_beside
 
     config = LlamaConfig(
@@ -373,7 +379,7 @@ def llama() -> HuggingFaceModel:
     for parameter in model.parameters():
         parameter.data.uniform_(-0.04, 0.04) if parameter.ndim > 1 else parameter.data.fill_(1.0)
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    return HuggingFaceModel(model, tokenizer_beside(str(folder()), DEFAULTS), "a Llama of 1.1 billion weights")
+    return HuggingFaceModel(model, tokenizer_beside(str(smollm2_folder()), DEFAULTS), "a Llama of 1.1 billion weights")
 
 
 def texts(model: HuggingFaceModel) -> Iterator[Tokens]:
