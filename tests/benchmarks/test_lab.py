@@ -64,7 +64,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def test_a_masked_model_is_a_part_of_its_own(built: Lab, tmp_path: Path) -> None:
     """It changes no other part, is built once for a recipe, and its vocabulary is the lab's and a mask token."""
     before = finished(built.folder)
-    both = MaskedLab(built)
+    both = MaskedLab(built, MaskedRecipe(layers=1, public_epochs=1, private_epochs=1))
     masked = both.target()
     assert set(finished(built.folder)) - set(before) == {
         f"masked-{both.recipe.digest}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
@@ -414,13 +413,6 @@ class Browser:
         pressed: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", **pressed, **({"text": text} if text else {}))
         self.call("Input.dispatchKeyEvent", type="keyUp", **pressed)
-
-    def screenshot(self, path: Path) -> None:
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        image = self.call(
-            "Page.captureScreenshot", captureBeyondViewport=True, clip={**size, "x": 0, "y": 0, "scale": 1}
-        )
-        path.write_bytes(base64.b64decode(image["data"]))
 
     def troubles(self) -> list[str]:
         """What the page logged, threw, or asked for beyond itself."""

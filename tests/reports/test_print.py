@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from auditor.core.result import AuditResult
 from auditor.records.details import Details
 from auditor.reports import html
+from tests.reports.conftest import detailed_run
 
 Printed = tuple[str, NDArray[np.uint8]]
 PAPER = {"Letter": (8.5, 11.0), "A4": (8.27, 11.69)}  # inches
@@ -45,16 +45,12 @@ def _text(page: pypdfium2.PdfPage) -> str:
     return " ".join(page.get_textpage().get_text_bounded().split())
 
 
-@pytest.fixture(params=PAPER)
+@pytest.fixture(params=PAPER, scope="module")
 def printed(
-    request: pytest.FixtureRequest,
-    browser: Any,
-    tmp_path: Path,
-    result: AuditResult,
-    secret_by_secret: Callable[..., Details],
+    request: pytest.FixtureRequest, browser: Any, lab: AuditResult, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Printed]:
-    page, lab = tmp_path / "report.html", lab_of_readme(result)
-    page.write_text(html.render(lab, secret_by_secret(lab, 480, length=24)), encoding="utf-8")
+    page, shown = tmp_path_factory.mktemp("printed") / "report.html", lab_of_readme(lab)
+    page.write_text(html.render(shown, detailed_run(shown, 480, length=24)), encoding="utf-8")
     return on_paper(browser, page, request.param)
 
 
