@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -249,7 +250,9 @@ class Wire:
         if self._client is None:
             timeout = openai.Timeout(self.patience.answer, connect=self.patience.connect)
             key = os.environ.get(KEY) or "none"  # servers of one's own ask for none, and the client for some
-            self._client = openai.OpenAI(api_key=key, base_url=self.url, max_retries=0, timeout=timeout)
+            client = openai.OpenAI(api_key=key, base_url=self.url, max_retries=0, timeout=timeout)
+            weakref.finalize(self, client.close)  # left to the garbage collector, its connections stay open
+            self._client = client
         if body is None:
             return self._client.models.with_raw_response.list()
         first = {name: body[name] for name in ("model", "prompt")}

@@ -234,7 +234,11 @@ def test_near_duplicates_of_each_other_leave_no_blind_baseline_and_that_is_said(
     names = by_name(probe.measurements(asked, seen))
     assert "membership_auc" in names and "blind_auc" not in names and "membership_auc_stacked" not in names
     said = probe.notes(asked, seen)
-    assert states(said, "12", "near-duplicates") and states(said, "blind") and states(said, "stacked", "not applicable", "12")
+    assert (
+        states(said, "12", "near-duplicates")
+        and states(said, "blind")
+        and states(said, "stacked", "not applicable", "12")
+    )
 
 
 def test_the_stacked_score_and_the_baseline_are_less_sure_than_they_look(
