@@ -142,8 +142,8 @@ def test_leaves_have_no_forward_of_their_own(monkeypatch: pytest.MonkeyPatch) ->
     own, model = bpe(150), tiny(407, scale=6.0)
     tree = tries.build(DIGITS, own)
     read: list[int] = []
-    original = SlotRows._read
-    monkeypatch.setattr(SlotRows, "_read", lambda self, t, *a: (read.append(len(t)), original(self, t, *a))[1])
+    original = SlotRows._answer
+    monkeypatch.setattr(SlotRows, "_answer", lambda self, t, *a: (read.append(len(t)), original(self, t, *a))[1])
     counted = tries.count(model, tree, (0, *tree.head), [1e9])
     assert counted.at_most.tolist() == [1000] and counted.rows == tree.nodes == sum(read) < 200
 
