@@ -106,6 +106,9 @@ def _guarded(train: Callable[..., Any], script: Path) -> Callable[..., Any]:
         except AuditError:
             raise
         except (Exception, SystemExit) as error:
-            raise AuditError(f"the training in {str(script)!r} raised {type(error).__name__}: {error}") from error
+            said = f"the training in {str(script)!r} raised {type(error).__name__}: {error}"
+            if any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")):
+                said += "; the crash test trains on the processor: leave the model on its own device"
+            raise AuditError(said) from error
 
     return run

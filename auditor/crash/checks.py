@@ -15,6 +15,8 @@ from scipy import stats
 from auditor.crash.noise import batch, finite, fresh, noise, normal, number
 from auditor.crash.reach import clipped, kinds, sensitivity
 from auditor.crash.verdicts import (
+    COUNTED,
+    NO_FAULT,
     POWER,
     SHARE,
     UNKNOWN,
@@ -135,7 +137,40 @@ def accounting(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
+def moved(runs: Runs) -> LoopCheck:
+    """The weights change by the optimizer's steps, which are watched, and by nothing else."""
+    name, would = "weights move by steps", "any other change between the first step and the last"
+    at = next(((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None)
+    if at:
+        said = (
+            f"something that is no step of the optimizer changed them before step {at[1] + 1} of training {at[0] + 1}"
+        )
+        return LoopCheck(name, UNKNOWN, f"{said}: it was not looked at", would)
+    if any(trace.returned is None for trace in runs.traces):
+        return LoopCheck(name, UNKNOWN, "those given back are of no step: how they were made was not looked at", would)
+    return LoopCheck(name, NO_FAULT, "the weights are those that the steps leave", would, source=COUNTED)
+
+
+def evaluated(runs: Runs) -> LoopCheck:
+    """No step is chosen by private records that are read without a gradient."""
+    name, would = "evaluation on private records", "a step but the last given back, of trainings that evaluate"
+    read = max(runs.traces, key=lambda trace: len(trace.evaluated))
+    if not read.evaluated:
+        return LoopCheck(name, NO_FAULT, "none was read without a gradient", would, source=COUNTED)
+    chosen = [(i, t) for i, t in enumerate(runs.traces) if t.returned not in (None, len(t.steps) - 1)]
+    said = f"{len(read.evaluated)} private records were read without a gradient"
+    if not chosen:
+        said += ": whatever is printed of that, or chosen by it, is outside the claim"
+        return LoopCheck(name, UNKNOWN, said, would)
+    at, trace = chosen[0]
+    step, of = (trace.returned or 0) + 1, len(trace.steps)
+    return counted(
+        name, True, f"{said}, and the model given back is that of step {step} of {of}: chosen by them", would,
+        lambda: Witness(f"the weights of step {step}", f"those of step {of}", at, step - 1),
+    )  # fmt: skip
+
+
 CHECKS: tuple[Callable[[Runs], LoopCheck], ...] = (
     sensitivity, clipped, kinds, noise, normal, fresh, finite, rate, sampling, even, twice, steps, accounting, number,
-    batch,
+    batch, moved, evaluated,
 )  # fmt: skip

@@ -107,8 +107,9 @@ def fresh(runs: Runs) -> LoopCheck:
     name, noisy = "fresh noise", runs.noisy
     if len(noisy) < 2:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", "")
-    follow = [(a.noise, b.noise) for trace in runs.traces for a, b in itertools.pairwise(trace.steps)]
-    most, of_pairs, pair = _most_alike([step.noise for step in noisy])
+    size = min(map(_free, noisy))
+    follow = [(a.noise, b.noise, _free(a)) for trace in runs.traces for a, b in itertools.pairwise(trace.steps)]
+    most, of_pairs, pair = _most_alike([step.noise for step in noisy], size)
     found = {
         "in any two steps": (most, of_pairs),
         "from step to step": _correlation(follow),
@@ -116,7 +117,6 @@ def fresh(runs: Runs) -> LoopCheck:
     }
     where = min(found, key=lambda key: found[key][1])
     value, p = found[where]
-    size = len(noisy[0].noise)
     pairs = len(noisy) * (len(noisy) - 1)  # of two signs each
     least = (stats.norm.isf(SHARE / len(found) / pairs) + stats.norm.ppf(POWER)) / math.sqrt(size)
 
@@ -134,8 +134,12 @@ def fresh(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
-def _most_alike(noises: Sequence[Array]) -> tuple[float, float, tuple[int, int]]:
-    """The largest correlation of any two, its p-value among so many pairs, and which two."""
+def _most_alike(noises: Sequence[Array], free: float) -> tuple[float, float, tuple[int, int]]:
+    """The largest correlation of any two, its p-value among so many pairs, and which two.
+
+    Of one noise given the other, the direction is uniform in its own dimensions (at least `free`), so the correlation
+    is at most that of a uniform direction in them with a fixed one.
+    """
     if len({len(one) for one in noises}) > 1:
         return 0.0, 1.0, (0, 0)
     held = np.stack(noises)
@@ -144,22 +148,36 @@ def _most_alike(noises: Sequence[Array]) -> tuple[float, float, tuple[int, int]]
     pairs = len(noises) * (len(noises) - 1) / 2
     most = float(alike.max())
     one, other = (int(i) for i in np.unravel_index(alike.argmax(), alike.shape))
-    return most, min(1.0, 2 * pairs * float(stats.norm.sf(most * math.sqrt(held.shape[1])))), (one, other)
+    t = most * math.sqrt((free - 1) / max(1 - most**2, 1e-12))
+    return most, min(1.0, 2 * pairs * float(stats.t.sf(t, free - 1))), (one, other)
 
 
-def _alike(step: ReadStep, trace: Trace) -> Iterator[tuple[Array, Array]]:
+def _free(step: ReadStep, of: slice = slice(None)) -> float:
+    """Dimensions of a step's noise, or of these elements: those outside its records' span."""
+    return float((step.spread[of] ** 2).sum())
+
+
+_Pair = tuple[Array, Array, float]  # noise, noise, and the first one's dimensions
+
+
+def _alike(step: ReadStep, trace: Trace) -> Iterator[_Pair]:
     """Pairs of tensors of one size, of which noise from one generator seeded anew would be equal."""
     spans = sorted(trace.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
         if b - a == d - c:
-            yield step.noise[a:b], step.noise[c:d]
+            yield step.noise[a:b], step.noise[c:d], _free(step, slice(a, b))
 
 
-def _correlation(pairs: Sequence[tuple[Array, Array]]) -> tuple[float, float]:
-    """Of all pairs at once -> (correlation, p-value); (0, 1) of none."""
-    both = sum(float(a @ b) for a, b in pairs)
-    size = sum(math.sqrt(float(a @ a) * float(b @ b)) for a, b in pairs)
-    spread = math.sqrt(sum(float(a @ a) * float(b @ b) / len(a) for a, b in pairs))
+def _correlation(pairs: Sequence[_Pair]) -> tuple[float, float]:
+    """Of all pairs at once -> (correlation, p-value); (0, 1) of none.
+
+    a @ b, given b, has at most the variance of an element of a, which is a @ a over its dimensions, times b @ b: two
+    tensors whose gradients are alike have lost the same directions, so it is not their length that counts.
+    """
+    pairs = [pair for pair in pairs if pair[2] > 0.5]
+    both = sum(float(a @ b) for a, b, _ in pairs)
+    size = sum(math.sqrt(float(a @ a) * float(b @ b)) for a, b, _ in pairs)
+    spread = math.sqrt(sum(float(a @ a) * float(b @ b) / free for a, b, free in pairs))
     return (both / size, 2 * float(stats.norm.sf(abs(both) / spread))) if spread else (0.0, 1.0)
 
 
@@ -171,7 +189,7 @@ def number(runs: Runs) -> LoopCheck:
     name, a, b = "number of records", runs.first, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
-    free = len(a.steps[0].noise) * len(a.steps)
+    free = round(sum(map(_free, a.steps)))
     error = math.sqrt(1 / free) * 1.25  # of the logarithm of two medians' ratio
     would = f"noise whose size differs by {100 * errors_needed(2) * error:.1f}%"
     if len(a.steps) != len(b.steps):

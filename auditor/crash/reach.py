@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import stats
 
-from auditor.crash.subject import RECORDS
+from auditor.crash.subject import RECORDS, SPECIMENS
 from auditor.crash.verdicts import UNKNOWN, Array, LoopCheck, Runs, Witness, errors_needed, tested, unbounded
 from auditor.crash.watch import ReadStep
 
@@ -18,15 +18,16 @@ _Columns = Callable[[ReadStep], Array]  # a step -> (records, m); the first colu
 
 
 def sensitivity(runs: Runs) -> LoopCheck:
-    """A record moves the gradient by at most 1 / noise multiplier, in units of the noise; on both models."""
+    """A record moves the gradient by at most 1 / noise multiplier, in units of the noise; on each model and on all."""
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
-    turns = [[step for trace in runs.traces[turn::2] for step in trace.steps] for turn in range(2)]
-    found = [one for steps in turns if (one := common(steps))]
+    kinds = len(SPECIMENS)
+    turns = [[step for trace in runs.traces[turn::kinds] for step in trace.steps] for turn in range(kinds)]
+    found = [one for steps in (runs.steps, *turns) if (one := common(steps))]
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     mean, error = max(found, key=lambda one: (one[0] - promised) / one[1])
     ratio, least = mean / promised, max(one[0] + errors_needed() * one[1] for one in found) / promised
-    would = f"a reach of {1 + errors_needed(len(found)) * error / promised:.2f} times"
+    would = f"a reach of {1 + errors_needed(len(found)) * found[0][1] / promised:.2f} times"
     if least < 1:  # another way of clipping, whose bound this fit of equal reaches does not show
         said = f"records move the gradient by {ratio:.2f} times what the noise is made for: the bound is not seen"
         return LoopCheck(name, UNKNOWN, said, would)
@@ -91,7 +92,9 @@ def _farthest(runs: Runs, mean: float, chosen: _Chosen = lambda record, step: Tr
 def clipped(runs: Runs) -> LoopCheck:
     """How far a record reaches follows neither its gradient's norm nor who else is in the batch."""
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
-    found = {what: one for what, column in _FOLLOWS.items() if (one := _fitted(runs.steps, column))}
+    norm = _fitted(runs.steps, lambda step: np.stack([np.log(step.norms), np.ones(len(step.norms))], 1))
+    shares = {what: _shared(runs.steps, parts) for what, parts in _COMPANY.items()}
+    found = {what: one for what, one in {_NORM: norm, **shares}.items() if one}
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     worst = max(found, key=lambda what: found[what][0] / found[what][1])
@@ -108,8 +111,42 @@ def clipped(runs: Runs) -> LoopCheck:
         name, min(1.0, len(found) * float(stats.norm.sf(slope / error))),
         f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
         f"how far a record reaches follows neither {' nor '.join(found)}",
-        f"a reach that rises by {least:.2f} times the bound by either", witness, unbounded,
+        f"a reach that rises by {least:.2f} times the bound by either", witness,
+        unbounded if worst == _NORM else lambda: runs.epsilon(runs.claim.noise_multiplier / 2),
     )  # fmt: skip
+
+
+_NORM = "the logarithm of its gradient's norm"
+_COMPANY: dict[str, Callable[[ReadStep], Sequence[Sequence[int]]]] = {
+    "its share of the batch's gradient": lambda step: [step.records],
+    "its share of its pass's gradient": lambda step: step.passes,
+}
+
+
+def _shared(
+    steps: Sequence[ReadStep], parts: Callable[[ReadStep], Sequence[Sequence[int]]]
+) -> tuple[float, float] | None:
+    """What of a reach is its record's share of the gradient of those it is read with -> (estimate, standard error).
+
+    A sum that is clipped as one moves by the share alone, records clipped one by one by nothing of it: None, where the
+    fit gives the reach that all have a third as much. So records of which some are clipped harder are not taken for it.
+    None too where the shares are all alike, as those of records read one by one.
+    """
+    found = _fit(steps, lambda step: np.stack([_shares(step, parts(step)), np.ones(len(step.norms))], 1))
+    if found is None:
+        return None
+    (share, common), covariance = found
+    return (float(share), float(covariance[0, 0] ** 0.5)) if share > 3 * abs(common) else None
+
+
+def _shares(step: ReadStep, parts: Sequence[Sequence[int]]) -> Array:
+    """(records,) each one's norm over that of the gradient of those in its part."""
+    records, found = sorted(set(step.records)), np.ones(len(step.norms))
+    inner = step.gram * np.outer(step.norms, step.norms)
+    for part in parts:
+        at = [records.index(record) for record in sorted(set(part))]
+        found[at] = step.norms[at] / math.sqrt(max(inner[np.ix_(at, at)].sum(), 1e-300))
+    return found
 
 
 def _chosen(chosen: _Chosen) -> _Columns:
@@ -118,14 +155,6 @@ def _chosen(chosen: _Chosen) -> _Columns:
         return np.stack([held, 1 - held], axis=1)
 
     return columns
-
-
-_FOLLOWS: dict[str, _Columns] = {
-    "the logarithm of its gradient's norm": lambda step: np.stack([np.log(step.norms), np.ones(len(step.norms))], 1),
-    "its share of the batch's gradient": lambda step: np.stack(
-        [step.norms / step.batch_norm, np.ones(len(step.norms))], 1
-    ),
-}
 
 
 def common(steps: Sequence[ReadStep]) -> tuple[float, float] | None:
@@ -144,7 +173,13 @@ def common(steps: Sequence[ReadStep]) -> tuple[float, float] | None:
 
 
 def _fitted(steps: Sequence[ReadStep], columns: _Columns) -> tuple[float, float] | None:
-    """Generalised least squares of all reaches on these columns -> (first coefficient, its standard error).
+    """The first column's coefficient of `_fit`, and its standard error."""
+    found = _fit(steps, columns)
+    return found and (float(found[0][0]), float(found[1][0, 0] ** 0.5))
+
+
+def _fit(steps: Sequence[ReadStep], columns: _Columns) -> tuple[Array, Array] | None:
+    """Generalised least squares of all reaches on these columns -> coefficients of those that are not 0, covariance.
 
     A step's reaches have the inverse Gram matrix of its records' unit gradients for covariance. None: not determined.
     """
@@ -157,4 +192,4 @@ def _fitted(steps: Sequence[ReadStep], columns: _Columns) -> tuple[float, float]
     if not used[0] or np.linalg.cond(a[used][:, used]) > _SINGULAR:
         return None
     covariance = np.linalg.inv(a[used][:, used])
-    return float((covariance @ b[used])[0]), float(covariance[0, 0] ** 0.5)
+    return covariance @ b[used], covariance

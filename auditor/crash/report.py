@@ -95,7 +95,9 @@ def reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
         if found.step is not None:
             facts["where"] = f"{facts['where']}, step {found.step + 1}"
         if found.record is not None:
-            facts["record"] = f"{found.record}: {subject.records(0)[found.record]['input_ids']}"
+            facts["record"] = (
+                f"{found.record}: {subject.specimen(found.training or 0).records()[found.record]['input_ids']}"
+            )
         if found.tensor is not None:
             facts["tensor"] = found.tensor
         facts |= {"measured": found.measured, "expected": found.expected}

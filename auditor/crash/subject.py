@@ -19,11 +19,53 @@ PAD = 0
 Record = dict[str, list[int]]
 
 
-def model(seed: int, embedding: float = 1.0) -> GPTNeoXForCausalLM:
+@dataclass(frozen=True)
+class Specimen:
+    """A model and records that a training gets.
+
+    scales: what the weights whose names end so are multiplied by, so that much of a gradient lies in some tensors: one
+    that is left out of the clipped norm shows there. alike: records of one text, whose gradients point one way, so a
+    batch moves as far as its records together may.
+    """
+
+    scales: tuple[tuple[str, float], ...] = ()
+    alike: bool = True
+
+    def model(self, seed: int = 0) -> GPTNeoXForCausalLM:
+        made = model(seed)
+        with torch.no_grad():
+            for name, value in made.named_parameters():
+                for end, factor in self.scales:
+                    if name.endswith(end):
+                        value.mul_(factor)
+        return made
+
+    def records(self, n: int = RECORDS) -> list[Record]:
+        return records(0, n, self.alike)
+
+
+_IN, _POST, _FINAL = "input_layernorm.weight", "post_attention_layernorm.weight", "final_layer_norm.weight"
+_QKV, _DENSE = "query_key_value.weight", "attention.dense.weight"
+_UP, _DOWN, _EMBEDDING, _HEAD = "h_to_4h.weight", "4h_to_h.weight", "embed_in.weight", "lm_head.weight"
+SPECIMENS = (
+    Specimen(alike=False),  # the last layer, its biases and the embedding, a fourth each
+    Specimen(((_EMBEDDING, 0.25),)),  # the embedding
+    Specimen(((_IN, 20), (_DENSE, 0.3), (_POST, 20), (_FINAL, 2))),  # weights of attention and feed-forward
+    Specimen(((_IN, 0.1), (_DENSE, 50), (_POST, 0.1), (_DOWN, 100), (_FINAL, 2))),  # their first biases
+    Specimen(((_IN, 0.03), (_QKV, 300), (_DENSE, 10), (_POST, 0.03), (_UP, 300), (_DOWN, 10), (_FINAL, 2))),  # norms
+    Specimen(((_FINAL, 0.01), (_HEAD, 500), (_EMBEDDING, 20))),  # the last norm
+)
+
+
+def specimen(training: int) -> Specimen:
+    """What the training of this number gets, from 0: all of them by turns."""
+    return SPECIMENS[training % len(SPECIMENS)]
+
+
+def model(seed: int) -> GPTNeoXForCausalLM:
     """A model of some 5,000 parameters, the same for the same seed. No dropout: a gradient is a function of its record.
 
-    Layers that Opacus knows (linear, embedding, layer norm), weights that are not tied. embedding: what its weights are
-    scaled by; the smaller, the more of a gradient lies in the embedding, and the less in the last layer.
+    Layers that Opacus knows (linear, embedding, layer norm), weights that are not tied.
     """
     size: dict[str, Any] = {
         "hidden_size": 16,
@@ -38,16 +80,20 @@ def model(seed: int, embedding: float = 1.0) -> GPTNeoXForCausalLM:
         made = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=_WORDS + RECORDS, **size, **ends, **ways))
     with torch.no_grad():
         made.gpt_neox.final_layer_norm.weight.fill_(_STEEP)
-        made.gpt_neox.embed_in.weight.mul_(embedding)
     return made.train()
 
 
-def records(seed: int, n: int = RECORDS) -> list[Record]:
-    """Records of token ids, each with a first token that is its own: it names the record wherever it is read."""
+def records(seed: int, n: int = RECORDS, alike: bool = False) -> list[Record]:
+    """Records of token ids, each with a first token that is its own: it names the record wherever it is read.
+
+    alike: the rest is the beginning of one text, the same for all.
+    """
     generator = torch.Generator().manual_seed(seed)
+    text = torch.randint(1, _WORDS, (max(_LENGTHS),), generator=generator).tolist()
     found = []
     for i in range(n):
-        words = torch.randint(1, _WORDS, (_LENGTHS[i % len(_LENGTHS)],), generator=generator).tolist()
+        length = _LENGTHS[i % len(_LENGTHS)]
+        words = text[:length] if alike else torch.randint(1, _WORDS, (length,), generator=generator).tolist()
         found.append({"input_ids": [_WORDS + i, *words]})
     return found
 

@@ -6,17 +6,21 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from auditor.core.errors import AuditError
 from auditor.crash import reach, subject
 from auditor.crash.checks import all_checks
 from auditor.crash.claim import LoopClaim
 from auditor.crash.one_run import OneRun, one_run
-from auditor.crash.verdicts import BROKEN, UNKNOWN, LoopCheck, Runs
+from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, Runs
 from auditor.crash.watch import Trace, Train, watched
 
-_OTHER = 0.25  # every second training's embedding: two thirds of a gradient lie there, where the others have half
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
+_NEEDED = ("one record's reach", "weights move by steps")  # what says nothing where these cannot tell
+_LEAST = len(subject.SPECIMENS)  # trainings, where there is time for them
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class LoopSeen:
     """What the loop really did. epsilon: by our accountant, of this noise, rate and steps; inf: unbounded.
 
     noise_multiplier and epsilon are None where no record's reach was seen; low, high: the 95% interval of epsilon that
-    the noise multiplier's gives.
+    those of the noise multiplier and the sampling rate give.
     """
 
     noise_multiplier: float | None
@@ -65,7 +69,8 @@ class CrashTest:
         if self.broken:
             return BROKEN
         by_name = {check.name: check.verdict for check in self.checks}
-        return by_name.get("one record's reach") or next(iter(by_name.values()))
+        needed = [by_name[name] for name in _NEEDED if name in by_name] or list(by_name.values())[:1]
+        return UNKNOWN if UNKNOWN in needed else NO_FAULT
 
     @property
     def doubted(self) -> bool:
@@ -101,17 +106,29 @@ def crash_test(
     read = LoopClaim.read(claim)
     if not read.noise_multiplier:
         raise AuditError("expected a claim with noise, got noise_multiplier 0: no epsilon follows from it")
+    _repeats(train, first, own_seed(seed, 0), until)
     fewer, _ = watched(train, own_seed(seed, 0), subject.RECORDS - 1, until)
     traces = [first]
     # How often depends on how much is read, not on what is found: the level holds.
-    while len(traces) < 2 or (_seen(traces) < _ENOUGH and len(traces) < _MOST and _time(begun, until)):
+    while len(traces) < 2 or (_more(traces) and _time(begun, until)):
         tell(_seen(traces), _ENOUGH)
-        embedding = _OTHER if len(traces) % 2 else 1.0
-        traces.append(watched(train, own_seed(seed, len(traces)), subject.RECORDS, until, embedding)[0])
+        at = len(traces)
+        traces.append(watched(train, own_seed(seed, at), subject.RECORDS, until, at)[0])
     runs = Runs(read, tuple(traces), fewer)
     checks = tuple(all_checks(runs))
     bound = one_run(train, stated, own_seed(seed, _MOST), until) if _time(begun, until) else None
     return CrashTest(read, checks, tuple(_remarks(runs)), time.monotonic() - begun, seen(runs, checks), seed, bound)
+
+
+def _repeats(train: Train, first: Trace, seed: int, until: float) -> None:
+    """Raises AuditError where the same seed gives another first step."""
+    (one, *_), (again, *_) = first.steps, watched(train, seed, subject.RECORDS, until, most=1)[0].steps
+    same = one.records == again.records and one.noise.shape == again.noise.shape
+    if not same or not np.allclose(one.noise, again.noise, rtol=1e-3, atol=1e-3 * one.scale):
+        raise AuditError(
+            "the training is not the same again under the same seed: draw batches and noise from torch's or numpy's "
+            "generator, or from one seeded by torch.initial_seed()"
+        )
 
 
 def own_seed(seed: int, training: int) -> int:
@@ -134,13 +151,37 @@ def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> LoopSeen:
     if noise is None:
         return LoopSeen(None, runs.rate, steps, None)
     drawn = {"sampling": "shuffled"} if "Poisson sampling" in broken else {}
-    epsilon, high, low = (runs.epsilon(one, steps=steps, **drawn) for one in noise)
+    epsilon = runs.epsilon(noise[0], steps=steps, **drawn)
+    low, high = _interval(runs, noise, epsilon, {"steps": steps, **drawn})
     worst = max((check.epsilon for check in broken.values() if check.epsilon is not None), default=0.0)
     return LoopSeen(noise[0], runs.rate, steps, *(max(one, worst) for one in (epsilon, low, high)))
 
 
+def _interval(
+    runs: Runs, noise: tuple[float, float, float], epsilon: float, more: dict[str, Any]
+) -> tuple[float, float]:
+    """The 95% interval of epsilon: the errors of the noise multiplier and of the sampling rate, which are independent.
+
+    Each one's part is a ratio of two epsilons of the quick accountant.
+    """
+
+    def part(one: float, rate: float) -> float:
+        return epsilon * runs.epsilon(one, quick=True, sample_rate=min(rate, 1.0), **more) / middle - epsilon
+
+    middle, error = runs.epsilon(noise[0], quick=True, **more), 1.96 * runs.rate_error
+    if not 0 < middle < math.inf:
+        return epsilon, epsilon
+    high = math.hypot(part(noise[1], runs.rate), part(noise[0], runs.rate + error))
+    low = math.hypot(part(noise[2], runs.rate), part(noise[0], max(runs.rate - error, 1e-9)))
+    return max(0.0, epsilon - low), epsilon + high
+
+
 def _seen(traces: list[Trace]) -> int:
     return sum(len(step.records) for trace in traces for step in trace.steps)
+
+
+def _more(traces: list[Trace]) -> bool:
+    return len(traces) < _LEAST or (_seen(traces) < _ENOUGH and len(traces) < _MOST)
 
 
 def _time(begun: float, until: float) -> bool:
@@ -150,11 +191,6 @@ def _time(begun: float, until: float) -> bool:
 
 def _remarks(runs: Runs) -> list[str]:
     said = []
-    if runs.first.evaluated:
-        said.append(
-            f"{len(runs.first.evaluated)} private records were read without a gradient: whatever is printed of that, "
-            "or chosen by it, is outside the claim"
-        )
     if runs.first.foreign:
         said.append(f"{runs.first.foreign} rows were none of the records given: not looked at")
     return said

@@ -57,10 +57,16 @@ class Runs:
         seen = sum(len(step.records) for step in self.drawn)
         return min(1.0, max(seen / max(1, self.first.n * len(self.drawn)), 1e-9))
 
-    def epsilon(self, noise: float, **more: int | float | str) -> float:
+    @property
+    def rate_error(self) -> float:
+        """Its standard error, where batches are drawn by chance."""
+        chance = self.claim.sampling == "poisson" and self.rate < 1
+        return math.sqrt(self.rate * (1 - self.rate) / (self.first.n * len(self.drawn))) if chance else 0.0
+
+    def epsilon(self, noise: float, quick: bool = False, **more: int | float | str) -> float:
         """With this noise multiplier, the sampling rate and steps that were seen, or others given here."""
         seen = {"sample_rate": self.rate, "steps": len(self.first.steps), **more}
-        return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).implied_epsilon()  # type: ignore[arg-type]
+        return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).implied_epsilon(quick)  # type: ignore[arg-type]
 
     def place(self, step: ReadStep) -> tuple[int, int]:
         """(training, step) of one of the steps, both from 0."""

@@ -11,7 +11,12 @@ batch size, the learning rate, or a norm of the released gradient) changes.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
+import multiprocessing
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from auditor.core.errors import AuditError
 from auditor.crash import subject
@@ -30,6 +35,7 @@ from auditor.crash.subject import Gradients, Record
 
 _Array = NDArray[np.float64]
 _ROUNDING = 1e-9  # relative: below it a direction of double precision is rounding
+_LONG = "the training takes longer than its budget: give it fewer steps, or raise --minutes"
 _SILENT = 1e-5  # of a gradient, which is of single precision: noise below it is rounding
 
 
@@ -38,7 +44,7 @@ class ReadStep:
     """One update, as it was seen. noise: (d,) outside the records' span, in the gradient's own scale; by tensor."""
 
     records: tuple[int, ...]  # those read since the step before, with repeats
-    passes: int  # reads of the model they came by
+    passes: tuple[tuple[int, ...], ...]  # the records of each read of the model that they came by
     rate: float  # the learning rate
     scale: float  # standard deviation of the noise an element, over all tensors; 0: no more than rounding
     scales: dict[str, tuple[float, int]]  # tensor -> its noise's standard deviation, and from how many degrees
@@ -47,7 +53,6 @@ class ReadStep:
     )
     gram: _Array  # (records, records) of the unit gradients: the inverse of the reaches' covariance
     norms: _Array  # (records,) of the gradients before clipping
-    batch_norm: float  # of their sum
     noise: _Array  # (d,)
     spread: _Array  # (d,) each element's standard deviation over that of the noise: less than 1 near the records' span
 
@@ -60,6 +65,8 @@ class Trace:
     steps: list[ReadStep] = field(default_factory=list)
     evaluated: set[int] = field(default_factory=set)  # records that were read without a gradient
     foreign: int = 0  # rows that are no record of ours
+    elsewhere: int | None = None  # the first step whose weights are not those that the step before had left
+    returned: int | None = None  # the step after which the weights were those that it gave back; None: no step's
     overflowed: list[tuple[int, str]] = field(default_factory=list)  # step and tensor of numbers that are not finite
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> where it lies in `noise`
 
@@ -67,12 +74,17 @@ class Trace:
 class StepWatch:
     """Takes every step of one training apart. Raises AuditError where it lasts longer than it may."""
 
-    def __init__(self, model: nn.Module, records: list[Record], until: float, everyone: bool = False) -> None:
-        """everyone: the reach of every record is looked for in each step, whether it was read or not."""
+    def __init__(
+        self, model: nn.Module, records: list[Record], until: float, everyone: bool = False, most: int | None = None
+    ) -> None:
+        """everyone: the reach of every record is looked for in each step, whether it was read or not. most: steps."""
         self._model, self._records, self._until, self._everyone = model, records, until, everyone
+        self._most = most
         self.trace = Trace(len(records))
         self._read: list[int] = []
-        self._passes = 0
+        self._passes: list[tuple[int, ...]] = []
+        self._after: list[Tensor] = []  # the weights, (d,), behind each step
+        self._parameters = list(model.parameters())
         self._gradients: Gradients | None = None
 
     @contextmanager
@@ -81,6 +93,7 @@ class StepWatch:
         hooks = [
             self._model.register_forward_pre_hook(self._forward, with_kwargs=True),
             register_optimizer_step_pre_hook(self._step),
+            register_optimizer_step_post_hook(self._stepped),
         ]
         try:
             yield
@@ -90,7 +103,7 @@ class StepWatch:
 
     def _forward(self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any]) -> None:
         if time.monotonic() > self._until:
-            raise AuditError("the training takes longer than its budget: give it fewer steps, or raise --minutes")
+            raise AuditError(_LONG)
         ids = more.get("input_ids", given[0] if given else None)
         if not isinstance(ids, Tensor):
             return
@@ -101,7 +114,7 @@ class StepWatch:
         known = [row for row in rows if row is not None]
         if torch.is_grad_enabled():
             self._read += known
-            self._passes += 1
+            self._passes.append(tuple(known))
         else:
             self.trace.evaluated.update(known)
 
@@ -115,15 +128,35 @@ class StepWatch:
             raise AuditError(
                 f"the training runs in {distributed.get_world_size()} processes, of which one is watched: run it in one"
             )
-        read, passes = self._read, self._passes
-        self._read, self._passes = [], 0
+        read, passes = tuple(self._read), tuple(self._passes)
+        self._read, self._passes = [], []
         taken = {names[id(value)]: value.grad.detach().double().flatten() for value in mine if value.grad is not None}
         at = len(self.trace.steps)
         self.trace.overflowed += [(at, name) for name, value in taken.items() if not value.isfinite().all()]
         rate = float(optimizer.param_groups[0]["lr"])
-        self.trace.steps.append(self._taken_apart(taken, tuple(read), passes, rate))
+        if self._after and self.trace.elsewhere is None and not torch.equal(self._weights(), self._after[-1]):
+            self.trace.elsewhere = at
+        self.trace.steps.append(self._taken_apart(taken, read, passes, rate))
+        if len(self.trace.steps) == self._most:
+            raise _EnoughSteps
 
-    def _taken_apart(self, taken: dict[str, Tensor], read: tuple[int, ...], passes: int, rate: float) -> ReadStep:
+    def _stepped(self, _optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if len(self._after) < len(self.trace.steps):
+            self._after.append(self._weights())
+        elif self._after:  # an optimizer that calls another: the outer one ends later
+            self._after[-1] = self._weights()
+
+    def _weights(self) -> Tensor:
+        return torch.cat([value.detach().flatten() for value in self._parameters])
+
+    def ended(self) -> None:
+        """Looks for the step whose weights the model has now, the last one first."""
+        now, held = self._weights(), enumerate(self._after)
+        self.trace.returned = next((at for at, one in reversed(list(held)) if torch.equal(one, now)), None)
+
+    def _taken_apart(
+        self, taken: dict[str, Tensor], read: tuple[int, ...], passes: tuple[tuple[int, ...], ...], rate: float
+    ) -> ReadStep:
         if self._gradients is None:
             self._gradients = Gradients(bare(self._model), self._records)
             ends = np.cumsum([len(part) for part in taken.values()])
@@ -133,26 +166,26 @@ class StepWatch:
         weights = {name: value.detach() for name, value in self._model.named_parameters()}
         wanted = list(range(len(self._records))) if self._everyone else sorted(set(read))
         parts = self._gradients.at(weights, wanted, list(taken)) if wanted else {}
-        own = {name: parts[name].double().flatten(1).T if wanted else part.new_zeros(len(part), 0)
-               for name, part in taken.items()}  # fmt: skip
+        released = torch.cat(list(taken.values()))
+        own = released.new_zeros(len(released), 0)
+        if wanted:
+            own = torch.cat([parts[name].flatten(1) for name in taken], dim=1).T.double()
         if self.trace.overflowed:  # broken, and the weights with it: what follows is read as far as it is a number
-            taken, own = ({name: value.nan_to_num(0.0, 0.0, 0.0) for name, value in held.items()}
-                          for held in (taken, own))  # fmt: skip
-        noise = {name: _outside(part, own[name]) for name, part in taken.items()}
-        least = _SILENT * float(torch.cat(list(taken.values())).abs().max())
-        scales = {name: (_scale(left, free, least), free) for name, (left, free, _) in noise.items() if free}
-        free = sum(free for _, free in scales.values())
-        scale = (sum(one**2 * free for one, free in scales.values()) / free) ** 0.5 if free else 0.0
-        whole = torch.cat(list(own.values()))
-        reaches, gram, norms = _reaches(torch.cat(list(taken.values())), whole)
+            released, own = (value.nan_to_num(0.0, 0.0, 0.0) for value in (released, own))
+        left, free, spread = _outside(released, own, [len(part) for part in taken.values()])
+        least = _SILENT * float(released.abs().max())
+        kept = zip(taken, left.split([len(part) for part in taken.values()]), free, strict=True)
+        scales = {name: (_scale(one, dimensions, least), dimensions) for name, one, dimensions in kept if dimensions}
+        whole = sum(dimensions for _, dimensions in scales.values())
+        scale = (sum(one**2 * free for one, free in scales.values()) / whole) ** 0.5 if whole else 0.0
+        reaches, gram, norms = _reaches(released, own)
         if len(norms) and not norms.any() and not self.trace.overflowed:
             raise AuditError("the gradient of no record can be computed anew: the training replaced the model's layers")
         unit = scale or 1.0
         return ReadStep(
             records=read, passes=passes, rate=rate, scale=scale, scales=scales,
-            reaches=reaches / unit, gram=gram, norms=norms, batch_norm=float(whole.sum(1).norm()),
-            noise=torch.cat([left for left, _, _ in noise.values()]).numpy(),
-            spread=torch.cat([spread for _, _, spread in noise.values()]).numpy(),
+            reaches=reaches / unit, gram=gram, norms=norms,
+            noise=left.numpy(), spread=spread.numpy(),
         )  # fmt: skip
 
 
@@ -171,15 +204,24 @@ def bare(model: nn.Module) -> nn.Module:
     return made.train()
 
 
-def _outside(part: Tensor, own: Tensor) -> tuple[Tensor, int, Tensor]:
-    """part: (d,), own: (d, k) -> what of `part` is outside the span of `own`, its dimensions, and its spread."""
+def _outside(released: Tensor, own: Tensor, sizes: list[int]) -> tuple[Tensor, list[int], Tensor]:
+    """Of each tensor by itself: what is outside the span of its records' gradients, its dimensions, and its spread.
+
+    released: (d,), own: (d, k), sizes: (tensors,), of sum d -> (d,), (tensors,), (d,).
+    """
     if not own.shape[1]:
-        return part, len(part), torch.ones_like(part)
-    values, vectors = torch.linalg.eigh(own.T @ own)  # of the few records, not of the many dimensions
-    kept = values > _ROUNDING * values.max().clamp(min=1e-300)
-    basis = own @ (vectors[:, kept] / values[kept].sqrt())
-    spread = (1 - basis.square().sum(1)).clamp(min=0).sqrt()
-    return part - basis @ (basis.T @ part), max(0, len(part) - basis.shape[1]), spread
+        return released, list(sizes), torch.ones_like(released)
+    parts = own.split(sizes)
+    # of the few records, not of the many dimensions
+    values, vectors = torch.linalg.eigh(torch.stack([part.T @ part for part in parts]))
+    kept = values > _ROUNDING * values[:, -1:].clamp(min=1e-300)
+    turned = vectors * torch.where(kept, values.clamp(min=1e-300).rsqrt(), 0.0).unsqueeze(1)
+    basis = torch.cat([part @ one for part, one in zip(parts, turned, strict=True)])
+    inside = torch.cat(
+        [one @ (one.T @ part) for one, part in zip(basis.split(sizes), released.split(sizes), strict=True)]
+    )
+    free = [max(0, size - rank) for size, rank in zip(sizes, kept.sum(1).tolist(), strict=True)]
+    return released - inside, free, (1 - basis.square().sum(1)).clamp(min=0).sqrt()
 
 
 def _scale(left: Tensor, free: int, least: float) -> float:
@@ -200,20 +242,29 @@ Train = Callable[..., Any]
 
 
 def watched(
-    train: Train, seed: int, n: int, until: float, embedding: float = 1.0, chosen: Sequence[int] | None = None
-) -> tuple[Trace, Any]:
+    train: Train, seed: int, n: int, until: float, training: int = 0, chosen: Sequence[int] | None = None,
+    most: int | None = None,
+) -> tuple[Trace, Any]:  # fmt: skip
     """One training under the given seed on n of our records -> its trace, and what it returned.
 
-    chosen: of the n it gets these alone, and each step's reaches are those of all n.
+    training: how many came before it, which says which of our models and records it gets.
 
-    Raises AuditError where it reads none of its records, takes no step that is seen, or lasts too long.
+    chosen: of the n it gets these alone, and each step's reaches are those of all n. most: steps, after which it is
+    ended, and returns None.
+
+    Raises AuditError where it reads none of its records, takes no step that is seen, gives back another model, or lasts
+    too long. Processes that it started and left are ended with it.
     """
-    model, records = subject.model(0, embedding), subject.records(0, n)
-    watch = StepWatch(model, records, until, everyone=chosen is not None)
+    specimen = subject.specimen(training)
+    model, records = specimen.model(), specimen.records(n)
+    watch = StepWatch(model, records, until, everyone=chosen is not None, most=most)
     torch.manual_seed(seed)
     np.random.seed(seed)
-    with watch.watching():
-        returned = train(model, [dict(records[i]) for i in (range(n) if chosen is None else chosen)])
+    given = [dict(records[i]) for i in (range(n) if chosen is None else chosen)]
+    returned = None
+    with watch.watching(), _ended(until), contextlib.suppress(_EnoughSteps):
+        returned = train(model, given)
+    watch.ended()
     trace = watch.trace
     if not any(step.records for step in trace.steps):
         seen = f"{len(trace.steps)} steps of an optimizer, none of them after our model had read one of our records"
@@ -221,4 +272,36 @@ def watched(
             "expected `train` to train the model that it is given, on the records that it is given, by a "
             f"torch.optim optimizer; saw {seen}"
         )
+    back = returned[0] if isinstance(returned, tuple) and returned else returned
+    if isinstance(back, nn.Module) and not {id(p) for p in back.parameters()} & {id(p) for p in model.parameters()}:
+        raise AuditError("expected `train` to return the model that it is given, trained; it returned another one")
     return trace, returned
+
+
+class _EnoughSteps(BaseException):
+    """Ends a training from inside; no `except Exception` of its own stops it."""
+
+
+@contextmanager
+def _ended(until: float) -> Iterator[None]:
+    """Ends what runs in it where it lasts longer, whatever it does then, and the processes that it started.
+
+    By an alarm, which Python has in its main thread alone; elsewhere the reads of the model end it.
+    """
+
+    def late(*_: Any) -> None:
+        raise AuditError(_LONG)
+
+    before = set(multiprocessing.active_children())
+    alarmed = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+    if alarmed:
+        handler, begun = signal.signal(signal.SIGALRM, late), time.monotonic()
+        left, _ = signal.setitimer(signal.ITIMER_REAL, max(until - begun, 1e-3) if until < math.inf else 0)
+    try:
+        yield
+    finally:
+        if alarmed:
+            signal.signal(signal.SIGALRM, handler)
+            signal.setitimer(signal.ITIMER_REAL, left and max(left - (time.monotonic() - begun), 1e-3))
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()

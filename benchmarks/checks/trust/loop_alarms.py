@@ -3,6 +3,7 @@
     python -m benchmarks.checks.trust.loop_alarms COUNT [--first 0] [-o DIR]
 
 The whole crash test, of seeds FIRST and on: an even seed trains with Poisson sampling, an odd one on shuffled batches.
+Each seed is a line of DIR/loop_alarms.jsonl as soon as it is done; those that stand there are not done again.
 Only what costs time and decides nothing is left out: the bound from one training, the exact accountant, the forward
 pass that a plain loop makes beside its gradients. Gradients of single records come from the layers written out, which
 each training's first step holds against those of the crash test.
@@ -10,8 +11,9 @@ each training's first step holds against those of the crash test.
 
 from __future__ import annotations
 
+import json
 import math
-import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +35,7 @@ from auditor.crash.watch import bare
 from auditor.privacy import gaussian
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.trust import loop_faults
-from benchmarks.checks.trust.loop_faults import BATCH, Plain, plain, tested
+from benchmarks.checks.trust.loop_faults import Plain, plain, tested
 
 _HEADS, _EPS = 2, 1e-5
 _SLOW = Gradients.at
@@ -122,16 +124,27 @@ def _unread(self: Plain, model: Any) -> None:
 
 def _in_turn(self: Plain, step: int, n: int) -> list[int]:
     """Batches of one size, of an order drawn anew for each pass."""
-    at = step % (n // BATCH)
+    at = step % (n // _BATCH)
     if not at:
         object.__setattr__(self, "order", torch.randperm(n).tolist())
     order: list[int] = vars(self)["order"]
-    return order[BATCH * at : BATCH * (at + 1)]
+    return order[_BATCH * at : _BATCH * (at + 1)]
 
 
+def _drawn(self: Plain, step: int, n: int) -> list[int]:
+    return torch.nonzero(torch.rand(n) < _RATE).flatten().tolist()
+
+
+def _divisor(self: Plain, drawn: int, n: int) -> float:
+    return _BATCH
+
+
+# Half as many steps of twice as many records as the other loops': as much is seen in half of the time.
+_STEPS, _BATCH, _RATE = loop_faults.STEPS // 2, 2 * loop_faults.BATCH, 2 * loop_faults.RATE
+_SHORT: dict[str, Any] = {"steps": _STEPS, "sample_rate": _RATE}
 KINDS: dict[str, Plain] = {
-    "Poisson": plain(begun=_unread),
-    "shuffled": plain({"sampling": "shuffled"}, begun=_unread, drawn=_in_turn),
+    "Poisson": plain(_SHORT, _STEPS, begun=_unread, drawn=_drawn, divisor=_divisor),
+    "shuffled": plain({**_SHORT, "sampling": "shuffled"}, _STEPS, begun=_unread, drawn=_in_turn, divisor=_divisor),
 }
 
 
@@ -143,43 +156,68 @@ def share(count: int, of: int) -> str:
 def main(
     count: Annotated[int, "honest trainings under the whole test"],
     first: Annotated[int, "the first seed"] = 0,
-    out: Annotated[Path | None, "a folder for loop_alarms.md"] = None,
+    out: Annotated[Path | None, "a folder for loop_alarms.jsonl and .md"] = None,
 ) -> int:
     threads.set_thread_count()
-    with quickly():
-        return counted(count, first, out)
-
-
-def counted(count: int, first: int, out: Path | None) -> int:
     page = Page(out and out / "loop_alarms.md")
-    begun, tests, alarms = time.monotonic(), list[tuple[str, CrashTest]](), 0
-    for seed in range(first, first + count):
-        kind = list(KINDS)[seed % len(KINDS)]
-        found = tested(KINDS[kind], seed)
-        tests.append((kind, found))
-        for check in found.broken:
-            page.say(f"seed {seed}, {kind}: {check.name}: {check.said} (p = {check.p:.2g})")
-        if len(tests) % 10 == 0 or len(tests) == count:
-            alarms = summed(tests, page, time.monotonic() - begun)
-    return int(stats.binomtest(alarms, count).proportion_ci(method="exact").low > LEVEL)
+    with quickly():
+        held = counted(range(first, first + count), out and out / "loop_alarms.jsonl")
+    alarms = summed(held, page)
+    return int(stats.binomtest(alarms, len(held)).proportion_ci(method="exact").low > LEVEL)
 
 
-def summed(tests: list[tuple[str, CrashTest]], page: Page, seconds: float) -> int:
+Row = dict[str, Any]  # what one seed's test said
+
+
+def counted(seeds: range, file: Path | None) -> list[Row]:
+    """One row a seed. file: of rows that were done before, to which each new one is added."""
+    held = {}
+    if file is not None and file.exists():
+        held = {row["seed"]: row for row in map(json.loads, file.read_text().splitlines())}
+    for seed in seeds:
+        if seed not in held:
+            kind = list(KINDS)[seed % len(KINDS)]
+            held[seed] = row(seed, kind, tested(KINDS[kind], seed))
+            if file is not None:
+                with file.open("a") as lines:
+                    lines.write(json.dumps(held[seed]) + "\n")
+    return [held[seed] for seed in seeds]
+
+
+def row(seed: int, kind: str, test: CrashTest) -> Row:
+    low, high = test.seen.low or 0, test.seen.high or math.inf
+    return {
+        "seed": seed,
+        "kind": kind,
+        "broken": {check.name: f"{check.said} (p = {check.p:.2g})" for check in test.broken},
+        "reach": test.seen.noise_multiplier and 1 / test.seen.noise_multiplier,
+        "inside": low <= test.claim.implied_epsilon() <= high,
+        "doubted": test.doubted,
+        "seconds": round(test.seconds, 1),
+    }
+
+
+def summed(held: list[Row], page: Page) -> int:
     """Says how many were called broken, and how the noise multiplier and its interval did -> how many."""
+    for one in held:
+        for check, said in one["broken"].items():
+            page.say(f"seed {one['seed']}, {one['kind']}: {check}: {said}")
     for kind in KINDS:
-        held = [test for one, test in tests if one == kind]
-        if not held:
+        own = [one for one in held if one["kind"] == kind]
+        if not own:
             continue
-        seen = torch.tensor([1 / (test.seen.noise_multiplier or math.nan) for test in held])
-        inside = sum((t.seen.low or 0) <= t.claim.implied_epsilon() <= (t.seen.high or math.inf) for t in held)
-        error = float(seen.std()) / math.sqrt(len(held))
+        seen = torch.tensor([one["reach"] or math.nan for one in own])
+        error = float(seen.std(correction=0)) / math.sqrt(len(own))
+        inside = sum(one["inside"] for one in own)
         page.say(
-            f"{kind}: broken {share(sum(bool(t.broken) for t in held), len(held))}; mean reach {seen.mean():.4f} "
-            f"± {1.96 * error:.4f}; its 95% interval holds the claim in {share(inside, len(held))}; "
-            f"doubted {share(sum(t.doubted for t in held), len(held))}"
+            f"{kind}: broken {share(sum(bool(one['broken']) for one in own), len(own))}; mean reach {seen.mean():.4f} "
+            f"± {1.96 * error:.4f}; its 95% interval holds the claim in {share(inside, len(own))}; "
+            f"doubted {share(sum(one['doubted'] for one in own), len(own))}"
         )
-    alarms = sum(bool(test.broken) for _, test in tests)
-    page.say(f"in all: broken {share(alarms, len(tests))}; {seconds / len(tests):.1f} s each")
+    by_check = Counter(check for one in held for check in one["broken"])
+    page.say("by check: " + (", ".join(f"{name} {n}" for name, n in by_check.most_common()) or "none"))
+    alarms = sum(bool(one["broken"]) for one in held)
+    page.say(f"in all: broken {share(alarms, len(held))}")
     return alarms
 
 
