@@ -77,15 +77,16 @@ class Quick:
     """`Gradients.at` of the plain model: layers written out, and what was asked last, which loop and test both ask."""
 
     weights: Tensor | None = None
-    wanted: tuple[int, ...] = ()
+    rows: Tensor | None = None  # (b, n) token ids
     found: dict[str, Tensor] = field(default_factory=dict)
 
     def at(self, own: Gradients, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
         embedding = weights["gpt_neox.embed_in.weight"]
-        first = self.weights is None or not vars(own).get("held")
-        if first or self.wanted != tuple(wanted) or not torch.equal(embedding, self.weights):
-            self.weights, self.wanted = embedding.clone(), tuple(wanted)
-            self.found = quick(own.records, weights, wanted, names)
+        first = self.weights is None or self.rows is None or not vars(own).get("held")
+        rows = subject.padded(own.records, wanted)
+        if first or not torch.equal(rows, self.rows) or not torch.equal(embedding, self.weights):
+            self.weights, self.rows = embedding.clone(), rows
+            self.found = quick(rows, weights, names)
         if first:
             object.__setattr__(own, "held", True)
             for name, value in _SLOW(own, weights, wanted, names).items():
@@ -94,9 +95,8 @@ class Quick:
         return self.found
 
 
-def quick(records: Any, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
-    """name -> (records wanted, *shape), by torch's own backward pass."""
-    ids = subject.padded(records, wanted)
+def quick(ids: Tensor, weights: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+    """ids: (b, n) -> name -> (b, *shape), by torch's own backward pass."""
     own = {name: value.detach().expand(len(ids), *value.shape).requires_grad_() for name, value in weights.items()}
     given = logits(own, ids)[:, :-1].transpose(1, 2)
     each = cross_entropy(given, ids[:, 1:], ignore_index=subject.PAD, reduction="none").sum(1)
@@ -105,13 +105,27 @@ def quick(records: Any, weights: dict[str, Tensor], wanted: list[int], names: li
 
 
 @contextmanager
-def quickly() -> Iterator[None]:
-    last = Quick()
+def written_out() -> Iterator[None]:
+    """One copy of the model, which gets its weights anew wherever it is read, and its layers written out."""
+    last, twin = Quick(), bare(subject.model(0))
+
+    def copied(model: Any) -> Any:
+        return twin if next(model.parameters()).dtype == torch.float else bare(model)
+
+    def at(own: Gradients, *given: Any) -> dict[str, Tensor]:
+        return (last.at if own.twin is twin else _SLOW)(own, *given)
+
     with ExitStack() as stack:
-        stack.enter_context(patch.object(Gradients, "at", lambda own, *given: last.at(own, *given)))
-        twin = bare(subject.model(0))
-        for module in (watch, loop_faults):  # one copy of the model, which gets its weights anew wherever it is read
-            stack.enter_context(patch.object(module, "bare", lambda model: twin))
+        stack.enter_context(patch.object(Gradients, "at", at))
+        for module in (watch, loop_faults):
+            stack.enter_context(patch.object(module, "bare", copied))
+        yield
+
+
+@contextmanager
+def quickly() -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(written_out())
         stack.enter_context(patch.object(claim, "epsilon", gaussian.quick_epsilon))
         stack.enter_context(patch.object(trial, "one_run", lambda *given: None))
         yield

@@ -9,6 +9,7 @@ from outside. Controls have no fault. A control that is broken, or a fault of wh
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import math
 import tempfile
@@ -25,7 +26,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from auditor.core import threads
-from auditor.crash import subject
+from auditor.crash import subject, trial
 from auditor.crash.subject import Gradients
 from auditor.crash.trial import CrashTest, crash_test
 from auditor.crash.watch import bare
@@ -53,7 +54,7 @@ class Plain:
         self.begun(model)
         parameters = dict(model.named_parameters())
         optimizer = torch.optim.SGD(parameters.values(), lr=self.rate(records))
-        gradients = Gradients(bare(model), records)
+        gradients = self.gradients(bare(model), records)
         for step in range(self.steps):
             if step == STEPS // 2:
                 optimizer = self.halfway(model, optimizer)
@@ -68,7 +69,14 @@ class Plain:
             for i, (name, p) in enumerate(parameters.items()):
                 p.grad = self.finished(summed[name], self.noise(step, i, name, p), divisor)
             optimizer.step()
+            self.stepped(step, model, records)
         return model, self.claim
+
+    def gradients(self, twin: Any, records: Any) -> Gradients:
+        return Gradients(twin, records)
+
+    def stepped(self, step: int, model: Any, records: Any) -> None:
+        """Behind each update."""
 
     def begun(self, model: Any) -> None:
         """Before the optimizer is made."""
@@ -138,6 +146,53 @@ def _batch_clipped(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
     whole = {name: one.sum(0) for name, one in found.items()}
     norm = torch.stack([one.norm() for one in whole.values()]).norm()
     return {name: one * (CLIP / norm).clamp(max=1.0) for name, one in whole.items()}
+
+
+def _pairs_clipped(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The loss is averaged over two records before its gradient is clipped."""
+    pairs = {name: torch.stack([one[at : at + 2].mean(0) for at in range(0, len(one), 2)]) if len(one) else one
+             for name, one in found.items()}  # fmt: skip
+    return Plain.summed(self, pairs)
+
+
+def _read_in_pairs(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
+    for at in range(0, len(drawn), 2):
+        model(input_ids=subject.padded(records, drawn[at : at + 2]))
+
+
+def _best_kept(self: Plain, step: int, model: Any, records: Any) -> None:
+    """The checkpoint whose loss on the private records is least, of every fifth, is the one that is given back."""
+    if step % 5 == 0:
+        with torch.no_grad():
+            ids = subject.padded(records, list(range(len(records))))
+            logits = model(input_ids=ids).logits[:, :-1].transpose(1, 2)
+            loss = float(cross_entropy(logits, ids[:, 1:], ignore_index=subject.PAD))
+        held = vars(self).get("best") if step else None
+        if held is None or loss < held[0]:
+            object.__setattr__(self, "best", (loss, copy.deepcopy(model.state_dict())))
+    if step == self.steps - 1:
+        model.load_state_dict(vars(self)["best"][1])
+
+
+def _pushed_on(self: Plain, step: int, model: Any, records: Any) -> None:
+    """Halfway, and by hand, an update by the records' own gradients: no optimizer, no noise."""
+    if step == self.steps // 2:
+        names = [name for name, _ in model.named_parameters()]
+        weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+        found = Gradients(bare(model), records).at(weights, list(range(len(records))), names)
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                value -= 1e-3 * found[name].mean(0)
+
+
+@dataclass(frozen=True)
+class _PaddedLeft(Gradients):
+    """Rows padded in front to the longest of the batch, with no mask: a gradient depends on who else is drawn."""
+
+    def at(self, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
+        width = max(len(self.records[i]["input_ids"]) for i in wanted)
+        rows = [{"input_ids": [1] * (width - len(row["input_ids"])) + row["input_ids"]} for row in self.records]
+        return Gradients(self.twin, rows).at(weights, wanted, names)
 
 
 def _each_tensor(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -229,10 +284,20 @@ PLAIN: dict[str, Plain] = {
     "no clipping": plain(factors=lambda self, norms: torch.ones_like(norms)),
     "clipped to 1.5 C": plain(factors=lambda self, norms: (1.5 * CLIP / norms).clamp(max=1.0)),
     "the batch clipped, not its records": plain(summed=_batch_clipped),
+    "pairs clipped, as their losses are averaged": plain(summed=_pairs_clipped, read=_read_in_pairs),
+    "padded to the longest of the batch, without a mask": plain(gradients=lambda self, *given: _PaddedLeft(*given)),
+    "the best checkpoint by private records": plain(stepped=_best_kept),
+    "an update by hand between two steps": plain(stepped=_pushed_on),
     "each tensor clipped by itself": plain(summed=_each_tensor),
     "embedding not in the norm": plain(norms=_without("embed_in")),
     "last layer not in the norm": plain(norms=_without("lm_head")),
     "biases not in the norm": plain(norms=_without("bias")),
+    "weights of attention not in the norm": plain(norms=_without("query_key_value.weight", "attention.dense.weight")),
+    "weights of the feed-forward layer not in the norm": plain(norms=_without("mlp.dense_h", "mlp.dense_4h_to_h.w")),
+    "bias of the feed-forward layer not in the norm": plain(norms=_without("h_to_4h.bias")),
+    "bias of attention not in the norm": plain(norms=_without("query_key_value.bias")),
+    "layer norms not in the norm": plain(norms=_without("input_layernorm", "post_attention_layernorm")),
+    "last layer norm not in the norm": plain(norms=_without("final_layer_norm")),
     "norms overflow in float16": plain(norms=_float16),
     "norms summed in bfloat16, one by one": plain(norms=_one_by_one),
     "released gradients overflow in float16": plain(finished=_overflowing),
@@ -462,7 +527,8 @@ CONTROLS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def tested(train: Callable[[Any, Any], Any], seed: int = 0) -> CrashTest:
-    with warnings.catch_warnings():
+    """Without the bound of one training, which decides nothing."""
+    with warnings.catch_warnings(), patch.object(trial, "one_run", lambda *given: None):
         warnings.simplefilter("ignore")
         return crash_test(train, minutes=10, seed=seed)
 
@@ -482,6 +548,8 @@ def main(
     only: Annotated[str, "loops whose name holds this"] = "",
     seed: int = 0,
 ) -> int:
+    from benchmarks.checks.trust.loop_alarms import written_out
+
     threads.set_thread_count()
     page = Page(out and out / "loop_faults.md")
     page.head(*COLUMNS)
@@ -489,7 +557,8 @@ def main(
     for broken, loops in ((True, FAULTS), (False, CONTROLS)):
         for name, train in loops.items():
             if only in name:
-                found = tested(train, seed)
+                with written_out():
+                    found = tested(train, seed)
                 page.row(*row(name if broken else f"**control**: {name}", found))
                 wrong += found.verdict == ("no fault seen" if broken else "broken")
     return int(wrong > 0)
