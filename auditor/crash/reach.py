@@ -99,7 +99,8 @@ def clipped(runs: Runs) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     worst = max(found, key=lambda what: found[what][0] / found[what][1])
     slope, error = found[worst]
-    least = errors_needed(len(found)) * max(e for _, e in found.values()) / promised
+    among = 1 + len(shares)  # those that are no share of company were looked at too
+    least = errors_needed(among) * max(e for _, e in found.values()) / promised
 
     def witness() -> Witness:
         said = f"reach rises by {slope / promised:.2f} ± {1.96 * error / promised:.2f} clipping norms with {worst}"
@@ -108,7 +109,7 @@ def clipped(runs: Runs) -> LoopCheck:
         return Witness(said, "0", *runs.place(largest), record)
 
     return tested(
-        name, min(1.0, len(found) * float(stats.norm.sf(slope / error))),
+        name, min(1.0, among * float(stats.norm.sf(slope / error))),
         f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
         f"how far a record reaches follows neither {' nor '.join(found)}",
         f"a reach that rises by {least:.2f} times the bound by either", witness,

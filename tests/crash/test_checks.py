@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.crash import checks, claim, reach
+from auditor.crash import checks, claim, noise, reach
 from auditor.crash.claim import LoopClaim
 from auditor.crash.noise import number
 from auditor.crash.trial import seen
@@ -40,13 +40,12 @@ def step(rng: np.random.Generator, reach: float = 1.0, follows: float = 0.0, siz
     scales = {name: (float(np.sqrt((noise[a:b] ** 2).mean())), b - a) for name, (a, b) in SHAPES.items()}
     scale = float(np.sqrt((noise**2).mean()))
     reaches = reaches + rng.normal(0, 1, len(drawn))
-    batch = float(np.sqrt((norms**2).sum()))
-    return ReadStep(drawn, 1, 0.1, scale, scales, reaches, np.eye(len(drawn)), norms, batch, noise, np.ones(1100))
+    return ReadStep(drawn, (drawn,), 0.1, scale, scales, reaches, np.eye(len(drawn)), norms, noise, np.ones(1100))
 
 
 def trace(seed: int, n: int = N, **more: Any) -> Trace:
     rng = np.random.default_rng(seed)
-    return Trace(n, [step(rng, **more) for _ in range(20)], shapes=dict(SHAPES))
+    return Trace(n, [step(rng, **more) for _ in range(20)], shapes=dict(SHAPES), returned=19)
 
 
 def runs(seed: int = 0, **more: Any) -> Runs:
@@ -98,12 +97,14 @@ def follows_the_batch(one: ReadStep) -> ReadStep:
 
 def eight(one: ReadStep) -> ReadStep:
     drawn = tuple(range(8))
-    return replace(one, records=drawn, reaches=np.ones(8), gram=np.eye(8), norms=np.exp(np.arange(8.0)))
+    return replace(
+        one, records=drawn, passes=(drawn,), reaches=np.ones(8), gram=np.eye(8), norms=np.exp(np.arange(8.0))
+    )
 
 
 def batch_clipped(one: ReadStep) -> ReadStep:
     """Every record gets its share of a batch of norm C."""
-    return replace(one, reaches=one.reaches - 1 + one.norms / one.batch_norm)
+    return replace(one, reaches=one.reaches - 1 + one.norms / np.linalg.norm(one.norms))
 
 
 def doubled(one: ReadStep) -> ReadStep:
@@ -115,7 +116,7 @@ def doubled(one: ReadStep) -> ReadStep:
     [
         ("one record's reach", runs(reach=1.4), (4.0, 12.0)),
         ("clipped by record", runs(follows=0.8), (math.inf, math.inf)),
-        ("clipped by record", changed(runs(), batch_clipped), (math.inf, math.inf)),
+        ("clipped by record", changed(runs(), batch_clipped), (10.0, 40.0)),
         ("noise in every tensor", changed(runs(), silent), (math.inf, math.inf)),
         ("noise in every tensor", changed(runs(), weak), None),
         ("Gaussian noise", changed(runs(), uniform), None),
@@ -139,6 +140,52 @@ def test_what_is_broken_is_seen_by_the_check_that_is_for_it(
     assert found.verdict == BROKEN, found
     if epsilon is not None:
         assert found.epsilon is not None and epsilon[0] <= found.epsilon <= epsilon[1]
+
+
+def test_records_clipped_harder_the_more_they_are_apart_are_not_taken_for_a_batch_that_is_clipped() -> None:
+    """Reaches of 0.5 to 1 that go with the record's norm alone: no share of company explains them."""
+
+    def harder(one: ReadStep) -> ReadStep:
+        return replace(one, reaches=one.reaches - 1 + np.where(one.norms < np.exp(3), 1.0, 0.5))
+
+    assert of("clipped by record", changed(runs(), harder)).verdict == NO_FAULT
+
+
+def test_a_record_has_its_share_of_those_that_it_is_read_with() -> None:
+    rng = np.random.default_rng(0)
+    gradients = rng.normal(size=(60, 4)) * np.array([1.0, 2.0, 3.0, 4.0])
+    norms = np.linalg.norm(gradients, axis=0)
+    gram = gradients.T @ gradients / np.outer(norms, norms)
+    one = replace(step(rng), records=(2, 5, 7, 9), gram=gram, norms=norms, reaches=np.ones(4))
+    pairs = [np.linalg.norm(gradients[:, at : at + 2].sum(1)) for at in (0, 2)]
+    found = reach._shares(one, [(5, 2), (7, 9)])
+    assert found == pytest.approx(norms / np.repeat(pairs, 2))
+    assert reach._shares(one, [one.records]) == pytest.approx(norms / np.linalg.norm(gradients.sum(1)))
+
+
+def test_the_weights_and_readings_beside_the_steps_are_told() -> None:
+    honest = runs()
+
+    def with_(**what: Any) -> Runs:
+        return replace(honest, traces=(replace(honest.first, **what), *honest.traces[1:]))
+
+    moved, read = "weights move by steps", "evaluation on private records"
+    assert of(moved, honest).verdict == of(read, honest).verdict == NO_FAULT
+    assert of(moved, with_(elsewhere=5)).verdict == of(moved, with_(returned=None)).verdict == UNKNOWN
+    assert of(read, with_(evaluated={1, 2})).verdict == UNKNOWN
+    assert of(read, with_(evaluated={1, 2}, returned=7)).verdict == BROKEN
+    assert of(read, with_(returned=7)).verdict == NO_FAULT
+
+
+def test_tensors_that_lost_the_same_directions_to_the_records_are_not_taken_for_repeated_noise() -> None:
+    """Of 300 correlations of 40 pairs, those below 0.05: 28 or more would be seen once in 1,000; in truth some 15."""
+    rng = np.random.default_rng(0)
+    lost = np.linalg.qr(rng.normal(size=(16, 8)))[0]
+    few = 0
+    for _ in range(300):
+        a, b = (one - one @ lost @ lost.T for one in rng.normal(size=(2, 40, 16)))
+        few += noise._correlation([(x, y, 8.0) for x, y in zip(a, b, strict=True)])[1] < 0.05
+    assert 4 < few < 28
 
 
 def test_steps_and_rates_that_follow_the_number_of_records_are_seen() -> None:
@@ -188,7 +235,8 @@ def followed(seed: int, size: int) -> tuple[Runs, list[float], list[float]]:
             lengths.append(float(np.linalg.norm(units.sum(1))))
             reaches = np.linalg.lstsq(units, gradient, rcond=None)[0]
             one = step(rng)
-            steps.append(replace(one, scale=1.0, records=tuple(range(k)), reaches=reaches, gram=units.T @ units))
+            drawn = tuple(range(k))
+            steps.append(replace(one, scale=1.0, records=drawn, passes=(drawn,), reaches=reaches, gram=units.T @ units))
         traces.append(Trace(N, steps, shapes=dict(SHAPES)))
     return Runs(CLAIM, tuple(traces), trace(0)), went, lengths
 
@@ -249,6 +297,18 @@ def test_what_the_loop_did_is_counted_by_the_accountant() -> None:
     assert farther.low is not None and farther.low > found.epsilon
     none = changed(honest, silent)
     assert seen(none, tuple(checks.all_checks(none))).epsilon == math.inf
+
+
+def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epsilon that is the rate over the noise, in the accountant's place. Of 60, 52 or fewer once in 200."""
+
+    def simple(noise: float, rate: float, steps: int, delta: float) -> float:
+        return 100 * rate / noise
+
+    monkeypatch.setattr(claim, "epsilon", simple)
+    monkeypatch.setattr(gaussian, "quick_epsilon", simple)
+    found = [seen(runs(seed), ()) for seed in range(60)]
+    assert sum((one.low or 0) < 100 / 6 < (one.high or 0) for one in found) > 52
 
 
 def test_a_shuffled_claim_is_accounted_without_what_sampling_hides() -> None:

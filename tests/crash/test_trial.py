@@ -2,42 +2,62 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import html
 import json
 import math
+import multiprocessing
 import shlex
+import signal
+import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from opacus import privacy_engine
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from auditor.cli import call
 from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
-from auditor.crash import report, subject, trial
+from auditor.crash import claim, report, subject, trial
 from auditor.crash.claim import LoopClaim
 from auditor.crash.one_run import one_run
 from auditor.crash.subject import Gradients
 from auditor.crash.trial import CrashTest, LoopSeen, crash_test
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
+from auditor.crash.watch import _outside
+from auditor.privacy import gaussian
 from benchmarks.checks.trust import loop_faults
+from benchmarks.checks.trust.loop_alarms import _SLOW, written_out
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_ENOUGH", 1)  # two trainings, and the one with a record fewer
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two trainings, the one with a record fewer, and a first step again; our own model's layers written out."""
+    monkeypatch.setattr(trial, "_ENOUGH", 1)
+    monkeypatch.setattr(trial, "_LEAST", 2)
+    with written_out():
+        yield
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick accountant: no epsilon that is told is held against it."""
+    monkeypatch.setattr(claim, "epsilon", gaussian.quick_epsilon)
 
 
 def test_gradients_are_those_of_single_backward_passes() -> None:
     model, records = subject.model(0), subject.records(0)
     names = [name for name, _ in model.named_parameters()]
-    found = Gradients(model, records).at(dict(model.named_parameters()), [1, 5, 0], names)
+    found = _SLOW(Gradients(model, records), dict(model.named_parameters()), [1, 5, 0], names)
     for row, record in enumerate((1, 5, 0)):
         ids = torch.tensor([records[record]["input_ids"]])
         loss = torch.nn.functional.cross_entropy(model(input_ids=ids).logits[0, :-1], ids[0, 1:])
@@ -60,12 +80,65 @@ def test_a_record_is_known_wherever_its_row_is_read() -> None:
         ("resumed with its seed anew", "fresh noise"),
         ("released gradients overflow in float16", "finite gradients"),
         ("ours, a resumed training's noise again", "fresh noise"),
+        ("the best checkpoint by private records", "evaluation on private records"),
     ],
 )
+@pytest.mark.usefixtures("quickly")
 def test_a_planted_fault_is_caught(name: str, check: str) -> None:
     found = loop_faults.tested(loop_faults.FAULTS[name])
     assert check in [one.name for one in found.broken]
     assert found.verdict == "broken"
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        ("the batch clipped, not its records", "clipped by record"),
+        ("bias of attention not in the norm", "one record's reach"),
+    ],
+)
+@pytest.mark.usefixtures("quickly")
+def test_a_fault_that_shows_on_one_of_our_models_alone_is_caught(
+    name: str, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "_LEAST", len(subject.SPECIMENS))
+    assert check in [one.name for one in loop_faults.tested(loop_faults.FAULTS[name]).broken]
+
+
+@pytest.mark.usefixtures("quickly")
+def test_an_update_that_no_step_made_leaves_no_verdict() -> None:
+    found = loop_faults.tested(loop_faults.FAULTS["an update by hand between two steps"])
+    assert found.verdict == "cannot tell" and "weights move by steps" in [
+        check.name for check in found.checks if check.verdict == "cannot tell"
+    ]
+
+
+def test_a_gradient_lies_by_a_tenth_in_each_tensor_of_one_of_our_models() -> None:
+    """So one that is left out of the norm shows there."""
+    most: dict[str, float] = {}
+    for one in subject.SPECIMENS:
+        model = one.model()
+        weights = dict(model.named_parameters())
+        found = Gradients(model, one.records()).at(weights, list(range(8)), list(weights))
+        squares = {name: value.flatten(1).square().sum(1) for name, value in found.items()}
+        whole = torch.stack(list(squares.values())).sum(0)
+        most = {name: max(most.get(name, 0), float((own / whole).mean())) for name, own in squares.items()}
+    assert min(most.values()) > 0.1, most
+
+
+def test_what_lies_outside_the_records_gradients_is_what_least_squares_leave() -> None:
+    made = torch.Generator().manual_seed(0)
+    sizes = [30, 12, 5]
+    released, own = torch.randn(47, generator=made).double(), torch.randn(47, 4, generator=made).double()
+    own[:, 3] = own[:, 0]  # one direction less
+    left, free, spread = _outside(released, own, sizes)
+    at = 0
+    for size, dimensions in zip(sizes, free, strict=True):
+        part, mine = released[at : at + size], own[at : at + size]
+        solved = torch.linalg.lstsq(mine[:, :3], part).solution
+        torch.testing.assert_close(left[at : at + size], part - mine[:, :3] @ solved)
+        assert dimensions == size - 3 == pytest.approx(float(spread[at : at + size].square().sum()))
+        at += size
 
 
 def test_another_seed_is_another_draw_of_every_training() -> None:
@@ -93,6 +166,7 @@ def test_a_training_in_several_processes_is_refused() -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(
     "name",
     [
@@ -124,8 +198,11 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize(("name", "function"), EXAMPLES)
-def test_the_examples_are_judged_with_the_real_packages(name: str, function: str) -> None:
-    """Its own verdict of each; an honest one has no epsilon beside its claim."""
+def test_the_examples_are_judged_with_the_real_packages(
+    name: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own verdict of each; an honest one has no epsilon beside its claim. Opacus solves for its noise once."""
+    monkeypatch.setattr(privacy_engine, "get_noise_multiplier", functools.cache(privacy_engine.get_noise_multiplier))
     verdict, broken = EXAMPLES[name, function]
     if name == "with_opake":
         pytest.importorskip("opake")  # in `dev` where it has a wheel
@@ -175,10 +252,46 @@ def without_noise(model: Any, records: Any) -> Any:
     return model, {**loop_faults.CLAIM, "noise_multiplier": 0.0}
 
 
-@pytest.mark.parametrize("train", [ignores, another, claims_nothing, without_noise])
-def test_what_cannot_be_tested_is_refused(train: Any) -> None:
-    with pytest.raises(AuditError):
+def gives_back_another(model: Any, records: Any) -> Any:
+    loop_faults.plain(steps=2)(model, records)
+    return copy.deepcopy(model), loop_faults.CLAIM
+
+
+def not_again(model: Any, records: Any) -> Any:
+    torch.seed()
+    return loop_faults.plain(steps=2)(model, records)
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        (ignores, "saw 0 steps"),
+        (another, "saw 0 steps"),
+        (gives_back_another, "returned another one"),
+        (not_again, "not the same again"),
+        (claims_nothing, "return"),
+        (without_noise, "noise"),
+    ],
+)
+def test_what_cannot_be_tested_is_refused(train: Any, said: str) -> None:
+    with pytest.raises(AuditError, match=said):
         crash_test(train)
+
+
+def test_a_training_that_hangs_is_ended_and_so_is_what_it_started() -> None:
+    started = []
+
+    def hangs(model: Any, records: Any) -> Any:
+        started.append(multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)))
+        started[0].start()
+        time.sleep(600)
+
+    begun = time.monotonic()
+    with pytest.raises(AuditError, match="budget"):
+        crash_test(hangs, minutes=0.01)
+    started[0].join(timeout=60)
+    assert not started[0].is_alive() and time.monotonic() - begun < 120
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def test_a_training_longer_than_its_budget_is_ended() -> None:
@@ -249,7 +362,12 @@ def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
 
 @pytest.mark.parametrize(
     "text",
-    ["def other(model, records): ...", "raise ValueError('mine')", "def train(model, records): raise KeyError(1)"],
+    [
+        "def other(model, records): ...",
+        "raise ValueError('mine')",
+        "def train(model, records): raise KeyError(1)",
+        "def train(model, records): raise AssertionError('Torch not compiled with CUDA enabled')",
+    ],
 )
 def test_a_file_that_cannot_be_run_is_refused(text: str, tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
