@@ -192,5 +192,5 @@ def _fit(steps: Sequence[ReadStep], columns: _Columns) -> tuple[Array, Array] | 
     used = np.diag(a) > 0
     if not used[0] or np.linalg.cond(a[used][:, used]) > _SINGULAR:
         return None
-    covariance = np.linalg.inv(a[used][:, used])
+    covariance: Array = np.linalg.inv(a[used][:, used]).astype(np.float64)
     return covariance @ b[used], covariance

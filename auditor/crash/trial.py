@@ -150,7 +150,7 @@ def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> LoopSeen:
         return LoopSeen(noise and noise[0], runs.rate, steps, math.inf, math.inf, math.inf)
     if noise is None:
         return LoopSeen(None, runs.rate, steps, None)
-    drawn = {"sampling": "shuffled"} if "Poisson sampling" in broken else {}
+    drawn: dict[str, Any] = {"sampling": "shuffled"} if "Poisson sampling" in broken else {}
     epsilon = runs.epsilon(noise[0], steps=steps, **drawn)
     low, high = _interval(runs, noise, epsilon, {"steps": steps, **drawn})
     worst = max((check.epsilon for check in broken.values() if check.epsilon is not None), default=0.0)
