@@ -50,13 +50,17 @@ _UP, _DOWN, _EMBEDDING, _HEAD = "h_to_4h.weight", "4h_to_h.weight", "embed_in.we
 SPECIMENS = (
     Specimen(alike=False),  # the last layer, its biases and the embedding, a fourth each
     Specimen(((_EMBEDDING, 0.25),)),  # the embedding
-    Specimen(
-        ((_IN, 20), (_DENSE, 0.6), (_POST, 20), (_EMBEDDING, 2), (_FINAL, 2))
-    ),  # weights of attention and feed-forward
-    Specimen(((_IN, 0.1), (_DENSE, 80), (_POST, 0.1), (_DOWN, 100), (_FINAL, 2))),  # their first biases
-    Specimen(((_IN, 0.03), (_QKV, 300), (_DENSE, 10), (_POST, 0.03), (_UP, 300), (_DOWN, 10), (_FINAL, 2))),  # norms
+    # weights of attention and feed-forward
+    Specimen(((_IN, 20), (_QKV, 0.4), (_DENSE, 0.4), (_POST, 20), (_UP, 0.4), (_DOWN, 0.3), (_EMBEDDING, 10),
+              (_HEAD, 20), (_FINAL, 0.2))),
+    # their first biases
+    Specimen(((_IN, 0.001), (_QKV, 0.03), (_DENSE, 90), (_POST, 0.01), (_UP, 0.4), (_DOWN, 200), (_EMBEDDING, 3),
+              (_HEAD, 8), (_FINAL, 0.4))),
+    # the norms before them
+    Specimen(((_IN, 0.08), (_QKV, 400), (_DENSE, 10), (_POST, 0.04), (_UP, 300), (_DOWN, 30), (_EMBEDDING, 30),
+              (_HEAD, 20), (_FINAL, 0.5))),
     Specimen(((_FINAL, 0.01), (_HEAD, 500), (_EMBEDDING, 20))),  # the last norm
-)
+)  # fmt: skip
 
 
 def specimen(training: int) -> Specimen:

@@ -151,8 +151,8 @@ def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> Non
     honest, broken = (
         one_run(train, None, 5, math.inf) for train in (loop_faults.plain(), loop_faults.FAULTS["no clipping"])
     )
-    assert honest.epsilon < honest.claimed == pytest.approx(4.4, abs=0.05)
-    assert honest.canaries == broken.canaries == subject.RECORDS and broken.right == broken.guesses
+    assert honest.epsilon < honest.claimed == LoopClaim.read(loop_faults.CLAIM).implied_epsilon()
+    assert honest.canaries == broken.canaries == subject.RECORDS and broken.right >= broken.guesses - 2
     assert honest.epsilon < 1 < broken.epsilon < broken.best == honest.best
 
 
@@ -197,7 +197,10 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize(("name", "function"), EXAMPLES)
+TIGHTLY = {"opacus_ways": pytest.mark.accounted}  # Opacus's accountant is tight, so is what its epsilon is held against
+
+
+@pytest.mark.parametrize(("name", "function"), [pytest.param(*one, marks=TIGHTLY.get(one[0], ())) for one in EXAMPLES])
 def test_the_examples_are_judged_with_the_real_packages(
     name: str, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
