@@ -72,7 +72,9 @@ class GradientAudit(Probe):
     def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         unit = "user" if observations.facts["per_user"] else "record"
         try:
-            found = audited(column(observations, "score"), is_member(secrets), observations.facts["delta"])
+            seen = observations.facts
+            sampling = (seen["sampling_rate"], int(seen["steps"]))  # the shape of what it says of itself
+            found = audited(column(observations, "score"), is_member(secrets), seen["delta"], sampling=sampling)
         except AuditError as why:  # scores that say nothing are this row's matter: the run goes on
             raise NotApplicable(str(why)) from why
         return tuple(replace(audit, unit=unit) for audit in found)

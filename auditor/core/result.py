@@ -31,14 +31,16 @@ class Audited:
     It exceeds the truth with probability at most `level`, and is about `delta`, `relation` and `unit` alone.
     """
 
-    estimator: str  # "one_run", "games": (epsilon, delta)-DP; "fdp", "gdp": a Gaussian mechanism, said as (eps, delta)
+    estimator: str  # "one_run", "games": (epsilon, delta)-DP; "fdp": mu-GDP, said as (eps, delta); "shape"
     epsilon: float
     delta: float
     level: float
     canaries: int  # in or out by a fair coin each
-    guesses: int  # of that many canaries; of the others it was not said
+    guesses: int  # the surest of the canaries: so many that by themselves they prove most
     right: int
     best: float  # what all-right guesses would have proved, by the same rule
+    rights: tuple[int, ...] = ()  # of the surest guesses, for each number of them that was looked at
+    sampling: tuple[float, int] | None = None  # rate and steps of the shape that a bound by "shape" assumes
     copies: int = 1  # how often each canary was inserted
     relation: str = "add_remove"
     unit: str = "record"

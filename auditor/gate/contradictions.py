@@ -148,7 +148,8 @@ def _audits(finding: Finding) -> Iterator[str]:
         except AuditError as why:
             yield f"{name}: {why}"
             continue
-        for what, told, found in (("", audit.epsilon, again.epsilon), ("best provable ", audit.best, again.best)):
+        shown = ("", audit.epsilon, again.epsilon), ("best provable ", audit.best, again.best)
+        for what, told, found in (*shown, ("right guesses ", audit.right, again.right)):
             if not math.isclose(told, found, rel_tol=_SOLVED, abs_tol=_SOLVED):
                 yield f"{name} is {what}{told:.6g}, and {audit.right} of {audit.guesses} guesses right make {found:.6g}"
         measured = finding.measurement(name)

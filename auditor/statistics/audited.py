@@ -1,19 +1,18 @@
 """From the scores of one run's canaries to lower bounds of epsilon. Knows no model: scores and coins in, bounds out.
 
-A higher score: surer that the canary was in. Guessed are the r/2 highest "in" and the r/2 lowest "out"; equal scores
-at a cut count against the guesser, so that no order in which canaries are listed can say anything of their coins.
+A higher score: surer that the canary was in. Guessed "in" are those above the middle of the scores, "out" those below,
+the farthest from it first. Equal scores, and equally far ones, count against the guesser, so that no order in which
+canaries are listed can say anything of their coins. Distances, not ranks: a score says most of canaries that are in,
+and less of those that are out, so its upper tail is the longer one.
 
-How many to guess is tried over `guess_counts(m)`: m, m/2, m/8 and m/32, which depend on m alone, and is paid for by a
-union bound: each number of guesses gets the same share of the level, and the best bound counts. (Choosing r on one half
-of the canaries and bounding on the other costs half of m, which is more. jax_privacy's Bonferroni correction is over
-the points of the ROC's hull, a set that the coins chose. A finer grid costs more than it finds: with delta > 0 no bound
-passes log(level / (2 delta)), and every further number of guesses divides that level.)
+How many to guess is looked at for all counts of `guess_counts(m)` together (`one_run.p_value`), at no share of the
+level for each. (jax_privacy's Bonferroni correction is over the points of the ROC's hull, a set that the coins chose.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -24,24 +23,30 @@ from scipy.stats import binomtest
 from auditor.core.errors import AuditError
 from auditor.core.result import Audited, Measurement
 from auditor.statistics import games
-from auditor.statistics.one_run import epsilon_fdp, epsilon_gdp, epsilon_one_run, group_delta, p_value
+from auditor.statistics.one_run import (
+    Counts,
+    epsilon_fdp,
+    epsilon_one_run,
+    guess_counts,
+    logit_bound,
+)
+from auditor.statistics.shapes import GAUSSIAN, Sampling, epsilon_shape
 
 LEVEL = 0.05
-_PARTS = (1, 2, 8, 32)  # of the canaries are guessed
-_FEWEST = 16  # guesses of a part: fewer prove hardly anything
 _LEAST = 1e-9  # the epsilon that counts as above 0
 _UNFAIR = 1e-9  # how often fair coins are refused
 _MOST_CANARIES = 10**6
+_FARTHEST = 1e300  # from the middle: an infinite score is as sure as this
 
-Bound = Callable[[int, int, int, float, float, int], float]  # m, r, v, delta, level, copies
 MAIN = "one_run"
 GAMES = "games"  # independent ones, by Clopper-Pearson (statistics/games.py)
-ESTIMATORS: dict[str, Bound] = {MAIN: epsilon_one_run, "fdp": epsilon_fdp, "gdp": epsilon_gdp}
+FDP, SHAPE = "fdp", "shape"
+ESTIMATORS = (MAIN, FDP, SHAPE)
 METRICS = {
     MAIN: "epsilon_lower_bound",
     GAMES: "epsilon_lower_bound",
-    "fdp": "epsilon_lower_bound_fdp",
-    "gdp": "epsilon_lower_bound_gdp",
+    FDP: "epsilon_lower_bound_fdp",
+    SHAPE: "epsilon_lower_bound_shape",
 }
 
 
@@ -51,49 +56,60 @@ def audited(
     delta: float,
     level: float = LEVEL,
     copies: int = 1,
+    sampling: Sampling = GAUSSIAN,
 ) -> tuple[Audited, ...]:
     """One bound an estimator, the (epsilon, delta) one first; at delta 0 that one alone. Both arrays (canaries,).
 
-    Each is at `level` for itself. Raises AuditError for scores that are NaN or all equal, coins that were not fair,
-    and fewer canaries than any bound needs.
+    Each is at `level` for itself. sampling: rate and steps of the shape that the last one assumes. Raises AuditError
+    for scores that are NaN or all equal, coins that were not fair, and fewer canaries than any bound needs.
     """
     _check(scores, included, delta, level, copies)
-    m, order = len(scores), _Guesses(scores, included)
-    right = {r: order.right(r) for r in guess_counts(m)}
-    share = level / len(right)
-    found = []
-    for name, bound in ESTIMATORS.items():
-        if name != MAIN and delta == 0:
-            continue
-        bounds = {r: bound(m, r, v, delta, share, copies) for r, v in right.items()}
-        r = max(bounds, key=lambda r: bounds[r])
-        most = guess_counts(m)[0]
-        best = bound(m, most, most, delta, share, copies)
-        found.append(Audited(name, bounds[r], delta, level, m, r, right[r], best, copies))
-    return tuple(found)
+    right = rights(scores, included)
+    return tuple(
+        _audited(name, len(scores), right, delta, level, copies, sampling if name == SHAPE else None)
+        for name in (ESTIMATORS if delta else ESTIMATORS[:1])
+    )
+
+
+def _audited(
+    name: str, m: int, right: Counts, delta: float, level: float, copies: int, sampling: Sampling | None
+) -> Audited:
+    counts = guess_counts(m)
+    alone = [logit_bound(r, v, level) for r, v in zip(counts, right, strict=True)]
+    surest = alone.index(max(alone))
+    proved, best = (_bound(name, m, told, delta, level, copies, sampling) for told in (right, counts))
+    return Audited(
+        *(name, proved, delta, level, m, counts[surest], right[surest], best),
+        rights=right,
+        sampling=sampling,
+        copies=copies,
+    )
+
+
+def _bound(
+    name: str, m: int, right: Counts, delta: float, level: float, copies: int, sampling: Sampling | None
+) -> float:
+    if name == SHAPE:
+        return epsilon_shape(m, right, delta, level, copies, sampling or GAUSSIAN)
+    return (epsilon_one_run if name == MAIN else epsilon_fdp)(m, right, delta, level, copies)
 
 
 def audit_at_level(audit: Audited, level: float) -> Audited:
     """The same guesses, and the best that could have been, at another level: what several audits of one model share.
 
-    No other number of guesses is looked for, which can only make the bound smaller. Raises AuditError for what
-    `audited` cannot have made.
+    Raises AuditError for what `audited` cannot have made.
     """
     if audit.estimator == GAMES and audit.table is not None:
         again = games.audit_games(audit.table, audit.delta, level)
         return replace(audit, epsilon=again.epsilon, best=again.best, level=level)
-    bound, counts = ESTIMATORS.get(audit.estimator), guess_counts(audit.canaries)
-    if bound is None or audit.guesses not in counts:
+    counts = guess_counts(audit.canaries)
+    if audit.estimator not in ESTIMATORS or len(audit.rights) != len(counts):
         raise AuditError(
-            f"expected a bound by {', '.join(ESTIMATORS)} from {' or '.join(map(str, counts))} guesses of "
-            f"{audit.canaries} canaries, got {audit.estimator} from {audit.guesses}"
+            f"expected a bound by {', '.join(ESTIMATORS)} with the right ones of {', '.join(map(str, counts))} guesses "
+            f"of {audit.canaries} canaries, got {audit.estimator} with {len(audit.rights)} such counts: run it anew"
         )
-    share, most = level / len(counts), counts[0]
-    epsilon, best = (
-        bound(audit.canaries, r, v, audit.delta, share, audit.copies)
-        for r, v in ((audit.guesses, audit.right), (most, most))
-    )
-    return replace(audit, epsilon=epsilon, best=best, level=level)
+    again = _audited(audit.estimator, audit.canaries, audit.rights, audit.delta, level, audit.copies, audit.sampling)
+    return replace(again, relation=audit.relation, unit=audit.unit)
 
 
 def why_powerless(audit: Audited, limit: float) -> str:
@@ -117,23 +133,22 @@ def why_powerless(audit: Audited, limit: float) -> str:
     return f"its games look at {audit.tokens:,} {of}{apart}"
 
 
-def guess_counts(m: int) -> tuple[int, ...]:
-    """The numbers of guesses that are tried with m canaries: even, and at least 16 but for the first, which is all."""
-    counts = [m // part // 2 * 2 for part in _PARTS]
-    return (counts[0], *(r for r in counts[1:] if r >= _FEWEST))
+def rights(scores: NDArray[np.floating], included: NDArray[np.bool_]) -> Counts:
+    """How many of the surest guesses are right, for each of `guess_counts`."""
+    scores = np.clip(scores, -_FARTHEST, _FARTHEST)
+    middle = _middle(np.sort(scores))
+    right = ((scores > middle) & included) | ((scores < middle) & ~included)
+    told = np.concatenate([[0], np.cumsum(right[np.lexsort((right, -np.abs(scores - middle)))])])  # wrong ones first
+    return tuple(int(told[r]) for r in guess_counts(len(scores)))
 
 
-class _Guesses:
-    """Which canaries are guessed, for any number of guesses, and how many of the guesses are right."""
-
-    def __init__(self, scores: NDArray[np.floating], included: NDArray[np.bool_]) -> None:
-        high = np.lexsort((included, -scores))  # equal scores: those that are out first
-        low = np.lexsort((~included, scores))  # equal scores: those that are in first
-        self._in = np.concatenate([[0], np.cumsum(included[high])])
-        self._out = np.concatenate([[0], np.cumsum(~included[low])])
-
-    def right(self, r: int) -> int:
-        return int(self._in[r // 2] + self._out[r // 2])
+def _middle(ordered: NDArray[np.floating]) -> float:
+    """Halfway between two different scores that follow each other, those nearest to the middle of them all."""
+    steps = np.flatnonzero(np.diff(ordered)) + 1
+    if not len(steps):
+        return float(ordered[0])
+    cut = steps[np.argmin(np.abs(steps - len(ordered) / 2))]
+    return float((ordered[cut - 1] + ordered[cut]) / 2)
 
 
 # --- power ------------------------------------------------------------------------------------------------------------
@@ -141,50 +156,35 @@ class _Guesses:
 
 @lru_cache(maxsize=2**14)
 def best_provable(m: int, delta: float, level: float = LEVEL, copies: int = 1) -> float:
-    """What m canaries would prove, every guess right, by the rule of `audited`: an audit of a larger claim is idle.
-
-    Of numbers of guesses that are all right the largest proves the most.
-    """
-    counts = guess_counts(m)
-    return epsilon_one_run(m, counts[0], counts[0], delta, level / len(counts), copies)
+    """What m canaries would prove, every guess right, by the rule of `audited`: an audit of a larger claim is idle."""
+    return epsilon_one_run(m, guess_counts(m), delta, level, copies)
 
 
 def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: int = 1) -> int:
     """The least m with best_provable(m) >= epsilon.
 
-    More are not always enough: where the level is shared by one number of guesses more (m = 32, 128, 512), and with
-    delta > 0 beyond some ten thousand, the best provable epsilon falls. Raises AuditError where no number of canaries
-    up to a million can prove so much: with delta > 0 none can prove log(level / (2 delta)).
+    Raises AuditError where no number of canaries up to a million can prove so much.
     """
     if not 0 < epsilon < math.inf:
         raise AuditError(f"expected an epsilon > 0 to prove, got {epsilon:g}")
     _check_numbers(2, delta, level, copies)
 
-    def enough(half: int) -> bool:
-        """Of twice so many canaries: an odd one more is one fewer."""
-        m = 2 * half
-        counts = guess_counts(m)
-        p = p_value(m, m, m, copies * epsilon, group_delta(epsilon, delta, copies))
-        return p < level / len(counts)
+    def enough(m: int) -> bool:
+        return best_provable(m, delta, level, copies) >= epsilon
 
-    steps = [_FEWEST * part // 2 for part in _PARTS[1:]]  # where one more number of guesses is tried
-    half = 1
-    while half <= _MOST_CANARIES // 2:
-        following = min([half + 1 + half // 8, *(step for step in steps if step > half)])
-        if enough(half):
-            return 2 * half
-        last = following - 1  # the same numbers of guesses: more canaries prove more, or all less
-        if last > half and enough(last):
-            while last - half > 1:
-                middle = (half + last) // 2
-                half, last = (half, middle) if enough(middle) else (middle, last)
-            return 2 * last
-        half = following
-    most = max(best_provable(int(10 ** (k / 4)) // 2 * 2, delta, level, copies) for k in range(8, 25))
-    raise AuditError(
-        f"expected an epsilon that up to {_MOST_CANARIES:,} canaries can prove at delta {delta:g}, at most about "
-        f"{most:.2g}, got {epsilon:g}; a smaller delta lets more be proved"
-    )
+    low, high = 1, 2
+    while not enough(high):
+        low, high = high, 2 * high
+        if high > _MOST_CANARIES:
+            most = best_provable(_MOST_CANARIES, delta, level, copies)
+            raise AuditError(
+                f"expected an epsilon that up to {_MOST_CANARIES:,} canaries can prove at delta {delta:g}, at most "
+                f"about {most:.2g}, got {epsilon:g}"
+            )
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def measurements_of(audits: Sequence[Audited]) -> list[Measurement]:
@@ -198,7 +198,7 @@ def measurements_of(audits: Sequence[Audited]) -> list[Measurement]:
         Measurement(METRICS[a.estimator], a.epsilon, a.epsilon, math.inf, a.canaries, "nats", _said(a)) for a in audits
     ]
     best = f"of {main.canaries:,} canaries, had every guess been right"
-    kept = f"of {main.guesses:,} guesses; the other {main.canaries - main.guesses:,} canaries were not guessed"
+    kept = f"of the {main.guesses:,} surest guesses, which alone prove most; all {main.canaries:,} are looked at"
     return [
         *bounds,
         Measurement("epsilon_best_provable", main.best, main.best, main.best, main.canaries, "nats", best),

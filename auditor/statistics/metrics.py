@@ -337,7 +337,11 @@ METRICS = (
     Metric("exposure_extrapolated", "Exposure extrapolated from samples, mean bits", "bits", bounded=False),
     Metric("epsilon_lower_bound", "Epsilon, lower bound", "nats", short="ε ≥", place=7, varies=True),
     Metric("epsilon_lower_bound_fdp", "Epsilon of the Gaussian trade-off that is refuted (f-DP)", "nats"),
-    Metric("epsilon_lower_bound_gdp", "Epsilon of independent Gaussian channels that are refuted", "nats"),
+    Metric(
+        "epsilon_lower_bound_shape",
+        "Epsilon that is refuted of canaries of a Gaussian shape, apart from one shared coin",
+        "nats",
+    ),
     Metric("epsilon_best_provable", "Epsilon that the audit could have proved at best", "nats"),
     Metric("epsilon_exact", "Epsilon of the audit's own game, exactly", "nats"),
     Metric("guesses_right", "Guesses of canaries that are right", "count"),

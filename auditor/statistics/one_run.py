@@ -1,18 +1,22 @@
-"""Lower bounds of epsilon from one training run: m canaries, each in or out by its own fair coin, r of them guessed.
+"""Lower bounds of epsilon from one training run: m canaries, in or out by a fair coin each, the surest guessed first.
 
-v of the r guesses are right. Each bound exceeds the truth with probability at most `level`, if what its name says is
-true of the mechanism (below), r was fixed without a look at the coins, and the coins were fair and independent. It
-holds for any way of guessing, and for any score. Epsilons in nats, at delta, under the relation that the coins play:
-a canary in or out. Knows no scores: see `audited`.
+Of the r surest guesses v(r) are right, for each r of `guess_counts(m)`: all, half, a quarter and so on, which depend on
+m alone. Each bound exceeds the truth with probability at most `level`, if what its name says is true of the mechanism
+(below), and the coins were fair and independent. It holds for any way of guessing, and for any score. Epsilons in nats,
+at delta, under the relation that the coins play: a canary in or out. Knows no scores: see `audited`.
 
 | bound | what it refutes | source |
 |---|---|---|
-| `epsilon_one_run` | (epsilon, delta)-DP | Steinke, Nasr and Jagielski 2023, Theorem 5.2 |
+| `epsilon_one_run` | (epsilon, delta)-DP | below; Steinke, Nasr and Jagielski 2023 for one r |
 | `epsilon_fdp` | mu-GDP of every canary given the others, said as (epsilon, delta) | Mahloujifar et al. 2024 |
-| `epsilon_gdp` | m Gaussian channels of mu, independent of each other | order statistics; Xiang et al. 2025 |
+| `shapes.epsilon_shape` | canaries that are independent but for a common coin, of one shape | see there |
 
-The third refutes less than the second: a mechanism with a coin of its own, by which it leaks all canaries or none, can
-be mu-GDP and still be "refuted" by `epsilon_gdp` (tests/statistics/test_one_run.py has one).
+Why `p_value` is one. Look at the coins one by one, in an order and with guesses that the release fixes. Given the
+release and the coins seen before, a guess is right with probability at most p + (1 - p) d, with p = e^epsilon / (1 +
+e^epsilon) and d = max(0, P[right] - e^epsilon P[wrong]). Over releases and coins the d of one canary has a mean of at
+most delta: half of it for each guess. Draw each by one uniform number: then the right ones are
+those of a row B of independent coins of p, and (1 - p) m delta more on average. A statistic that only grows with right
+guesses reaches a value no oftener than B's does with so many more, placed where they help most.
 
 copies: every canary that is in was inserted so many times. Then what is played for is a group of so many records:
 (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP, or k mu. The bound is of one record's epsilon.
@@ -21,8 +25,8 @@ copies: every canary that is in was inserted so many times. Then what is played 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,55 +36,122 @@ from scipy.stats import beta
 from auditor.core.errors import AuditError
 
 _CLOSE = 1e-12  # width of a bisection's last interval; what is returned is the end that was refuted
-_FAR = 40.0  # standard deviations, beyond which a binomial has no mass
+_FAR = 12.0  # standard deviations, beyond which a binomial has no mass
+_ROUNDED = 1e-9
 _MOST_MU = 256.0
-_NODES = 100  # of the integral over an order statistic
-_TAIL = 1e-13  # of its distribution, at each end, that counts as rejected by nobody
+_FEWEST = 16  # guesses of a part: fewer prove hardly anything
+_FDP_HALVINGS = (0, 1, 3, 5)
+
+Counts = tuple[int, ...]  # one for each of `guess_counts(m)`
+
+
+def guess_counts(m: int) -> tuple[int, ...]:
+    """The numbers of guesses that are looked at with m canaries, falling: all, and halves down to 16."""
+    return tuple(m >> i for i in range(m.bit_length()) if not i or m >> i >= _FEWEST)
 
 
 @lru_cache(maxsize=2**16)
-def epsilon_one_run(m: int, r: int, v: int, delta: float, level: float = 0.05, copies: int = 1) -> float:
-    """The epsilon below which every (epsilon, delta)-DP is refuted; 0 where none is.
+def epsilon_one_run(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
+    """The epsilon up to which all (epsilon, delta)-DP is refuted, of fixed ones half a per cent apart; 0 where none is.
 
-    With delta 0: logit of the Clopper-Pearson bound of v right in r. Raises AuditError for impossible counts.
+    right: of the surest guesses, for each of `guess_counts(m)`. Walked from 0 to the first that is not refuted: which r
+    surprises most changes on the way, and the p-value with it need not only rise. So the bound exceeds the truth only
+    where the first of those at or above the truth is refuted. Raises AuditError for impossible counts.
     """
-    _check(m, r, v, delta, level, copies)
-    pure = _logit_bound(r, v, level) / copies
-    if delta == 0 or pure <= 0:
-        return max(pure, 0.0)
+    check(m, right, delta, level, copies)
+    most = max((logit_bound(r, v, level) for r, v in zip(guess_counts(m), right, strict=True)), default=0.0) / copies
+    proved = 0.0
+    for epsilon in _walked():
+        if epsilon > most or p_value(m, right, copies * epsilon, group_delta(epsilon, delta, copies), level) >= level:
+            break
+        proved = epsilon
+    return proved
 
-    def refuted(epsilon: float) -> bool:
-        return p_value(m, r, v, copies * epsilon, group_delta(epsilon, delta, copies)) < level
 
-    return last_refuted(refuted, pure)
+def _walked() -> Iterator[float]:
+    """0 to 2 in hundredths, and from there on by half a per cent."""
+    yield from (k / 100 for k in range(200))
+    epsilon = 2.0
+    while True:
+        yield epsilon
+        epsilon *= 1.005
 
 
-def p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """How likely v or more of r guesses are right under (epsilon, delta)-DP, at most.
+def p_value(m: int, right: Counts, epsilon: float, delta: float, enough: float = 1.0) -> float:
+    """How likely guesses as good as these are under (epsilon, delta)-DP, at most.
 
-    min(1, P[B >= v] + 2 m delta max_{1 <= i <= v} P[v > B >= v - i] / i), B binomial of r and e^epsilon / (1 +
-    e^epsilon).
+    enough: only which side of it the p-value lies on is asked; where that is plain, a bound of it comes back.
+
+    Good is what some r makes least likely: min_r P[Binomial(r, p) >= v(r)]. How likely that is anywhere follows from
+    the counts of one row of independent coins, step by step from the surest.
     """
-    right, wrong = -np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon)  # logs of the two probabilities
-    mean, spread = r * math.exp(right), math.sqrt(r * math.exp(right + wrong))
-    k = np.arange(max(0, int(mean - _FAR * spread) - 100), min(r, int(mean + _FAR * spread) + 100) + 1)
-    mass = np.exp(gammaln(r + 1) - gammaln(k + 1) - gammaln(r - k + 1) + k * right + (r - k) * wrong)
-    tail = float(mass[k >= v].sum())
-    below = k < v
-    if delta == 0 or not below.any():
-        return min(1.0, tail)
-    averages = np.cumsum(mass[below][::-1]) / (v - k[below][::-1])  # P[v > B >= v - i] / i
-    return min(1.0, tail + 2 * m * delta * float(averages.max()))
+    counts, log_odds = guess_counts(m), (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
+    p = math.exp(log_odds[0])
+    least = min((float(at_least(v, r, np.array([p]))[0]) for r, v in zip(counts, right, strict=True)), default=1.0)
+    spare, more = m * delta * math.exp(log_odds[1]), 0
+    if least >= enough or len(counts) * least + spare < enough < 1:
+        return least if least >= enough else len(counts) * least + spare
+    needed = [_fewest_right(r, p, least) for r in counts]
+    chance = _reaches(counts, needed, log_odds)
+    while spare > 0 and chance < enough:
+        more += 1
+        reached = _reaches(counts, [max(0, v - more) for v in needed], log_odds)
+        spent = min(spare, more * max(0.0, reached - chance))  # those that lack so many, and get them
+        chance, spare = chance + spent / more, spare - spent
+        if reached >= 1 - _ROUNDED:
+            break
+    return min(1.0, chance)
+
+
+def _fewest_right(r: int, p: float, chance: float) -> int:
+    """The fewest right of r that are no likelier than this; r + 1 where none are."""
+    low, high = 0, r + 1
+    while low < high:
+        middle = (low + high) // 2
+        seen = float(at_least(middle, r, np.array([p]))[0]) if middle <= r else 0.0
+        low, high = (low, middle) if seen <= chance * (1 + _ROUNDED) else (middle + 1, high)
+    return low
+
+
+def _reaches(counts: Counts, needed: Sequence[int], log_odds: tuple[float, float]) -> float:
+    """P[so many are needed of r, and so many are right, for some r of the counts], each right by its own coin."""
+    mass, first, reached, before = np.ones(1), 0, 0.0, 0
+    for r, fewest in zip(reversed(counts), reversed(needed), strict=True):
+        lowest, step = _binomial(r - before, log_odds)
+        mass, first, before = np.convolve(mass, step), first + lowest, r
+        keep = max(0, min(len(mass), fewest - first))
+        reached += float(mass[keep:].sum())
+        mass = mass[:keep]
+        if not keep:
+            break
+    return reached
+
+
+def _binomial(n: int, log_odds: tuple[float, float]) -> tuple[int, NDArray[np.float64]]:
+    """Where its mass begins, and the mass; what lies `_FAR` standard deviations away is left out."""
+    right, wrong = log_odds
+    mean, spread = n * math.exp(right), math.sqrt(n * math.exp(right + wrong))
+    k = np.arange(max(0, int(mean - _FAR * spread) - 30), min(n, int(mean + _FAR * spread) + 30) + 1)
+    mass: NDArray[np.float64] = np.exp(
+        gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + k * right + (n - k) * wrong
+    )
+    return int(k[0]), mass
 
 
 @lru_cache(maxsize=2**16)
-def epsilon_fdp(m: int, r: int, v: int, delta: float, level: float = 0.05, copies: int = 1) -> float:
+def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1) -> float:
     """Epsilon at delta of the largest mu that is refuted: that each canary's trade-off is at least the Gaussian's.
 
-    Raises AuditError for impossible counts, and at delta 0, where no Gaussian mechanism has a finite epsilon.
+    All, half, an eighth and a 32nd are guessed, each at its share of the level. Raises AuditError for impossible
+    counts, and at delta 0, where no Gaussian mechanism has a finite epsilon.
     """
-    _check_gaussian(m, r, v, delta, level, copies)
-    return gaussian_epsilon(fdp_mu(m, r, v, level) / copies, delta)
+    check(m, right, delta, level, copies)
+    if delta == 0:
+        raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
+    counts = guess_counts(m)
+    tried = [i for i in _FDP_HALVINGS if i < len(counts)]
+    mu = max(fdp_mu(m, counts[i], right[i], level / len(tried)) for i in tried)
+    return gaussian_epsilon(mu / copies, delta)
 
 
 @lru_cache(maxsize=2**16)
@@ -102,74 +173,10 @@ def _falsified(m: int, r: int, v: int, mu: float, level: float) -> bool:
     return right + wrong > r / m
 
 
-@lru_cache(maxsize=2**16)
-def epsilon_gdp(m: int, r: int, v: int, delta: float, level: float = 0.05, copies: int = 1) -> float:
-    """Epsilon at delta of the largest mu that is refuted: that the canaries pass m independent channels N(0 or mu, 1).
-
-    Exact: the most that can be right are the r surest, and given how sure the next one is they are independent. (The
-    published rule puts the expectations of the order statistics into a Chernoff bound. That is looser where some are
-    wrong, and where all are right it exceeds the truth more often than `level`: the mean of a product is not the
-    product of means.) Raises AuditError as `epsilon_fdp` does.
-    """
-    _check_gaussian(m, r, v, delta, level, copies)
-    return gaussian_epsilon(gdp_mu(m, r, v, level) / copies, delta)
-
-
-@lru_cache(maxsize=2**16)
-def gdp_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
-    """The mu below which m independent Gaussian channels are refuted; 0 where none are."""
-    if r == m:  # all are guessed: each is right with probability Phi(mu / 2)
-        return max(0.0, 2 * float(ndtri(beta.ppf(level, v, r - v + 1)))) if v else 0.0
-    return _last_mu(lambda mu: gdp_p_value(m, r, v, mu) < level)
-
-
-def gdp_p_value(m: int, r: int, v: int, mu: float) -> float:
-    """P[at least v of the r surest of m are right], each N(+-mu/2, 1) and taken for what its sign says.
-
-    Sure is what lies far from 0: t is passed with probability S(t) = Phi(mu/2 - t) + Phi(-mu/2 - t), rightly with
-    Phi(mu/2 - t). S of the (r+1)-th surest is Beta(r + 1, m - r) distributed, and the r before it are right with
-    probability Phi(mu/2 - t) / S(t) each, independently: a binomial tail, integrated over t.
-    """
-    if r == m:
-        return float(_at_least(v, r, ndtr(np.array([mu / 2])))[0])
-    least, most = beta.ppf(_TAIL, r + 1, m - r), beta.isf(_TAIL, r + 1, m - r)
-    near, far = _passed_inverse(float(most), mu), _passed_inverse(float(least), mu)
-    nodes, weights = _legendre()
-    t = (near + far) / 2 + (far - near) / 2 * nodes
-    passed = ndtr(mu / 2 - t) + ndtr(-mu / 2 - t)
-    density = (np.exp(-((t - mu / 2) ** 2) / 2) + np.exp(-((t + mu / 2) ** 2) / 2)) / math.sqrt(2 * math.pi)
-    mass = (far - near) / 2 * weights * density * _beta_density(passed, r + 1, m - r)
-    return min(1.0, float(mass @ _at_least(v, r, ndtr(mu / 2 - t) / passed)) + 2 * _TAIL)
-
-
-def _at_least(v: int, r: int, q: NDArray[np.float64]) -> NDArray[np.float64]:
+def at_least(v: int, r: int, q: NDArray[np.float64]) -> NDArray[np.float64]:
     """P[B >= v] of a binomial of r and q."""
     tail: NDArray[np.float64] = betainc(v, r - v + 1, q) if v else np.ones_like(q)
     return tail
-
-
-def _passed_inverse(share: float, mu: float) -> float:
-    """The t that is passed with this probability."""
-    low, high = 0.0, mu / 2 + 40.0
-    while high - low > _CLOSE:
-        middle = (low + high) / 2
-        if ndtr(mu / 2 - middle) + ndtr(-mu / 2 - middle) >= share:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _beta_density(x: NDArray[np.float64], a: int, b: int) -> NDArray[np.float64]:
-    constant = float(gammaln(a + b) - gammaln(a) - gammaln(b))
-    density: NDArray[np.float64] = np.exp(constant + (a - 1) * np.log(x) + (b - 1) * np.log1p(-x))
-    return density
-
-
-@cache
-def _legendre() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    return nodes, weights
 
 
 # --- epsilon, delta and mu --------------------------------------------------------------------------------------------
@@ -197,12 +204,12 @@ def group_delta(epsilon: float, delta: float, copies: int) -> float:
 # --- solving ----------------------------------------------------------------------------------------------------------
 
 
-def last_refuted(refuted: Callable[[float], bool], high: float) -> float:
+def last_refuted(refuted: Callable[[float], bool], high: float, close: float = _CLOSE) -> float:
     """Where what is refuted from 0 on ends, at `high` at the latest: by bisection, from below. 0: nothing is."""
     low = 0.0
     if not refuted(low):
         return 0.0
-    while high - low > _CLOSE * max(1.0, low):
+    while high - low > close * max(1.0, low):
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
@@ -215,7 +222,7 @@ def _last_mu(refuted: Callable[[float], bool]) -> float:
     return last_refuted(refuted, high)
 
 
-def _logit_bound(r: int, v: int, level: float) -> float:
+def logit_bound(r: int, v: int, level: float) -> float:
     """Logit of the Clopper-Pearson lower bound of v right in r; v = r: of level^(1/r)."""
     if v == 0:
         return 0.0
@@ -224,18 +231,14 @@ def _logit_bound(r: int, v: int, level: float) -> float:
     return float(np.log(beta.ppf(level, v, r - v + 1)) - np.log(beta.isf(level, r - v + 1, v)))
 
 
-def _check(m: int, r: int, v: int, delta: float, level: float, copies: int) -> None:
-    if not 0 <= v <= r <= m:
-        raise AuditError(f"expected 0 <= right <= guesses <= canaries, got {v}, {r} and {m}")
+def check(m: int, right: Counts, delta: float, level: float, copies: int) -> None:
+    """Raises AuditError for counts that no guesses have, and for terms that no bound has."""
+    counts = guess_counts(m)
+    if len(right) != len(counts) or not all(0 <= v <= r for r, v in zip(counts, right, strict=False)):
+        raise AuditError(f"expected the right ones of {', '.join(map(str, counts))} guesses, got {right}")
     if not 0 <= delta < 1:
         raise AuditError(f"expected delta in [0, 1), got {delta:g}")
     if not 0 < level < 1:
         raise AuditError(f"expected a level in (0, 1), got {level:g}")
     if copies < 1:
         raise AuditError(f"expected every canary to be inserted at least once, got {copies} copies")
-
-
-def _check_gaussian(m: int, r: int, v: int, delta: float, level: float, copies: int) -> None:
-    _check(m, r, v, delta, level, copies)
-    if delta == 0:
-        raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")

@@ -67,7 +67,7 @@ def test_a_model_that_learnt_them_is_caught(score: str, learnt: LanguageModel, p
     (main, *others), numbers = probe.audits(asked, observed), probe.measurements(asked, observed)
     assert main.epsilon > 1.5 and main.canaries == COUNT and main.epsilon <= main.best
     assert numbers[0].name == "epsilon_lower_bound" and numbers[0].value == main.epsilon
-    assert {one.estimator for one in others} == {"fdp", "gdp"}
+    assert {one.estimator for one in others} == {"fdp", "shape"}
     said = probe.notes(asked, observed)
     inside = sum(secret.member for secret in asked)
     assert states(said, str(COUNT), f"{inside} in", str(COUNT - inside))

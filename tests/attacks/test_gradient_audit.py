@@ -68,7 +68,7 @@ def test_a_training_that_is_what_it_says_keeps_its_claim(world: Path, tmp_path: 
     worst = found["white-box"]
     assert 0 < bound(worst)["epsilon_lower_bound"] < claimed < bound(worst)["epsilon_best_provable"]
     audits = [Audited(**one) for one in worst["audits"]]
-    assert [one.estimator for one in audits] == ["one_run", "fdp", "gdp"]
+    assert [one.estimator for one in audits] == ["one_run", "fdp", "shape"]
     assert {(one.delta, one.relation, one.unit, one.canaries) for one in audits} == {
         (1e-5, "add_remove", "record", 400)
     }

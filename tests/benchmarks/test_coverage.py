@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,32 +13,39 @@ from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import gaussian_epsilon
 from benchmarks.checks.trust import coverage, interval_case, interval_extraction, interval_membership, intervals
 
-KNOWN = [("randomised_response", (1.0, 0.0)), ("randomised_response", (1.0, 1e-3)), ("gaussian", (2.0,))]
+KNOWN = [
+    ("randomised_response", (1.0, 0.0)),
+    ("randomised_response", (1.0, 1e-3)),
+    ("gaussian", (2.0,)),
+    ("dp_sgd", (0.74, (0.084, 48))),
+]
 
 
 @pytest.mark.parametrize(("kind", "terms"), KNOWN)
-def test_bounds_cover(kind: str, terms: tuple[float, ...]) -> None:
+def test_bounds_cover(kind: str, terms: tuple[Any, ...]) -> None:
     mechanism = getattr(coverage, kind)(*terms)
-    rows = list(coverage.study(mechanism, 200, 150, seed=0))
-    assert {row.estimator for row in rows} == set(mechanism.truth)
-    for row in rows:
+    rows = list(coverage.study(mechanism, 200, 120, seed=0))
+    assert {row.estimator for row in rows} >= set(mechanism.truth)
+    for row in (row for row in rows if row.stated):
         assert not row.failed and row.exceeds / row.audits <= 0.09, row  # 0.05 and three standard errors
-        assert 0.1 < row.median / row.truth <= 1.0
+        assert 0.05 < row.median / row.truth <= 1.0
 
 
 def test_more_canaries_prove_more() -> None:
     few, many = (
-        {row.estimator: row.median for row in coverage.study(coverage.gaussian(1.0), canaries, 40, seed=0)}
-        for canaries in (100, 600)
+        {row.estimator: row.median for row in coverage.study(coverage.gaussian(1.0), canaries, 20, seed=0)}
+        for canaries in (100, 400)
     )
     assert all(many[name] > few[name] for name in few)
 
 
-def test_what_is_no_set_of_independent_channels_is_seen_to_be_none() -> None:
+def test_what_tells_all_coins_or_none_is_paid_for() -> None:
+    """And a shape that is none is seen: it is shown, and held against nobody."""
     rows = {row.estimator: row for row in coverage.study(coverage.all_or_none(), 100, 400, seed=0)}
-    assert rows["gdp"].interval[0] > 0.05 and not rows["gdp"].stated and not rows["gdp"].failed
-    assert replace(rows["gdp"], stated=True).failed
-    assert rows["one_run"].exceeds / 400 < 0.05 and rows["fdp"].exceeds / 400 < 0.05
+    assert all(row.stated and row.exceeds / 400 < 0.05 for row in rows.values())
+    other = {row.estimator: row for row in coverage.study(coverage.randomised_response(1.0, 1e-5), 1000, 20, seed=0)}
+    assert other["shape"].exceeds > 5 and not other["shape"].stated and not other["shape"].failed
+    assert replace(other["shape"], stated=True).failed
 
 
 def test_the_mechanisms_have_the_epsilon_that_they_are_said_to_have() -> None:
@@ -56,8 +64,8 @@ def test_the_mechanisms_have_the_epsilon_that_they_are_said_to_have() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert coverage.main(3, (60, 100), out=tmp_path) == 0
     header, _, *lines = (tmp_path / "coverage.md").read_text().splitlines()
-    assert "| 60 | 100 |" in header and len(lines) == 21
-    assert (tmp_path / "coverage.svg").read_text().count("median bound / truth") == 7
+    assert "| 60 | 100 |" in header and len(lines) == 26
+    assert (tmp_path / "coverage.svg").read_text().count("median bound / truth") == 8
     assert "randomised" in capsys.readouterr().out
 
 

@@ -205,11 +205,16 @@ def test_decisions_share_the_level() -> None:
 
 
 def test_an_edited_bound_fails(tmp_path: Path, capsys: Said) -> None:
-    for changed in (replace(LEAKS[0], epsilon=0.5), replace(LEAKS[0], right=100), replace(LEAKS[0], best=9.0)):
+    for changed in (
+        replace(LEAKS[0], epsilon=0.5),
+        replace(LEAKS[0], right=100),
+        replace(LEAKS[0], rights=tuple(v // 2 for v in LEAKS[0].rights)),
+        replace(LEAKS[0], best=9.0),
+    ):
         found = (changed, *LEAKS[1:])
         assert gate(finished(tmp_path / "run", 4.0, row(found)), "--max", "epsilon_lower_bound=claim") == 1
         assert "contradicts itself" in " ".join(capsys.readouterr().out.split())
-    other = row(LEAKS, audits=(replace(LEAKS[0], guesses=500, right=470), *LEAKS[1:]))
+    other = row(LEAKS, audits=(replace(LEAKS[0], rights=(940, 490, *LEAKS[0].rights[2:])), *LEAKS[1:]))
     assert gate(finished(tmp_path / "run", 4.0, other), "--max", "epsilon_lower_bound=claim") == 1
     capsys.readouterr()
 
@@ -223,7 +228,7 @@ def test_sentences() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["recall <= claim", "epsilon_lower_bound_gdp <= claim", "epsilon_lower_bound(count=1) <= claim"]
+    "bad", ["recall <= claim", "epsilon_lower_bound_shape <= claim", "epsilon_lower_bound(count=1) <= claim"]
 )
 def test_nothing_else_is_held_to_a_claim(bad: str) -> None:
     with pytest.raises(AuditError, match="only epsilon_lower_bound <= claim"):

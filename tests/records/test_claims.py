@@ -176,5 +176,5 @@ def test_an_audit_that_could_not_run_is_no_audit() -> None:
 
 
 def test_what_no_audit_can_have_made_is_not_used() -> None:
-    found = stands(claim(1.0), row(replace(LEAKS, guesses=77)))
-    assert found.verdict is None and "77" in found.unheld[0].why
+    found = stands(claim(1.0), row(replace(LEAKS, rights=(77,))))
+    assert found.verdict is None and "1 such counts" in found.unheld[0].why

@@ -42,8 +42,8 @@ def said(result: AuditResult) -> str:
     return next(claims.sentence(stands) for stands in claims.claims_to_report(result) if stands.target.name == "dp")
 
 
-FOUND = "audited ε ≥ 2.47 (epsilon-audit, add/remove, record, δ 1e-5, 121 of 124 guesses right, 1,000 canaries"
-BY = f"{FOUND}, one-sided 95%), provable at best 5.37"
+FOUND = "audited ε ≥ 2.48 (epsilon-audit, add/remove, record, δ 1e-5, 474 of 500 guesses right, 1,000 canaries"
+BY = f"{FOUND}, one-sided 95%), provable at best 5.79"
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_what_was_not_audited_says_which_command_would(result: AuditResult) -> N
 
 def test_an_audit_of_something_else(result: AuditResult) -> None:
     outside = said(run(result, 1.0, row(audit(), claim_applies=False, claim_reason="log-probabilities")))
-    assert "epsilon-audit proves ε ≥ 2.47, outside the claim (log-probabilities); this claim was not audited" in outside
+    assert "epsilon-audit proves ε ≥ 2.48, outside the claim (log-probabilities); this claim was not audited" in outside
 
 
 def test_a_nominal_epsilon_is_shown_and_is_no_claim(result: AuditResult) -> None:
     found = said(run(result, None, row(audit(), claim_applies=None), nominal=1.0))
-    assert found.startswith("DP-SGD: it claims no ε; nominal ε 1, which is no claim; audited ε ≥ 2.47")
-    assert found.endswith("provable at best 5.37: nominal ε 1 contradicted.")
+    assert found.startswith("DP-SGD: it claims no ε; nominal ε 1, which is no claim; audited ε ≥ 2.48")
+    assert found.endswith("provable at best 5.79: nominal ε 1 contradicted.")
     weak = said(run(result, None, row(audit(), claim_applies=None), nominal=6.35))
     assert weak.endswith(": nominal ε 6.35: audit too weak to tell.")
     assert said(run(result, None, nominal=6.35)).endswith(
@@ -81,7 +81,7 @@ def test_a_nominal_epsilon_is_shown_and_is_no_claim(result: AuditResult) -> None
     )
     assert said(run(result, None, row(audit()))).endswith("; there is nothing to hold it to.")
     endless = said(run(result, float("inf"), row(audit())))
-    assert endless.startswith("DP-SGD: it claims no finite ε (add/remove, record, δ 1e-5); audited ε ≥ 2.47")
+    assert endless.startswith("DP-SGD: it claims no finite ε (add/remove, record, δ 1e-5); audited ε ≥ 2.48")
 
 
 def test_claim_check_contradicts(result: AuditResult) -> None:
@@ -120,7 +120,7 @@ def test_the_table(result: AuditResult) -> None:
     assert table is not None and "Claims against evidence" in table.caption
     lines = {group.title: group.rows for group in table.groups}
     assert lines["DP-SGD"] == (
-        ("1", words.NOTHING, "epsilon-audit, δ 1e-5", "2.47", "5.37", "1,000", "claim contradicted"),
+        ("1", words.NOTHING, "epsilon-audit, δ 1e-5", "2.48", "5.79", "1,000", "claim contradicted"),
     )
     assert all(line[-1] == "not audited" for line in lines["PMixED (sound)"])
     assert claims.table(replace(result, targets=(), findings=())) is None

@@ -20,6 +20,7 @@ from auditor.core.streams import generator
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.statistics.audited import audited
+from auditor.statistics.shapes import Sampling
 from auditor.training.gradient_canaries import log_likelihood_ratio
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.trust.planted_faults import USUAL, trained
@@ -44,23 +45,24 @@ def simulated(own: GradientCanaries, trial: int) -> tuple[NDArray[np.float64], N
     return scores, included
 
 
-def bounds(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float) -> list[float]:
-    return [audit.epsilon for audit in audited(scores, included, delta)]
+def bounds(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, sampling: Sampling) -> list[float]:
+    return [audit.epsilon for audit in audited(scores, included, delta, sampling=sampling)]
 
 
 def main(epsilon: tuple[float, ...] = (1.0, 8.0), canaries: tuple[int, ...] = (1000, 4000), trials: int = 40) -> None:
     threads.set_thread_count()
     lab, page = Lab(USUAL.recipe), Page()
-    page.head("claimed ε", "canaries", "σ, q, T", "clipping", "(ε, δ)", "f-DP", "GDP", "best")
+    page.head("claimed ε", "canaries", "σ, q, T", "clipping", "(ε, δ)", "f-DP", "shape", "best")
     for claim, count in itertools.product(epsilon, canaries):
         for ghost in (False, True):
             own, claimed = kept(lab, claim, count, ghost)
-            audits = audited(np.array(own.scores), np.array(own.included), own.delta)
+            sampling = own.sampling_rate, own.steps
+            audits = audited(np.array(own.scores), np.array(own.included), own.delta, sampling=sampling)
             mechanism = f"{own.noise_multiplier:.2f}, {own.sampling_rate:.3f}, {own.steps}"
             found = [f"{audit.epsilon:.2f}" for audit in audits]
             how = "ghost" if ghost else "per sample"
             page.row(f"{claimed:.2f}", f"{count:,}", mechanism, how, *found, f"{audits[0].best:.2f}")
-        perfect = np.array([bounds(*simulated(own, trial), own.delta) for trial in range(trials)])
+        perfect = np.array([bounds(*simulated(own, trial), own.delta, sampling) for trial in range(trials)])
         low, middle, high = np.quantile(perfect, [0.1, 0.5, 0.9], axis=0)
         spread = [f"{m:.2f} [{a:.2f}, {b:.2f}]" for m, a, b in zip(middle, low, high, strict=True)]
         page.row("", "", "", f"simulated, {trials} times", *spread, "")

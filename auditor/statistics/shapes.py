@@ -1,0 +1,160 @@
+"""A lower bound of epsilon under an assumption: canaries of one shape, independent but for a coin that they share.
+
+The shape is the log-likelihood ratio of a canary in against out under T steps of a Gaussian mechanism of unknown noise,
+sampled at rate q: what DP-SGD says of itself, or with (1, 1) the Gaussian mechanism. Assumed is: given whatever
+randomness all canaries share, and the release shows, they are independent, and none is told apart better than this
+shape allows at some noise, which the shared randomness may choose.
+
+Why it holds then. Given the shared randomness Z, the right ones among the r surest of m are at most what the shape
+gives (order statistics; Xiang et al. 2025 put their means into a Chernoff bound, here they are exact): the noise is
+bounded but for a part of the level. Epsilon at delta is the mechanism's, over all Z: delta_Z(epsilon) has a mean of at
+most delta, so but for the other part it is at most delta / part (Markov). So the bound is epsilon of the refuted noise
+at that larger delta. What tells all coins or none, by a coin of its own, is paid for.
+
+The noise is bounded by the surer half of the guesses. A shape that the surest eighth contradicts (fewer right than in
+one audit of twenty, at that noise) is none, and nothing is said: it is how most other mechanisms are told.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betainc, ndtr
+
+from auditor.core.errors import AuditError
+from auditor.statistics.one_run import Counts, at_least, check, guess_counts, last_refuted
+
+Floats = NDArray[np.float64]
+Sampling = tuple[float, int]  # rate q, steps T
+
+GAUSSIAN: Sampling = (1.0, 1)
+_SHARED = 0.6  # of the level: what is left to the coin that canaries share
+_POINTS, _TAILS, _CELLS = 2**13, 9.0, 4001
+_BOUNDED_BY, _CHECKED_BY = 1, 3  # halvings: half of the guesses, and an eighth
+_CONTRADICTED = 0.05
+_STEP = 1.005  # from one noise that is tried to the next
+_LEAST_NOISE, _MOST_NOISE = 0.05, 100.0
+_FINE = 1e-6
+_NOTHING = 1e-14  # of a distribution
+
+
+class Law(NamedTuple):
+    """Masses of the log-likelihood ratio, in nats, of a canary that is in and of one that is out, at each of `at`."""
+
+    at: Floats
+    inside: Floats
+    out: Floats
+
+    def delta(self, epsilon: float) -> float:
+        """The least at which this is (epsilon, delta)-DP."""
+        factor = math.exp(min(epsilon, 700.0))
+        more, less = self.inside - factor * self.out, self.out - factor * self.inside
+        return float(max(np.maximum(more, 0).sum(), np.maximum(less, 0).sum()))
+
+    def surest(self) -> tuple[Floats, Floats]:
+        """From the surest on: the chance that a canary is as sure as this or surer, and that it is so and rightly."""
+        order = np.argsort(-np.abs(self.at), kind="stable")
+        said_in = self.at[order] > 0
+        inside, out = self.inside[order], self.out[order]
+        return np.cumsum(inside + out) / 2, np.cumsum(np.where(said_in, inside, out)) / 2
+
+
+@lru_cache(maxsize=1024)
+def law(noise: float, sampling: Sampling) -> Law:
+    """Of so many steps, each x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) or N(0, noise^2): by Fourier transform."""
+    q, steps = sampling
+    x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
+    ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * noise**2))
+    middle = (ratio[1:] + ratio[:-1]) / 2
+    inside, out = (np.diff(mass) for mass in _masses(x, noise, q))
+    means = inside @ middle, out @ middle
+    spread = math.sqrt(max(0.0, inside @ middle**2 - means[0] ** 2))
+    reach = steps * max(map(abs, means)) + _TAILS * spread * math.sqrt(steps) + max(abs(ratio[0]), ratio[-1])
+    width = 2 * reach / _POINTS
+    at = (np.arange(_POINTS) - _POINTS // 2) * width
+    with np.errstate(divide="ignore", over="ignore"):
+        edges = noise**2 * np.log(np.maximum((np.exp(at - width / 2) - (1 - q)) / q, 0)) + 0.5
+    inside, out = (_composed(np.diff(np.append(mass, 1.0)), steps) for mass in _masses(edges, noise, q))
+    return Law(at, inside, out)
+
+
+def _masses(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
+    """Of the canary's part of one step, up to x: where it is in, and out."""
+    out = ndtr(x / noise)
+    return (1 - q) * out + q * ndtr((x - 1) / noise), out
+
+
+def _composed(step: Floats, steps: int) -> Floats:
+    if steps == 1:
+        return step
+    spectrum = np.fft.rfft(np.fft.ifftshift(step)) ** steps
+    return np.maximum(np.fft.fftshift(np.fft.irfft(spectrum, _POINTS)), 0)
+
+
+@lru_cache(maxsize=1024)
+def _surest(noise: float, sampling: Sampling) -> tuple[Floats, Floats]:
+    """`Law.surest`, of the cells that hold something."""
+    passed, right = law(noise, sampling).surest()
+    seen = np.diff(passed, prepend=0.0) > _NOTHING
+    return np.minimum(passed[seen], 1.0), right[seen]
+
+
+@lru_cache(maxsize=2**16)
+def shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> float:
+    """P[at least v of the r surest of m are right], each independently of this law.
+
+    How many canaries there are up to the (r+1)-th surest is Beta(r + 1, m - r) distributed, and the r before it are
+    right independently: a binomial tail, summed over where that one lies.
+    """
+    if v > r:
+        return 0.0
+    passed, right = _surest(noise, sampling)
+    if r == m:
+        return float(at_least(v, r, np.minimum(right[-1:] / passed[-1:], 1.0))[0])
+    mass = np.diff(betainc(r + 1, m - r, passed), prepend=0.0)
+    seen = mass > _NOTHING
+    chance = np.minimum(right[seen] / np.maximum(passed[seen], 1e-300), 1.0)
+    return min(1.0, float(mass[seen] @ at_least(v, r, chance)))
+
+
+@lru_cache(maxsize=2**14)
+def epsilon_shape(
+    m: int, right: Counts, delta: float, level: float = 0.05, copies: int = 1, sampling: Sampling = GAUSSIAN
+) -> float:
+    """Epsilon at delta of the least noise that is refuted; 0 where none is, and for another shape.
+
+    Raises AuditError for impossible counts, at delta 0, and for copies of canaries that are sampled.
+    """
+    check(m, right, delta, level, copies)
+    if delta == 0:
+        raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
+    if copies > 1 and sampling != GAUSSIAN:
+        raise AuditError(f"expected canaries that are sampled to be inserted once, got {copies} copies")
+    counts = guess_counts(m)
+    bounding, checking = (min(i, len(counts) - 1) for i in (_BOUNDED_BY, _CHECKED_BY))
+    most = _least_noise_refuted(m, counts[bounding], right[bounding], (1 - _SHARED) * level, sampling)
+    if most is None:
+        return 0.0
+    if 1 - shape_p_value(m, counts[checking], right[checking] + 1, most, sampling) < _CONTRADICTED:
+        return 0.0
+    own, part = law(most * copies, sampling), min(1.0, delta / (_SHARED * level))
+    return last_refuted(lambda epsilon: own.delta(epsilon) > part, float(own.at[-1]), _FINE)
+
+
+def _least_noise_refuted(m: int, r: int, v: int, level: float, sampling: Sampling) -> float | None:
+    """Of noises a step apart; None where even the most is not. More noise tells less, and is refuted where less is."""
+    low, high = 0, math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
+
+    def refuted(k: int) -> bool:
+        return shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level
+
+    if not refuted(high):
+        return None
+    while low < high:  # `high` is refuted
+        middle = (low + high) // 2
+        low, high = (low, middle) if refuted(middle) else (middle + 1, high)
+    return _LEAST_NOISE * _STEP**high
