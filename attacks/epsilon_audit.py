@@ -188,5 +188,5 @@ def _power(claimed: float, main: Audited) -> str:
     try:
         needed = canaries_needed(claimed, main.delta, main.level, main.copies)
     except AuditError:
-        return f"no number of canaries could prove the claimed ε of {claimed:.3g}"
+        return f"no million canaries, all guessed rightly, could prove the claimed ε of {claimed:.3g}"
     return f"to prove as much as the claimed ε of {claimed:.3g} takes {needed:,} canaries and every guess right"

@@ -170,16 +170,15 @@ def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: 
     _check_numbers(2, delta, level, copies)
 
     def enough(m: int) -> bool:
-        return best_provable(m, delta, level, copies) >= epsilon
+        return logit_bound(m, m, level) >= copies * epsilon and best_provable(m, delta, level, copies) >= epsilon
 
     low, high = 1, 2
     while not enough(high):
         low, high = high, 2 * high
         if high > _MOST_CANARIES:
-            most = best_provable(_MOST_CANARIES, delta, level, copies)
             raise AuditError(
-                f"expected an epsilon that up to {_MOST_CANARIES:,} canaries can prove at delta {delta:g}, at most "
-                f"about {most:.2g}, got {epsilon:g}"
+                f"expected an epsilon that up to a million canaries can prove at delta {delta:g}: {low:,}, all guessed "
+                f"rightly, prove {best_provable(low, delta, level, copies):.2g}, got {epsilon:g}"
             )
     while high - low > 1:
         middle = (low + high) // 2

@@ -27,9 +27,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.signal import convolve
 from scipy.special import betainc, gammaln, log_ndtr, ndtr, ndtri
 from scipy.stats import beta
 
@@ -38,9 +40,12 @@ from auditor.core.errors import AuditError
 _CLOSE = 1e-12  # width of a bisection's last interval; what is returned is the end that was refuted
 _FAR = 12.0  # standard deviations, beyond which a binomial has no mass
 _ROUNDED = 1e-9
+_LARGE = 2**20  # products, beyond which convolving by Fourier transform is faster
 _MOST_MU = 256.0
 _FEWEST = 16  # guesses of a part: fewer prove hardly anything
 _FDP_HALVINGS = (0, 1, 3, 5)
+
+_COARSE = 16  # how many guesses are given goes by ones up to here, and by about a 16th from there on
 
 Counts = tuple[int, ...]  # one for each of `guess_counts(m)`
 
@@ -92,12 +97,16 @@ def p_value(m: int, right: Counts, epsilon: float, delta: float, enough: float =
     if least >= enough or len(counts) * least + spare < enough < 1:
         return least if least >= enough else len(counts) * least + spare
     needed = [_fewest_right(r, p, least) for r in counts]
-    chance = _reaches(counts, needed, log_odds)
+    steps = _steps(counts, log_odds)
+    chance = _reaches(needed, steps)
     while spare > 0 and chance < enough:
-        more += 1
-        reached = _reaches(counts, [max(0, v - more) for v in needed], log_odds)
-        spent = min(spare, more * max(0.0, reached - chance))  # those that lack so many, and get them
-        chance, spare = chance + spent / more, spare - spent
+        if chance + spare / (more + 1) < enough < 1:  # the rest would each have to be given more
+            return chance + spare / (more + 1)
+        given = more + 1 + more // _COARSE
+        helped = [max(0, v - given) if v <= r else v for r, v in zip(counts, needed, strict=True)]  # never r + 1 of r
+        reached = _reaches(helped, steps)
+        spent = min(spare, (more + 1) * max(0.0, reached - chance))  # those that lack so many or more, and get them
+        chance, spare, more = chance + spent / (more + 1), spare - spent, given
         if reached >= 1 - _ROUNDED:
             break
     return min(1.0, chance)
@@ -113,12 +122,19 @@ def _fewest_right(r: int, p: float, chance: float) -> int:
     return low
 
 
-def _reaches(counts: Counts, needed: Sequence[int], log_odds: tuple[float, float]) -> float:
+Step = tuple[int, NDArray[np.float64]]
+
+
+def _steps(counts: Counts, log_odds: tuple[float, float]) -> tuple[Step, ...]:
+    """How many are right of those that each count, from the fewest on, adds to the one before."""
+    return tuple(_binomial(r - before, log_odds) for before, r in pairwise((0, *reversed(counts))))
+
+
+def _reaches(needed: Sequence[int], steps: Sequence[Step]) -> float:
     """P[so many are needed of r, and so many are right, for some r of the counts], each right by its own coin."""
-    mass, first, reached, before = np.ones(1), 0, 0.0, 0
-    for r, fewest in zip(reversed(counts), reversed(needed), strict=True):
-        lowest, step = _binomial(r - before, log_odds)
-        mass, first, before = np.convolve(mass, step), first + lowest, r
+    mass, first, reached = np.ones(1), 0, 0.0
+    for fewest, (lowest, step) in zip(reversed(needed), steps, strict=True):
+        mass, first = convolve(mass, step, method="direct" if len(mass) * len(step) < _LARGE else "fft"), first + lowest
         keep = max(0, min(len(mass), fewest - first))
         reached += float(mass[keep:].sum())
         mass = mass[:keep]
@@ -127,7 +143,7 @@ def _reaches(counts: Counts, needed: Sequence[int], log_odds: tuple[float, float
     return reached
 
 
-def _binomial(n: int, log_odds: tuple[float, float]) -> tuple[int, NDArray[np.float64]]:
+def _binomial(n: int, log_odds: tuple[float, float]) -> Step:
     """Where its mass begins, and the mass; what lies `_FAR` standard deviations away is left out."""
     right, wrong = log_odds
     mean, spread = n * math.exp(right), math.sqrt(n * math.exp(right + wrong))

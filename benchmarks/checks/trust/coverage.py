@@ -145,6 +145,7 @@ def all_or_none() -> KnownMechanism:
 def mechanisms() -> tuple[KnownMechanism, ...]:
     return (
         *(randomised_response(epsilon, delta) for epsilon in (1.0, 4.0) for delta in (0.0, DELTA)),
+        randomised_response(1.0, 10 * DELTA),
         gaussian(0.5),
         gaussian(2.0),
         dp_sgd(0.74, (0.084, 48)),
