@@ -21,7 +21,7 @@ def claims_to_report(result: AuditResult) -> list[ClaimEvidence]:
 
 
 def sentence(stands: ClaimEvidence) -> str:
-    """`DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.37: consistent.`"""
+    """`DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79: consistent.`"""
     parts = [f"{stands.target.title}: {_claimed(stands)}", *(f"seen to fail ({why})" for why in stands.refuted)]
     parts += [_bound(stands, bound) for bound in stands.bounds]
     parts += [

@@ -18,7 +18,7 @@ from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
 from auditor.records.disagreements import is_measured
 from auditor.records.kinds import Kind, Reading
-from auditor.statistics.audited import audit_at_level, why_powerless
+from auditor.statistics.audited import HELD, audit_at_level, why_powerless
 from auditor.statistics.bounds import LEVEL
 
 BOUNDS, BOUNDS_OF_TOKENS = "epsilon", "epsilon of tokens"  # of a training, and of so many drawn tokens
@@ -139,12 +139,13 @@ def _audits(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
     """The (epsilon, delta) bound of each row that has one. Rows of one probe that saw the same are one audit."""
     found: dict[tuple[str, str, Audited], Finding] = {}
     for row in rows:
-        if row.audits and not row.not_applicable:
-            key = (row.attack, str(row.options), row.audits[0])
+        main = next((audit for audit in row.audits if audit.estimator in HELD), None)  # no bound that assumes a shape
+        if main is not None and not row.not_applicable:
+            key = (row.attack, str(row.options), main)
             before = found.get(key)
             if before is None or (before.claim_applies is False and row.claim_applies):
                 found[key] = row
-    return [(row, row.audits[0]) for row in found.values()]
+    return [(row, main) for (_, _, main), row in found.items()]
 
 
 def _promised(target: TargetRecord | None, row: Finding, audit: Audited, nominal: float | None) -> float | str:

@@ -42,6 +42,7 @@ MAIN = "one_run"
 GAMES = "games"  # independent ones, by Clopper-Pearson (statistics/games.py)
 FDP, SHAPE = "fdp", "shape"
 ESTIMATORS = (MAIN, FDP, SHAPE)
+HELD = (MAIN, GAMES)  # against a claim: of any mechanism whatever
 METRICS = {
     MAIN: "epsilon_lower_bound",
     GAMES: "epsilon_lower_bound",

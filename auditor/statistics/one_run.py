@@ -252,6 +252,8 @@ def check(m: int, right: Counts, delta: float, level: float, copies: int) -> Non
     counts = guess_counts(m)
     if len(right) != len(counts) or not all(0 <= v <= r for r, v in zip(counts, right, strict=False)):
         raise AuditError(f"expected the right ones of {', '.join(map(str, counts))} guesses, got {right}")
+    if any(not 0 <= v - w <= r - s for (r, v), (s, w) in pairwise(zip(counts, right, strict=True))):
+        raise AuditError(f"expected the surest of the guesses among the others: {right} are right of {counts}")
     if not 0 <= delta < 1:
         raise AuditError(f"expected delta in [0, 1), got {delta:g}")
     if not 0 < level < 1:

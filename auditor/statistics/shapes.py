@@ -73,7 +73,11 @@ def law(noise: float, sampling: Sampling) -> Law:
     inside, out = (np.diff(mass) for mass in _masses(x, noise, q))
     means = inside @ middle, out @ middle
     spread = math.sqrt(max(0.0, inside @ middle**2 - means[0] ** 2))
-    reach = steps * max(map(abs, means)) + _TAILS * spread * math.sqrt(steps) + max(abs(ratio[0]), ratio[-1])
+    reach = (
+        steps * max(abs(float(means[0])), abs(float(means[1])))
+        + _TAILS * spread * math.sqrt(steps)
+        + max(-float(ratio[0]), float(ratio[-1]))
+    )
     width = 2 * reach / _POINTS
     at = (np.arange(_POINTS) - _POINTS // 2) * width
     with np.errstate(divide="ignore", over="ignore"):

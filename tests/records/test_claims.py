@@ -68,6 +68,12 @@ def test_at_the_edges() -> None:
     assert stands(claim(LEAKS.best), row(LEAKS)).verdict == TOO_WEAK
 
 
+def test_no_bound_that_assumes_a_shape_is_held_against_a_claim() -> None:
+    shaped = replace(LEAKS, estimator="shape", epsilon=7.0)
+    assert stands(claim(4.0), row(LEAKS, audits=(shaped, LEAKS))).verdict == CONSISTENT
+    assert stands(claim(4.0), row(LEAKS, audits=(shaped,))).verdict is None
+
+
 def test_several_audits_share_the_level() -> None:
     one, other = row(LEAKS), row(proof(1000, 0.6, seed=1), attack="gradient-audit")
     found = stands(claim(1.0), one, other)

@@ -85,7 +85,7 @@ def rows(kind: Kind, count: int, epsilons: Sequence[float]) -> Iterator[tuple[ob
 def main(kinds: tuple[Kind, ...] = get_args(Kind), epsilon: tuple[float, ...] = (8.0,), count: int = 1000) -> None:
     threads.set_thread_count()
     page = Page()
-    page.head("kind", "model", "score", "right", "(ε,δ)", "f-DP", "GDP", "best", "minutes")
+    page.head("kind", "model", "score", "right", "(ε,δ)", "f-DP", "shape", "best", "minutes")
     for kind in kinds:
         for row in rows(kind, count, epsilon):
             page.row(*row)
