@@ -29,6 +29,7 @@ from auditor.commands.report import report
 from auditor.commands.reproduce import reproduce
 from auditor.commands.run import run
 from auditor.commands.score import score
+from auditor.commands.synthetic import synthetic
 from auditor.commands.train import train
 from auditor.commands.utility import utility
 from auditor.core.errors import AuditError, file_access_error, out_of_memory_error
@@ -59,7 +60,7 @@ app = typer.Typer(
 )
 READING = (report, gate, compare, history, advise, export, attest)  # --safe unless they are told otherwise
 for panel, commands in {
-    "audit a model": (check, run, utility, reproduce, list_plugins),
+    "audit a model": (check, run, synthetic, utility, reproduce, list_plugins),
     "read and judge runs": (*READING, score),
     "prepare and train": (train, mitigate, dp_loop),
 }.items():

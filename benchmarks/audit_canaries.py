@@ -11,21 +11,19 @@ import re
 import secrets as randomness
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import torch
 from scipy.stats import binomtest
 
 from auditor.benchmarks.canaries import check_sizes, words
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
 from auditor.core.streams import CHANNELS, generator
-from auditor.generation.sample import sample
-from auditor.generation.tries import encode
-from auditor.models.decoding import Decoding
-from auditor.models.huggingface import HuggingFaceModel
 from auditor.statistics.audited import canaries_needed
+
+if TYPE_CHECKING:
+    from auditor.models.huggingface import HuggingFaceModel
 
 AUDIT_VERSION = 2  # of the manifest: 1 is that of canaries without coins
 Kind = Literal["words", "prefixed", "sampled", "new-tokens"]
@@ -143,6 +141,11 @@ def token_texts(count: int) -> list[str]:
 
 def _sampled(count: int, length: int, seed: int, model: HuggingFaceModel, temperature: float) -> list[Halves]:
     """Texts of so many tokens that a model writes by itself. Raises AuditError where it writes too few that differ."""
+    import torch  # only here: who reads a manifest needs no model
+
+    from auditor.generation.sample import sample
+    from auditor.models.decoding import Decoding
+
     tokenizer: Any = model.tokenizer
     if not temperature >= LEAST_TEMPERATURE:
         raise AuditError(
@@ -214,6 +217,8 @@ def _distinct(count: int, draw: Callable[[], Halves]) -> Iterator[Halves]:
 
 def as_secrets(manifest: AuditManifest, tokenizer: Any, rows: Sequence[Sequence[int]]) -> Iterator[Secret]:
     """rows: the tokens of each text. Raises AuditError for new tokens that the tokenizer does not have."""
+    from auditor.generation.tries import encode
+
     cuts = _shared(encode(tokenizer, [one.prefix for one in manifest.canaries]), rows)
     for one, row, cut in zip(manifest.canaries, rows, cuts, strict=True):
         if manifest.kind == "new-tokens" and len(row) != cut + 1:

@@ -18,8 +18,6 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_json
 from auditor.core.nouns import Secret
-from auditor.generation.tries import encode
-from auditor.models.vocabulary import check_tokens
 from auditor.plugins.benchmark import Benchmark
 
 
@@ -51,6 +49,9 @@ def read_exposure(path: Path) -> Manifest:
 
 def manifest_secrets(manifest: Manifest | AuditManifest, tokenizer: Any, vocab_size: int) -> tuple[Secret, ...]:
     """The canaries as secrets of one model. Raises AuditError where its tokenizer cannot write them."""
+    from auditor.generation.tries import encode  # torch: who reads a manifest for text needs none
+    from auditor.models.vocabulary import check_tokens
+
     if tokenizer is None:
         raise AuditError("expected a model with a tokenizer for --canaries, got a model without one")
     texts = [one.text for one in manifest.canaries]

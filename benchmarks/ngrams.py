@@ -14,12 +14,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from auditor.core import machine_memory
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.models import memory
 from auditor.statistics.memorised import NGramMatches
 
 INSTALL = "pip install 'audit-lm[untargeted]'"
@@ -192,7 +191,7 @@ def bytes_needed(tokens: int, width: int) -> int:
 
 def check_room(tokens: int, width: int) -> None:
     """Raises AuditError where there is less memory than making the index takes."""
-    wanted, free = bytes_needed(tokens, width), memory.free_bytes(torch.device("cpu"))
+    wanted, free = bytes_needed(tokens, width), machine_memory.free_bytes()
     if wanted > free:
         raise AuditError(
             f"expected {_gigabytes(wanted)} of memory for the index of {tokens:,} tokens of training data, got "

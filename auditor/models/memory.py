@@ -12,18 +12,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
-import psutil
 import torch
 
+from auditor.core import machine_memory
 from auditor.core.errors import is_onednn_memory_error, is_out_of_memory
 
 T = TypeVar("T")
 
-_GROUP = Path("/sys/fs/cgroup")
-_NO_LIMIT = 2**60  # bytes: what a control group without a limit says is more
 # Of what is free: the rest is for activations, for distributions in more precision, and for rows while they move to
 # more room.
 _SHARE = 4
@@ -45,27 +42,7 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0] + kept
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return max(0, min(psutil.virtual_memory().available, _left_to_the_group(), _left_to_the_process()))
-
-
-def _left_to_the_group() -> int:
-    """Of the control group that a container, or a job of a cluster, runs in; pages of files make room."""
-    try:
-        limit, used = ((_GROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        cached = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())["inactive_file"]
-        return _NO_LIMIT if limit == "max" else int(limit) - int(used) + int(cached)
-    except (OSError, ValueError, KeyError):
-        return _NO_LIMIT
-
-
-def _left_to_the_process() -> int:
-    """Of `ulimit -v`."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return _NO_LIMIT
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return _NO_LIMIT if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
+    return machine_memory.free_bytes()
 
 
 def release_freed() -> None:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
-from auditor.core.plan_parts import TargetPlan
+from auditor.core.plan_parts import TargetPlan, provider_and_name
 from auditor.records.weights import digests
 
 if TYPE_CHECKING:  # torch: a gate reads weights without it
     from auditor.runs.site import Site
 
 Places = dict[str, tuple[str, str | None]]
+RELEASED = "released"  # stands before the file of text that is audited without a model
 _FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names
 
 
@@ -55,6 +56,8 @@ def _of_model(plan: Plan) -> Mapping[str, tuple[str, str | None]]:
     """Where the model that is attacked lies, as its provider says; nowhere, where nobody here knows that provider."""
     if plan.target.model is None:
         return {}
+    if plan.target.provider == RELEASED:
+        return {"model": (provider_and_name(plan.target.model)[1], None)}
     if not plan.target.provider:
         return plan.loading.places(plan.target.model)
     from auditor.plugins import registry  # torch: only for who asks a provider

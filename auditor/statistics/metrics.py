@@ -127,6 +127,7 @@ class Metric:
 
 # --- of a membership probe --------------------------------------------------------------------------------------------
 
+OF_TEXT = {"bigrams": "bigrams of released text", "likeness": "likeness to released text"}  # without a model
 CONTROLS = {"blind": "blind baseline", "reference_alone": "the reference alone"}  # which have not seen the target
 
 
@@ -148,7 +149,7 @@ def score_of(score: str) -> str:
 
 
 def _of_membership() -> Iterator[Metric]:
-    for score, title in {"": "", **CONTROLS, **SCORES}.items():
+    for score, title in {"": "", **CONTROLS, **SCORES, **OF_TEXT}.items():
         by = f" ({title})" if title else ""
         short = "AUC" if not score else ""
         yield Metric(auc_of(score), f"Membership AUC{by}", roc.AUC, short=short, scores=score_of(score))

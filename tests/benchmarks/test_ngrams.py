@@ -13,7 +13,7 @@ import pytest
 from auditor.benchmarks import ngrams
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.models import memory
+from auditor.core import machine_memory
 
 
 def drawn(noise: Random, letters: list[int], most: int) -> Tokens:
@@ -73,7 +73,7 @@ def test_an_index_that_memory_does_not_hold_is_refused_before_it_is_made(monkeyp
         raise AssertionError("it was made")
 
     monkeypatch.setitem(sys.modules, "pydivsufsort", SimpleNamespace(divsufsort=sort))
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**6)
+    monkeypatch.setattr(machine_memory, "free_bytes", lambda: 10**6)
     with pytest.raises(AuditError, match=r"^expected \d+ MB of memory for the index of 4 tokens .*, got 1 MB free"):
         ngrams.build_index([((1, 2, 3), 1)], [])
     assert (

@@ -24,6 +24,7 @@ from auditor.attacks.perplexity import Perplexity
 from auditor.cli import call
 from auditor.core.nouns import Pair, Query, Secret
 from auditor.generation import tries
+from auditor.core import machine_memory
 from auditor.models import memory
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.memory import AtOnce
@@ -177,7 +178,7 @@ def test_rows_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_memory_ends_where_the_control_group_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    monkeypatch.setattr(machine_memory, "_GROUP", tmp_path)
     for name, text in (("memory.max", "1000\n"), ("memory.current", "900\n"), ("memory.stat", "inactive_file 300\n")):
         (tmp_path / name).write_text(text)
     assert memory.free_bytes(torch.device("cpu")) == 400

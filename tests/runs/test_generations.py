@@ -13,7 +13,7 @@ from auditor.cli import call
 from auditor.core.nouns import CellKey
 from auditor.core.streams import uniforms
 from auditor.generation.sample import sample
-from auditor.models import memory
+from auditor.core import machine_memory
 from auditor.models.decoding import Decoding
 from auditor.models.loading import load
 from auditor.records.table import RECORDS, read_columns
@@ -229,7 +229,7 @@ def test_a_file_without_prompts_is_refused(world: Path, capsys: Said, content: b
 def test_an_index_that_does_not_fit_is_refused_before_anything_is_drawn(
     world: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**7)
+    monkeypatch.setattr(machine_memory, "free_bytes", lambda: 10**7)
     assert "of memory for the index of 338 tokens of training data, got 10 MB free" in refused(world, capsys)
 
 

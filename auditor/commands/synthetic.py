@@ -1,0 +1,60 @@
+"""`audit synthetic`: released text held against the records it may have come from. No model is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from auditor.commands import console, options
+from auditor.core.errors import AuditError
+from auditor.core.plan import FIELDS
+
+
+def synthetic(
+    text: Annotated[
+        Path, typer.Argument(metavar="OUT.jsonl", help="The text that is released: JSONL, CSV or Parquet.")
+    ],
+    data: Annotated[str, typer.Option(metavar="FILE", help="Private records that whatever wrote it was trained on.")],
+    nonmembers: Annotated[
+        str, typer.Option(metavar="FILE", help="Records like them that it was not trained on: the baseline.")
+    ],
+    canaries: Annotated[
+        str | None,
+        typer.Option(metavar="MANIFEST", help="Canaries that a coin put among --data: audit canaries make --audit."),
+    ] = None,
+    words: Annotated[int, typer.Option(help="Words in a row that count as extracted.")] = 10,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="Run folder. [default: runs/<UTC time>-released-<name>]"),
+    ] = None,
+    reveal: options.Reveal = False,
+    seed: Annotated[int, typer.Option(help=FIELDS["seed"].help.partition(" [")[0])] = 0,
+) -> None:
+    """Say what released text tells of private records: passages, personal data, membership, epsilon. Asks no model.
+
+    Examples:
+        audit synthetic out.jsonl --data private.jsonl --nonmembers fresh.jsonl
+        audit synthetic out.jsonl --data private.jsonl --nonmembers fresh.jsonl --canaries canaries.json
+    """
+    if words < 2:
+        raise AuditError(f"expected --words >= 2, got {words}")
+    from rich.console import Console
+
+    from auditor.records.folder import RunFolder
+    from auditor.reports import files
+    from auditor.reports.screen import first_screen
+    from auditor.runs import released
+
+    plan = released.plan_of(text, data, nonmembers, canaries, seed, console.command())
+    held = released.read(plan, text)
+    folder = RunFolder.create(out, f"released-{text.stem}", plan.to_json())
+    with console.terminal(verbose=False) as reporter:
+        try:
+            result = released.audit(held, words, folder, reporter)
+            files.write(folder.path, result, reveal)
+        except (AuditError, OSError):
+            folder.discard_if_empty()
+            raise
+    Console().print(first_screen(result, folder.path), soft_wrap=True)

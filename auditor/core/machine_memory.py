@@ -1,0 +1,35 @@
+"""The memory of the machine that this process could still take. Knows no accelerator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+_GROUP = Path("/sys/fs/cgroup")
+_NO_LIMIT = 2**60  # bytes: what a control group without a limit says is more
+
+
+def free_bytes() -> int:
+    """Bytes, within the limits set to the process and to the container or job that it runs in."""
+    return max(0, min(psutil.virtual_memory().available, _left_to_the_group(), _left_to_the_process()))
+
+
+def _left_to_the_group() -> int:
+    """Of the control group that a container, or a job of a cluster, runs in; pages of files make room."""
+    try:
+        limit, used = ((_GROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())["inactive_file"]
+        return _NO_LIMIT if limit == "max" else int(limit) - int(used) + int(cached)
+    except (OSError, ValueError, KeyError):
+        return _NO_LIMIT
+
+
+def _left_to_the_process() -> int:
+    """Of `ulimit -v`."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return _NO_LIMIT
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return _NO_LIMIT if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms

@@ -1,0 +1,139 @@
+"""How likely texts are under the n-grams of others, and how alike they are: membership scores without any model.
+
+Texts are word ids, above 0. Scores are means over a text's words, in nats; a higher one is surer that what wrote the
+others has seen it. Knows no members: a reference is made of other records, whoever they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from auditor.core.nouns import Tokens
+from auditor.core.streams import generator
+
+ORDER = 4  # words of an n-gram, at most
+NEAREST = 25  # texts that a record's likeness is the mean of
+_FOLDS = 5
+_AT_ONCE = 256  # records compared with all texts at once
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # odd: hashes of n-grams fill all 64 bits
+
+Floats = NDArray[np.float64]
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class NGrams:
+    """Counts of n-grams by hash, of orders 1 to `order`, in so many kinds of words.
+
+    grams: by order, (hashes, rising; counts); contexts: by order, (hashes; counts; different words behind each).
+    """
+
+    grams: tuple[tuple[Hashes, Floats], ...]
+    contexts: tuple[tuple[Hashes, Floats, Floats], ...]
+    kinds: int
+
+    @classmethod
+    def of(cls, texts: Sequence[Tokens], kinds: int, order: int = ORDER) -> NGrams:
+        grams, contexts = list[tuple[Hashes, Floats]](), list[tuple[Hashes, Floats, Floats]]()
+        for context, gram in _hashed(texts, order):
+            different, first, counts = np.unique(gram, return_index=True, return_counts=True)
+            grams.append((different, counts.astype(float)))
+            begun, back = np.unique(context[first], return_inverse=True)
+            contexts.append((begun, np.bincount(back, counts, len(begun)), np.bincount(back, minlength=len(begun))))
+        return cls(tuple(grams), tuple(contexts), kinds)
+
+    def log_probs(self, texts: Sequence[Tokens]) -> Floats:
+        """(words of all texts,): log p of each behind those before it, interpolated (Witten and Bell 1991).
+
+        p_k(w|h) = (c(hw) + t(h) p_(k-1)(w|h')) / (c(h) + t(h)), t(h) different words behind h, p_0 uniform.
+        """
+        p = np.full(sum(map(len, texts)), 1 / self.kinds)
+        for (context, gram), grams, contexts in zip(
+            _hashed(texts, len(self.grams)), self.grams, self.contexts, strict=True
+        ):
+            count, behind, different = _found(gram, *grams), *(_found(context, contexts[0], x) for x in contexts[1:])
+            known = behind > 0
+            p[known] = ((count + different * p) / np.where(known, behind + different, 1.0))[known]
+        return np.log(p)
+
+    def laplace(self, texts: Sequence[Tokens]) -> Floats:
+        """(texts,): mean log p by bigrams, every one counted once more than it stands: the published score (2502.14921,
+        Algorithm 1, there of the sum)."""
+        _, (context, gram) = _hashed(texts, 2)
+        count, behind = _found(gram, *self.grams[1]), _found(context, *self.contexts[1][:2])
+        return mean_of_each(np.log((count + 1) / (behind + self.kinds)), texts)
+
+
+def _hashed(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hashes]]:
+    """By order from 1, of every word: the hash of the words before it, and of these with it. 0 stands before a text."""
+    padded = [np.concatenate([np.zeros(order, np.uint64), np.array(text, np.uint64)]) for text in texts]
+    words = np.concatenate(padded) if padded else np.empty(0, np.uint64)
+    own = np.concatenate([np.arange(len(text)) >= order for text in padded]) if padded else np.empty(0, bool)
+    context, found = np.zeros(len(words), np.uint64), list[tuple[Hashes, Hashes]]()
+    for k in range(order):
+        if k:
+            context = _mixed(context, np.roll(words, k))
+        found.append((context[own], _mixed(context ^ np.uint64(order + 1), words)[own]))
+    return found
+
+
+def _mixed(hashes: Hashes, words: Hashes) -> Hashes:
+    mixed = (hashes + words + np.uint64(1)) * _MIX
+    return (mixed ^ (mixed >> np.uint64(29))) * _MIX
+
+
+def _found(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
+    """The value of each hash; 0 of an unknown one."""
+    if not len(known):
+        return np.zeros(len(hashes))
+    place = np.searchsorted(known, hashes).clip(max=len(known) - 1)
+    return np.where(known[place] == hashes, values[place], 0.0)
+
+
+def mean_of_each(values: Floats, texts: Sequence[Tokens]) -> Floats:
+    """(texts,): means of what stands word by word, one text behind the other; 0 of an empty text."""
+    lengths = np.array([len(text) for text in texts])
+    owner = np.repeat(np.arange(len(texts)), lengths)
+    return np.bincount(owner, values, len(texts)) / np.maximum(lengths, 1)
+
+
+def against_others(model: NGrams, records: Sequence[Tokens], seed: int) -> Floats:
+    """(records,): mean log p of the model's n-grams minus that of other records' n-grams.
+
+    A record's reference is made of four fifths of all, of which it is none, chosen without a look at who is a member:
+    under a model that saw nothing the scores of members and others are exchangeable.
+    """
+    fold = generator("folds of released text", seed, len(records)).permutation(len(records)) % _FOLDS
+    found = mean_of_each(model.log_probs(records), records)
+    for i in range(_FOLDS):
+        own = [record for record, j in zip(records, fold, strict=True) if j == i]
+        others = NGrams.of([record for record, j in zip(records, fold, strict=True) if j != i], model.kinds)
+        found[fold == i] -= mean_of_each(others.log_probs(own), own)
+    return found
+
+
+def likeness(records: Sequence[Tokens], texts: Sequence[Tokens], kinds: int, nearest: int = NEAREST) -> Floats:
+    """(records,): mean Jaccard likeness, as sets of words, of the nearest texts: the published score (2502.14921)."""
+    mine, theirs = _sets(records, kinds), _sets(texts, kinds)
+    sizes, count = np.asarray(theirs.sum(1)).ravel(), min(nearest, len(texts))
+    found = np.empty(len(records))
+    for start in range(0, len(records), _AT_ONCE):
+        some = mine[start : start + _AT_ONCE]
+        common = (some @ theirs.T).toarray()
+        either = np.asarray(some.sum(1)) + sizes - common
+        alike = common / np.maximum(either, 1)
+        found[start : start + _AT_ONCE] = np.partition(alike, -count, axis=1)[:, -count:].mean(1)
+    return found
+
+
+def _sets(texts: Sequence[Tokens], kinds: int) -> sparse.csr_matrix:
+    """(texts, kinds + 1): 1 where a text has a word."""
+    different = [np.unique(np.array(text, dtype=np.int64)) for text in texts]
+    ends = np.concatenate([[0], np.cumsum([len(some) for some in different])])
+    words = np.concatenate(different) if different else np.empty(0, np.int64)
+    return sparse.csr_matrix((np.ones(len(words), np.float32), words, ends), shape=(len(texts), kinds + 1))

@@ -1,0 +1,161 @@
+"""How often `audit synthetic` is wrong, what it finds, how long it takes: text whose writer is known, and so the truth.
+
+    python -m benchmarks.checks.trust.released_text [--runs 200] [--seed 0] [--out FOLDER]  (eight minutes on one core)
+
+A writer goes from word to word by trigrams of the private records with probability `of private`, else by bigrams of
+other records of the kind: 0 has seen nothing of them. First table: the share of runs in which each signal is shown, and
+an epsilon above 0. Second: the AUC of each score on the same texts. Third: the same by the small lab's two real models,
+fine-tuned and not. Last: the time of the command for 10,000 texts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from auditor.benchmarks import audit_canaries
+from auditor.benchmarks.audit_canaries import AuditManifest
+from auditor.benchmarks.lab_texts import PRIVATE_KINDS, drawn
+from auditor.benchmarks.released import ReleasedRecord, Words
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import AuditResult
+from auditor.records.folder import RunFolder
+from auditor.records.signals import assess
+from auditor.runs import released
+from auditor.runs.reporter import Silence
+from benchmarks.checks.harness import Page, run
+
+RECORDS, TEXTS, CANARIES = 150, 400, 200
+SCORES = {"ours": "membership_auc", "bigrams": "membership_auc_bigrams", "likeness": "membership_auc_likeness"}
+SIGNALS = ("verbatim", "near-verbatim", "membership", "personal data")
+
+
+class Writer:
+    """Goes from word to word, by what followed in the private texts or in the public ones."""
+
+    def __init__(self, private: Sequence[str], public: Sequence[str]) -> None:
+        self.sides = tuple(self._table(texts, n) for texts, n in ((private, 2), (public, 1)))
+
+    @staticmethod
+    def _table(texts: Sequence[str], n: int) -> dict[tuple[str, ...], list[str]]:
+        table: dict[tuple[str, ...], list[str]] = {}
+        for text in texts:
+            words = ["", "", *text.split(" "), "\n"]
+            for i in range(2, len(words)):
+                table.setdefault(tuple(words[i - n : i]), []).append(words[i])
+        return table
+
+    def write(self, of_private: float, noise: np.random.Generator) -> str:
+        words = ["", ""]
+        while len(words) < 80 and words[-1] != "\n":
+            own = self.sides[0].get(tuple(words[-2:])) if noise.random() < of_private else None
+            found = own or self.sides[1].get((words[-1],)) or ["\n"]
+            words.append(found[noise.integers(len(found))])
+        return " ".join(words[2:]).strip()
+
+
+def audited(
+    private: Sequence[str],
+    fresh: Sequence[str],
+    texts: Sequence[str],
+    manifest: AuditManifest | None = None,
+    seed: int = 0,
+) -> AuditResult:
+    words = Words()
+    sides = ((private, True), (fresh, False))
+    records = tuple(
+        ReleasedRecord(i, t, words(t), side, 1 if side else None) for own, side in sides for i, t in enumerate(own)
+    )
+    plan = released.plan_of(Path("out"), "private", "fresh", None if manifest is None else "canaries", seed, "check")
+    held = released.ReleasedText(plan, words, records, tuple(map(words, texts)), tuple(texts), manifest, ())
+    with tempfile.TemporaryDirectory() as scratch:
+        return released.audit(held, 10, RunFolder.create(Path(scratch) / "run", "", plan.to_json()), Silence())
+
+
+def simulated(of_private: float, seed: int) -> AuditResult:
+    """Another draw of records, coins and texts."""
+    made = list(drawn(seed, 3 * RECORDS, PRIVATE_KINDS))
+    noise = np.random.default_rng(seed)
+    noise.shuffle(made)
+    private, fresh, public = made[:RECORDS], made[RECORDS : 2 * RECORDS], made[2 * RECORDS :]
+    begun = audit_canaries.texts_of("prefixed", CANARIES, 6, seed, texts=public)
+    manifest = audit_canaries.make("prefixed", begun, 1, seed)
+    writer = Writer([*private, *(one.text for one in manifest.copies())], public)
+    texts = [writer.write(of_private, noise) for _ in range(TEXTS)]
+    return audited(private, fresh, texts, manifest, seed)
+
+
+def number(result: AuditResult, name: str) -> float:
+    return next(m.value for f in result.findings for m in f.measurements if m.name == name)
+
+
+def main(runs: int = 200, seed: int = 0, out: Path | None = None, lab: bool = True, texts: int = 10_000) -> None:
+    page = Page(out and out / "released-text.md")
+    page.say(f"{RECORDS} private records, as many fresh ones, {TEXTS} texts, {CANARIES} canaries by coin:\n")
+    page.head("of private", "runs", *SIGNALS, "any of them", "epsilon above 0", *(f"AUC, {name}" for name in SCORES))
+    for of_private in (0.0, 0.1, 0.3, 0.5, 0.8):
+        count = runs if not of_private else max(1, runs // 20)
+        shown, proved, aucs = Counter[str](), 0, list[list[float]]()
+        for i in range(count):
+            result = simulated(of_private, seed + i + int(1e6 * of_private))
+            seen = {signal.kind.short for signal in assess(result).shown(UNDEFENDED)} & set(SIGNALS)
+            shown.update([*seen, *(["any"] if seen else [])])
+            proved += number(result, "epsilon_lower_bound") > 0
+            aucs.append([number(result, name) for name in SCORES.values()])
+        rates = (f"{shown[name] / count:.1%}" for name in (*SIGNALS, "any"))
+        means = (f"{x:.3f} ± {s / np.sqrt(count):.3f}" for x, s in zip(np.mean(aucs, 0), np.std(aucs, 0), strict=True))
+        page.row(f"{of_private:g}", count, *rates, f"{proved / count:.1%}", *means)
+    if lab:
+        of_lab(page, seed)
+    timed(page, texts, seed)
+
+
+def of_lab(page: Page, seed: int) -> None:
+    """Texts that the small lab's real models write, as they are drawn behind the token that begins a text."""
+    import torch
+
+    from auditor.benchmarks.lab import Lab
+    from auditor.benchmarks.lab_recipe import LabRecipe
+    from auditor.core.streams import CHANNELS, generator
+    from auditor.generation.sample import sample
+    from auditor.models.decoding import ANCESTRAL
+
+    own = Lab(LabRecipe(seed=seed))
+    words = own.tokenizer
+    private, fresh = (
+        [words.decode([*s.prefix, *s.suffix]) for s in own.secrets if s.member == member] for member in (True, False)
+    )
+    page.say(f"\n500 texts by the small lab's models; {len(private)} attacked records, {len(fresh)} never seen:\n")
+    page.head("model", "verbatim", "never seen", *(f"AUC, {name}" for name in SCORES))
+    for name, model in (("fine-tuned", own.target()), ("never trained on them", own.public())):
+        start = torch.tensor([[words.bos_token_id or words.eos_token_id]])
+        texts = list[str]()
+        for batch in range(2):
+            noise = generator("released text", seed, batch).random((1, 250, 80, CHANNELS))
+            for row in sample(model, start, 80, ANCESTRAL, noise)[0].suffixes.tolist():
+                texts.append(words.decode(row[: row.index(words.eos_token_id)] if words.eos_token_id in row else row))
+        found = audited(private, fresh, texts, seed=seed).findings
+        told = {m.name: m for f in found for m in f.measurements}
+        page.row(name, *map(_said, (told[x] for x in ("recall", "recall_nonmembers", *SCORES.values()))))
+
+
+def _said(m: object) -> str:
+    return f"{m.value:.3f} [{m.low:.3f}–{m.high:.3f}]"  # type: ignore[attr-defined]
+
+
+def timed(page: Page, count: int, seed: int) -> None:
+    made = list(drawn(seed, 3000, PRIVATE_KINDS))
+    writer, noise = Writer(made[:1000], made[2000:]), np.random.default_rng(seed)
+    texts = [writer.write(0.3, noise) for _ in range(count)]
+    begin = time.process_time()
+    audited(made[:1000], made[1000:2000], texts)
+    page.say(f"\n{count:,} texts against 1,000 private and 1,000 fresh records: {time.process_time() - begin:.0f} s.")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
