@@ -24,7 +24,10 @@ def synthetic(
         str | None,
         typer.Option(metavar="MANIFEST", help="Canaries that a coin put among --data: audit canaries make --audit."),
     ] = None,
-    words: Annotated[int, typer.Option(help="Words in a row that count as extracted.")] = 10,
+    words: Annotated[
+        int | None,
+        typer.Option(help="Words in a row that count as extracted. [default: 10, or as half of the records have]"),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="DIR", help="Run folder. [default: runs/<UTC time>-released-<name>]"),
@@ -38,7 +41,7 @@ def synthetic(
         audit synthetic out.jsonl --data private.jsonl --nonmembers fresh.jsonl
         audit synthetic out.jsonl --data private.jsonl --nonmembers fresh.jsonl --canaries canaries.json
     """
-    if words < 2:
+    if words is not None and words < 2:
         raise AuditError(f"expected --words >= 2, got {words}")
     from rich.console import Console
 

@@ -49,6 +49,7 @@ SETTING = "text-only"
 PASSAGES, MEMBERS, EPSILON = "passages", "membership", "epsilon-audit"
 METHODS = {PASSAGES: "verbatim", MEMBERS: "membership", EPSILON: "epsilon"}
 DELTA = 1e-5
+WORDS = 10
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,13 @@ def read(plan: Plan, text: Path) -> ReleasedText:
     return ReleasedText(plan, words, tuple(records), tuple(map(words, written)), tuple(written), manifest, tuple(said))
 
 
-def audit(held: ReleasedText, n: int, folder: RunFolder, reporter: Reporter) -> AuditResult:
-    """n: words of a passage. Raises AuditError where no record of either kind has so many."""
+def audit(held: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter) -> AuditResult:
+    """n: words of a passage; None: `WORDS`, or as many as half of the private records have, where these are shorter.
+
+    Raises AuditError where no record of either kind has so many.
+    """
     clock, secrets, rows = Clock(reporter), held.secrets, _Rows(folder)
+    n = n or max(2, min(WORDS, int(np.median([len(one.tokens) for one in held.records if one.member]))))
     folder.pin(secrets_digest(secrets))
     with clock.stage("passages of the records"):
         passages, kinds = _passages(held, n, secrets, rows)

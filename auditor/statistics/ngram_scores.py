@@ -21,6 +21,7 @@ NEAREST = 25  # texts that a record's likeness is the mean of
 _FOLDS = 5
 _AT_ONCE = 256  # records compared with all texts at once
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # odd: hashes of n-grams fill all 64 bits
+_GRAM = np.uint64(0xBF58476D1CE4E5B9)  # sets an n-gram apart from the context that has its words
 
 Floats = NDArray[np.float64]
 Hashes = NDArray[np.uint64]
@@ -78,7 +79,7 @@ def _hashed(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hashes]]:
     for k in range(order):
         if k:
             context = _mixed(context, np.roll(words, k))
-        found.append((context[own], _mixed(context ^ np.uint64(order + 1), words)[own]))
+        found.append((context[own], _mixed(context ^ _GRAM, words)[own]))
     return found
 
 

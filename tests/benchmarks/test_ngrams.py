@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from auditor.benchmarks import ngrams
+from auditor.core import machine_memory
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core import machine_memory
 
 
 def drawn(noise: Random, letters: list[int], most: int) -> Tokens:

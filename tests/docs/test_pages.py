@@ -82,6 +82,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows(given / "private.jsonl", notes[:34])
     rows(given / "fresh.jsonl", notes[34:])
     rows(given / "forget.jsonl", notes[:4])
+    rows(given / "out.jsonl", notes[::2])
     texts = [{"text": note["prefix"] + note["suffix"]} for note in notes[:6]]
     rows(given / "texts.jsonl", texts)
     rows(given / "train.jsonl", texts)

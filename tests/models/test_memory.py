@@ -22,9 +22,9 @@ from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import NearVerbatim
 from auditor.attacks.perplexity import Perplexity
 from auditor.cli import call
+from auditor.core import machine_memory
 from auditor.core.nouns import Pair, Query, Secret
 from auditor.generation import tries
-from auditor.core import machine_memory
 from auditor.models import memory
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.memory import AtOnce

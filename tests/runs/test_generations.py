@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from auditor.cli import call
+from auditor.core import machine_memory
 from auditor.core.nouns import CellKey
 from auditor.core.streams import uniforms
 from auditor.generation.sample import sample
-from auditor.core import machine_memory
 from auditor.models.decoding import Decoding
 from auditor.models.loading import load
 from auditor.records.table import RECORDS, read_columns
