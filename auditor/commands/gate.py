@@ -254,8 +254,8 @@ def _say_needs(changes: list[str], power: float | None, rules: int | None) -> No
             rules = max(rules, len(limits))
             found += powers.policy_needs(limits, power, rules)
             for rule in limits:
-                if rule.against_baseline or rule.of_claim:
-                    typer.echo(f"not counted: {rule}" + " (say --plan METRIC=A:B)" * rule.against_baseline)
+                if rule.relative or rule.of_claim:
+                    typer.echo(f"not counted: {rule}" + " (say --plan METRIC=A:B)" * rule.relative)
         else:
             found += powers.secrets_needed(powers.parse_change(item), power, rules)
     for need in found:

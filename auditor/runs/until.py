@@ -62,6 +62,8 @@ class Stop:
     def _verdict(self, rule: Rule, row: PerSecret) -> str:
         """As the gate will decide it."""
         seen = row.betting(rule.metric, rule.count, rule.kind)
+        if rule.against_undefended:
+            return ""  # the other row stops elsewhere
         if rule.against_baseline:
             paired = "" if self.base is None else difference(rule.metric, rule.count, row, self.base)
             if isinstance(paired, str):

@@ -293,3 +293,22 @@ def test_a_row_one_run_lacks_is_said_and_never_best() -> None:
     a, b = run(hits(200, range(80)), "a"), run(hits(200, range(80)), "b", findings=())
     (line,) = compare([a, b]).lines
     assert line.best is None and line.cells[1].why == "not in this run"
+
+
+def test_a_form_is_held_against_the_undefended_model_of_the_same_run() -> None:
+    full, same, worse = (hits(200, range(some)) for some in (10, 10, 60))
+    form = replace(finding(worse), target="int4")
+    held = run(full)
+    plan = {**held.result.plan, "defense": ["int4"]}
+    result = replace(held.result, findings=(*held.result.findings, form), plan=plan)
+    rule = parse_rule("recall not worse than undefended by 0.05")
+
+    def verdict(of_form: np.ndarray) -> str:
+        own = {**held.outcomes, form.key: per_secret(of_form)}
+        (ruling,) = judge(result, [rule], own)
+        return ruling.verdict
+
+    assert [verdict(same), verdict(worse)] == ["held", "failed"]
+    (ruling,) = judge(held.result, [rule], held.outcomes)
+    assert ruling.verdict == "failed" and "undefended model's own row" in ruling.reason
+    assert str(rule) == "recall not worse than undefended by 0.05"

@@ -1,0 +1,140 @@
+"""The forms in which a model is deployed: its adapter merged, its weights pruned or rounded to so many bits.
+
+Each is a configuration beside the full-precision one, asked for the same secrets: what changes is paired by secret.
+Nothing is promised of any.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from torch.nn.utils import prune
+from transformers.pytorch_utils import Conv1D
+
+from auditor.core.errors import AuditError
+from auditor.models.base import LanguageModel
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.defense import Defense, Scenario
+
+_GROUP = 64  # weights of a row that share a scale
+
+
+@dataclass(frozen=True)
+class DeployedForm(Defense):
+    """Base: a copy of the target, its adapter merged, changed. Raises AuditError for a model behind an API."""
+
+    claims: ClassVar[str] = "none: a form in which the model is deployed"
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        target = scenario.target
+        if not isinstance(target, HuggingFaceModel):
+            raise AuditError(
+                f"expected a transformers model for {self.name}, whose weights it changes: got {target.name}"
+            )
+        with torch.no_grad():
+            own = copy.deepcopy(target.model)
+            own = self.changed(own.merge_and_unload() if isinstance(own, PeftModel) else own)
+        return HuggingFaceModel(own.eval(), target.tokenizer, f"{target.name}, {self.name}")
+
+    @abstractmethod
+    def changed(self, model: Any) -> Any:
+        """The model of this form, which may be the one that is given. Raises AuditError where it has none."""
+
+
+@dataclass(frozen=True)
+class Merged(DeployedForm):
+    """Serve the adapter merged into its base: nothing but rounding may change. No claim."""
+
+    name: ClassVar[str] = "merged"
+    title: ClassVar[str] = "Merged"
+
+    def changed(self, model: Any) -> Any:
+        return model
+
+    def remarks(self, scenario: Scenario) -> tuple[str, ...]:
+        if isinstance(getattr(scenario.target, "model", None), PeftModel):
+            return ()
+        return ("merged: the target is no adapter, so that nothing was merged: these are its own answers",)
+
+
+@dataclass(frozen=True)
+class Pruned(DeployedForm):
+    """Set the smallest weights of every linear layer to 0 (magnitude pruning; Han et al. 2015). No claim.
+
+    share: of each layer's weights that go.
+    """
+
+    name: ClassVar[str] = "pruned"
+    title: ClassVar[str] = "Pruned"
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise AuditError(f"expected share between 0 and 1, got {self.share:g}")
+
+    def changed(self, model: Any) -> Any:
+        for layer in linear_layers(model):
+            prune.l1_unstructured(layer, "weight", amount=self.share)
+            prune.remove(layer, "weight")
+        return model
+
+
+@dataclass(frozen=True)
+class Rounded(DeployedForm):
+    """Base: every linear layer's weights to the nearest of 2^bits - 1 levels, a scale each 64 weights. No claim.
+
+    What a weight-only quantisation makes of answers, without its speed; `--quantise` loads a library's own.
+    """
+
+    bits: ClassVar[int]
+
+    def changed(self, model: Any) -> Any:
+        for layer in linear_layers(model):
+            weight = layer.weight.data
+            mine = weight.T if isinstance(layer, Conv1D) else weight  # (out, in): scales run along a row
+            rows = rounded(mine, self.bits)
+            weight.copy_(rows.T if isinstance(layer, Conv1D) else rows)
+        return model
+
+
+@dataclass(frozen=True)
+class Int8(Rounded):
+    """Round every linear layer's weights to 8 bits, symmetric, a scale each 64 weights. No claim."""
+
+    name: ClassVar[str] = "int8"
+    title: ClassVar[str] = "8 bits"
+    bits: ClassVar[int] = 8
+
+
+@dataclass(frozen=True)
+class Int4(Rounded):
+    """Round every linear layer's weights to 4 bits, symmetric, a scale each 64 weights. No claim."""
+
+    name: ClassVar[str] = "int4"
+    title: ClassVar[str] = "4 bits"
+    bits: ClassVar[int] = 4
+
+
+def rounded(weight: Tensor, bits: int) -> Tensor:
+    """(out, in): each group of a row to the nearest multiple of its largest size / (2^(bits - 1) - 1)."""
+    most = 2 ** (bits - 1) - 1
+    parts = []
+    for part in weight.float().split(_GROUP, dim=1):
+        scale = part.abs().amax(1, keepdim=True) / most
+        parts.append(torch.where(scale > 0, (part / scale).round() * scale, part))
+    return torch.cat(parts, 1).to(weight.dtype)
+
+
+def linear_layers(model: Any) -> list[Any]:
+    """All but the output layer, which quantisers and pruners leave as it is. Raises AuditError where there is none."""
+    kept = {id(layer) for layer in (model.get_output_embeddings(),) if layer is not None}
+    found = [m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and id(m) not in kept]
+    if not found:
+        raise AuditError("expected a model with linear layers to change the weights of, got none")
+    return found

@@ -1,0 +1,71 @@
+"""Forms in which a model is deployed: what each does to weights and answers."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from auditor.core.errors import AuditError
+from auditor.defenses.deployed_forms import Int4, Int8, Merged, Pruned, linear_layers, rounded
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.testing import scenario
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+def adapted(model: HuggingFaceModel) -> HuggingFaceModel:
+    """With an adapter that changes what it says."""
+    own = get_peft_model(copy.deepcopy(model.model), LoraConfig(target_modules="all-linear", r=2))
+    for name, parameter in own.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return HuggingFaceModel(own.eval(), model.tokenizer, "adapted")
+
+
+@torch.no_grad()
+def test_merging_changes_nothing_but_rounding() -> None:
+    held = scenario()
+    tuned = adapted(held.target)  # type: ignore[arg-type]
+    merged = Merged().protect(replace(held, target=tuned))
+    assert torch.allclose(merged.log_probs(TOKENS, 3), tuned.log_probs(TOKENS, 3), atol=1e-5)
+    assert not torch.allclose(merged.log_probs(TOKENS, 3), held.target.log_probs(TOKENS, 3), atol=1e-2)
+
+
+@torch.no_grad()
+def test_pruning_sets_the_share_to_0_and_leaves_the_target_alone() -> None:
+    held = scenario()
+    before = held.target.log_probs(TOKENS, 3)
+    pruned = Pruned(0.25).protect(held)
+    for own, was in zip(linear_layers(pruned.model), linear_layers(held.target.model), strict=True):  # type: ignore[attr-defined]
+        gone = own.weight == 0
+        assert gone.float().mean() == pytest.approx(0.25, abs=0.01)
+        assert was.weight[gone].abs().max() <= was.weight[~gone].abs().min()
+    assert torch.equal(held.target.log_probs(TOKENS, 3), before)
+
+
+@torch.no_grad()
+def test_fewer_bits_are_farther_off() -> None:
+    held = scenario()
+    whole = held.target.log_probs(TOKENS, 3)
+    eight, four = ((kind().protect(held).log_probs(TOKENS, 3) - whole).abs().max() for kind in (Int8, Int4))
+    assert 0 < eight < four / 4
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_each_group_of_weights_has_its_own_levels(bits: int) -> None:
+    weight = torch.randn(3, 100) * torch.tensor([[1.0], [100.0], [0.0]])
+    found, most = rounded(weight, bits), 2 ** (bits - 1) - 1
+    for row in range(3):
+        for part in (slice(0, 64), slice(64, 100)):
+            scale = float(weight[row, part].abs().max()) / most
+            expected = [round(float(x) / scale) * scale if scale else 0.0 for x in weight[row, part]]
+            assert found[row, part].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    with pytest.raises(AuditError, match="expected share between 0 and 1, got 1"):
+        Pruned(1.0)
