@@ -45,7 +45,8 @@ class NGrams:
             different, first, counts = np.unique(gram, return_index=True, return_counts=True)
             grams.append((different, counts.astype(float)))
             begun, back = np.unique(context[first], return_inverse=True)
-            contexts.append((begun, np.bincount(back, counts, len(begun)), np.bincount(back, minlength=len(begun))))
+            total, kept = np.bincount(back, counts, len(begun)), np.bincount(back, minlength=len(begun))
+            contexts.append((begun, total.astype(float), kept.astype(float)))
         return cls(tuple(grams), tuple(contexts), kinds)
 
     def log_probs(self, texts: Sequence[Tokens]) -> Floats:
