@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from rapidfuzz.distance import Levenshtein
 
 from auditor.benchmarks import ngrams, talks
-from auditor.benchmarks.columns import COLUMNS, PLAIN, conversations, joined, layout_of, marks_of, repeats_of
+from auditor.benchmarks.columns import COLUMNS, PLAIN, conversations, layout_of, marks_of, prefix_and_suffix, repeats_of
 from auditor.benchmarks.ngrams import NGramIndex
-from auditor.benchmarks.tables import RecordTable, filled, read_table
+from auditor.benchmarks.tables import RecordTable, read_table, require_rows
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark, Tokens
 from auditor.statistics import memorised
 from auditor.statistics.judging import edits_allowed
-from auditor.statistics.memorised import Held
+from auditor.statistics.memorised import MemorisedTokens
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _AT_ONCE = 1000  # texts looked up at once
@@ -57,16 +57,16 @@ class ReleasedRecord:
 
 def texts_of(flag: str, name: str) -> tuple[RecordTable, list[str]]:
     """A file's rows as texts: of a conversation what each turn says, line by line. Raises AuditError."""
-    table = filled(read_table(flag, name, COLUMNS))
+    table = require_rows(read_table(flag, name, COLUMNS))
     layout = layout_of(table)
     if layout in PLAIN:
-        return table, joined(table, layout)
+        return table, prefix_and_suffix(table, layout)
     return table, [_said(one) for one in conversations(table, layout)]
 
 
 def _said(one: talks.Conversation | talks.Unusable) -> str:
     messages = () if isinstance(one, talks.Unusable) else one.messages
-    return "\n".join(filter(None, (talks.words_of(message.get("content")) for message in messages)))
+    return "\n".join(filter(None, (talks.message_text(message.get("content")) for message in messages)))
 
 
 def read(
@@ -119,21 +119,21 @@ class Passage:
 
 def passages(
     records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int
-) -> tuple[list[Passage], list[Held], NGramIndex]:
+) -> tuple[list[Passage], list[MemorisedTokens], NGramIndex]:
     """The nearest passage to each record; and of each text what it holds. Records have n words at least, members first.
 
     Verbatim: a run of n words or more that no other record has, of either kind, so that members and non-members count
     alike. Near-verbatim: n words that take `edits_allowed`, found where half as many stand word for word.
     """
     members = [one for one in records if one.member]
-    index = ngrams.build(
+    index = ngrams.build_index(
         ((one.tokens, one.times) for one in members), (one.tokens for one in records if not one.member)
     )
-    every, best = list[Held](), dict[int, Passage]()
+    every, best = list[MemorisedTokens](), dict[int, Passage]()
     for start in range(0, len(texts), _AT_ONCE):
         some = texts[start : start + _AT_ONCE]
         for i, seen in enumerate(index.standing(some, n), start):
-            every.append(memorised.held(seen, n))
+            every.append(memorised.count_memorised(seen, n))
             for record, run in memorised.longest_of_each(seen, n).items():
                 if record not in best or run.length > best[record].length:
                     out = texts[i][run.start : run.start + run.length]

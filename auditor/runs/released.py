@@ -75,7 +75,7 @@ class ReleasedText:
         found = (
             Secret(f"{kind[one.member]}-{one.row:06d}", (), one.tokens, one.times, one.member) for one in self.records
         )
-        return names.named(tuple(found), names.salt())
+        return names.with_aliases(tuple(found), names.salt())
 
 
 def plan_of(text: Path, data: str, nonmembers: str, canaries: str | None, seed: int, command: str) -> Plan:
@@ -95,7 +95,7 @@ def read(plan: Plan, text: Path) -> ReleasedText:
     """All files, before anything is measured. Raises AuditError for what cannot be told from them."""
     data, nonmembers, words = plan.data.data, plan.data.nonmembers, Words()
     assert data is not None and nonmembers is not None  # both are asked for
-    manifest = None if plan.data.canaries is None else manifests.read(Path(plan.data.canaries))
+    manifest = None if plan.data.canaries is None else manifests.read_manifest(Path(plan.data.canaries))
     if manifest is not None and not isinstance(manifest, AuditManifest):
         raise AuditError(
             f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make --audit), got those for "
@@ -129,8 +129,8 @@ def audit(held: ReleasedText, n: int | None, folder: RunFolder, reporter: Report
             found, coins = _epsilon(held, held.manifest, rows)
             findings.append(found)
     canaries = {one.id for one in coins}
-    folder.save_secrets(details.facts((*secrets, *coins), names.salt_fingerprint(names.salt()), canaries))
-    table.write(folder.path, rows.columns)
+    folder.save_secrets(details.secret_facts((*secrets, *coins), names.salt_fingerprint(names.salt()), canaries))
+    table.write_columns(folder.path, rows.columns)
     texts.write_texts(folder.path, rows.shown, rows.guesses, held.words.text)
     members = [one for one in secrets if one.member]
     record = BenchmarkRecord(
@@ -157,7 +157,7 @@ def audit(held: ReleasedText, n: int | None, folder: RunFolder, reporter: Report
         timings=clock.seconds,
         seed=held.plan.seed,
         family="released text",
-        weights=plan_weights.of_plan(held.plan),
+        weights=plan_weights.digests_of_plan(held.plan),
         methods=METHODS,
     )
 
@@ -235,7 +235,7 @@ def _guess(secret: Secret, found: Passage) -> Guesses:
 
 
 def _said_of_passages(
-    held: ReleasedText, n: int, long: int, every: Sequence[memorised.Held], index: released.NGramIndex
+    held: ReleasedText, n: int, long: int, every: Sequence[memorised.MemorisedTokens], index: released.NGramIndex
 ) -> Iterator[str]:
     yield (
         f"extracted: {n} words in a row or more that one record alone has, of --data or --nonmembers; near-verbatim: "
@@ -261,7 +261,11 @@ def _personal(
     """
     recognisers = pii.Recognisers() if pii.installed() else None
     spans = [
-        list(dict.fromkeys((s.kind, one.text[s.start : s.end]) for s in pii.find(one.text, one.marks, recognisers)))
+        list(
+            dict.fromkeys(
+                (s.kind, one.text[s.start : s.end]) for s in pii.find_personal_data(one.text, one.marks, recognisers)
+            )
+        )
         for one in records
     ]
     sides = [{said for own, one in zip(spans, records, strict=True) if one.member == side for _, said in own}

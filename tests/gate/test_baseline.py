@@ -305,10 +305,10 @@ def test_a_form_is_held_against_the_undefended_model_of_the_same_run() -> None:
 
     def verdict(of_form: np.ndarray) -> str:
         own = {**held.outcomes, form.key: per_secret(of_form)}
-        (ruling,) = judge(result, [rule], own)
+        (ruling,) = judge_rules(result, [rule], own)
         return ruling.verdict
 
     assert [verdict(same), verdict(worse)] == ["held", "failed"]
-    (ruling,) = judge(held.result, [rule], held.outcomes)
+    (ruling,) = judge_rules(held.result, [rule], held.outcomes)
     assert ruling.verdict == "failed" and "undefended model's own row" in ruling.reason
     assert str(rule) == "recall not worse than undefended by 0.05"

@@ -14,8 +14,8 @@ from auditor.benchmarks import audit_canaries, manifests
 from auditor.benchmarks.released import ReleasedRecord, Words, passages
 from auditor.cli import call
 from auditor.core.nouns import UNDEFENDED
-from auditor.records.saved import read
-from auditor.records.signals import assess
+from auditor.records.saved import read_result
+from auditor.records.signals import assess_signals
 
 WORDS = list("ABCDEFGHIJKLMNOP")
 
@@ -46,12 +46,12 @@ def test_what_was_copied_is_found_and_a_gate_fails(
     run = str(tmp_path / "run")
     assert call(["synthetic", *files]) == 0
     assert "10/30" in capsys.readouterr().out
-    result = read(tmp_path / "run")
+    result = read_result(tmp_path / "run")
     told = {m.name: m for finding in result.findings for m in finding.measurements}
     assert told["recall"].value * 30 == pytest.approx(10) and told["recall_nonmembers"].value == 0
     assert told["near_verbatim_recall"].value * 30 == pytest.approx(12)
     assert result.findings[0].by_kind["email"].value * 30 == pytest.approx(12)
-    assert {"verbatim", "membership"} <= {signal.kind.name for signal in assess(result).shown(UNDEFENDED)}
+    assert {"verbatim", "membership"} <= {signal.kind.name for signal in assess_signals(result).shown(UNDEFENDED)}
     assert call(["gate", run, "--max", "recall=0.05"]) == 1
     assert call(["gate", run, "--max", "recall=0.6", "--max", "recall(kind=email)=0.7"]) == 0
     capsys.readouterr()
@@ -61,12 +61,12 @@ def test_what_was_copied_is_found_and_a_gate_fails(
 
 
 def test_canaries_by_coin_bound_epsilon(files: list[str], tmp_path: Path) -> None:
-    manifest = audit_canaries.make("words", audit_canaries.texts_of("words", 120, 6, 0), 1, 0)
-    manifests.write(tmp_path / "canaries.json", manifest)
+    manifest = audit_canaries.make_audit_manifest("words", audit_canaries.texts_of("words", 120, 6, 0), 1, 0)
+    manifests.write_manifest(tmp_path / "canaries.json", manifest)
     with open(tmp_path / "out.jsonl", "a") as file:
         file.writelines(json.dumps({"text": one.text}) + "\n" for one in manifest.copies())
     assert call(["synthetic", *files, "--canaries", str(tmp_path / "canaries.json")]) == 0
-    (main, *_) = read(tmp_path / "run").findings[-1].audits
+    (main, *_) = read_result(tmp_path / "run").findings[-1].audits
     assert main.right == main.guesses == 120 and main.epsilon > 3
     assert call(["gate", str(tmp_path / "run"), "--max", "epsilon_lower_bound=1"]) == 1
 

@@ -20,12 +20,12 @@ import numpy as np
 
 from auditor.benchmarks import audit_canaries
 from auditor.benchmarks.audit_canaries import AuditManifest
-from auditor.benchmarks.lab_texts import PRIVATE_KINDS, drawn
+from auditor.benchmarks.lab_texts import PRIVATE_KINDS, draw_texts
 from auditor.benchmarks.released import ReleasedRecord, Words
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult
 from auditor.records.folder import RunFolder
-from auditor.records.signals import assess
+from auditor.records.signals import assess_signals
 from auditor.runs import released
 from auditor.runs.reporter import Silence
 from benchmarks.checks.harness import Page, run
@@ -79,12 +79,12 @@ def audited(
 
 def simulated(of_private: float, seed: int) -> AuditResult:
     """Another draw of records, coins and texts."""
-    made = list(drawn(seed, 3 * RECORDS, PRIVATE_KINDS))
+    made = list(draw_texts(seed, 3 * RECORDS, PRIVATE_KINDS))
     noise = np.random.default_rng(seed)
     noise.shuffle(made)
     private, fresh, public = made[:RECORDS], made[RECORDS : 2 * RECORDS], made[2 * RECORDS :]
     begun = audit_canaries.texts_of("prefixed", CANARIES, 6, seed, texts=public)
-    manifest = audit_canaries.make("prefixed", begun, 1, seed)
+    manifest = audit_canaries.make_audit_manifest("prefixed", begun, 1, seed)
     writer = Writer([*private, *(one.text for one in manifest.copies())], public)
     texts = [writer.write(of_private, noise) for _ in range(TEXTS)]
     return audited(private, fresh, texts, manifest, seed)
@@ -103,7 +103,7 @@ def main(runs: int = 200, seed: int = 0, out: Path | None = None, lab: bool = Tr
         shown, proved, aucs = Counter[str](), 0, list[list[float]]()
         for i in range(count):
             result = simulated(of_private, seed + i + int(1e6 * of_private))
-            seen = {signal.kind.short for signal in assess(result).shown(UNDEFENDED)} & set(SIGNALS)
+            seen = {signal.kind.short for signal in assess_signals(result).shown(UNDEFENDED)} & set(SIGNALS)
             shown.update([*seen, *(["any"] if seen else [])])
             proved += number(result, "epsilon_lower_bound") > 0
             aucs.append([number(result, name) for name in SCORES.values()])
@@ -149,7 +149,7 @@ def _said(m: object) -> str:
 
 
 def timed(page: Page, count: int, seed: int) -> None:
-    made = list(drawn(seed, 3000, PRIVATE_KINDS))
+    made = list(draw_texts(seed, 3000, PRIVATE_KINDS))
     writer, noise = Writer(made[:1000], made[2000:]), np.random.default_rng(seed)
     texts = [writer.write(0.3, noise) for _ in range(count)]
     begin = time.process_time()
