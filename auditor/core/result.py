@@ -313,6 +313,9 @@ class OwnSection:
     tables: tuple[OwnTable, ...] = ()
 
 
+RELEASED_TEXT = "released text"  # the family of an audit that asks no model
+
+
 @dataclass(frozen=True)
 class AuditResult:
     """The whole of a run, as `result.json` holds it. Baselines and reports read `secrets.parquet` too."""

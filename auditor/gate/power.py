@@ -105,9 +105,7 @@ def policy_needs(rules: Sequence[Rule], power: float, decisions: int) -> list[Ne
     """
     check_power(power, decisions)
     limits = [
-        rule
-        for rule in rules
-        if not (rule.relative or rule.of_claim) and find_metric(rule.metric).unit in SHARES
+        rule for rule in rules if not (rule.relative or rule.of_claim) and find_metric(rule.metric).unit in SHARES
     ]
     if not limits:
         raise AuditError("expected a policy with a limit on a share, as recall <= 0.05, got none")

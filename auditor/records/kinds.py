@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -81,11 +81,11 @@ class Reading:
     @property
     def least(self) -> float:
         """The smallest number that would have been shown, all else as it was; NaN: unknown."""
-        m = self.measured
+        m = widened_interval(self.measured, self.looks)
         if not math.isnan(self.most):
             return self.most
         if self.is_count:
-            return _least_share(m.n, self.baseline)
+            return _least_share(m.n, self.baseline, self.looks)
         if isinstance(self.baseline, Measurement):
             above = m.value - m.low if self.excess is None else self.excess.value - self.excess.low
             return above + (self.baseline.high if self.excess is None else self.baseline.value)
@@ -94,13 +94,13 @@ class Reading:
         return self._value + m.value - m.low
 
 
-def _least_share(n: int, baseline: Measurement | float | None) -> float:
+def _least_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
     """The smallest share of n that is above the baseline as it was measured; NaN where not even all of n is."""
 
     def above(k: int) -> bool:
         if isinstance(baseline, Measurement):
-            return k / n - baseline.value > math.hypot(k / n - wilson(k, n)[0], high - baseline.value)
-        return clopper_pearson(k, n)[0] > (baseline or 0.0)
+            return k / n - baseline.value > _wider(looks) * math.hypot(k / n - wilson(k, n)[0], high - baseline.value)
+        return k / n - _wider(looks) * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
     high = baseline.high if isinstance(baseline, Measurement) else 0.0
     if isinstance(baseline, Measurement) and baseline.unit == "share":
@@ -159,6 +159,16 @@ def by_repeats(finding: Finding, baseline: Measurement | float | None, name: str
         wide = widened_interval(m, len(groups))
         excess = excess_mean(excess_of(name), wide, baseline) if isinstance(baseline, Measurement) else None
         yield Reading(m, baseline, excess, finding.key, count=count, looks=len(groups))
+
+
+def at_shared_level(readings: Sequence[Reading]) -> list[Reading]:
+    """As they are read where all together have one level (Bonferroni), not each, or each group of them, its own."""
+    levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
+    found = []
+    for reading in readings:
+        excess = None if reading.excess is None else widened_interval(reading.excess, levels)
+        found.append(replace(reading, excess=excess, looks=levels * reading.looks))
+    return found
 
 
 def widened_interval(m: Measurement, looks: int) -> Measurement:

@@ -14,11 +14,11 @@ from typing import Literal
 
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.result import AuditResult, Doubt, Finding, Measurement, TargetRecord
+from auditor.core.result import RELEASED_TEXT, AuditResult, Doubt, Finding, Measurement, TargetRecord
 from auditor.records import claims, exposure, membership, untargeted
 from auditor.records.disagreements import contradictions, is_measured, member_mismatch
 from auditor.records.extraction import GREEDILY, GREEDY, NEARLY, PERSONAL, PROBABLE, VERBATIM
-from auditor.records.kinds import Kind, Reading
+from auditor.records.kinds import Kind, Reading, at_shared_level
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.roc import AUC
@@ -126,7 +126,7 @@ def assess_signals(result: AuditResult) -> Assessment:
     found = (finding.target for finding in result.findings if finding.target not in companions)
     targets = sorted(dict.fromkeys((*named, *found)), key=lambda name: name != UNDEFENDED)
     records = {target.name: target for target in result.targets}
-    signals = tuple(s for target in targets for kind in KINDS for s in _signals(result, target, kind))
+    signals = tuple(s for target in targets for s in _read_signals(result, target))
     greedy = _greedily(result).measured
     contradictory = {target: tuple(contradictions(result, target, greedy)) for target in targets}
     leaking = {signal.target for signal in signals if signal.status == SHOWN}
@@ -147,21 +147,32 @@ def _of_data(result: AuditResult) -> tuple[Doubt, ...]:
 # --- from readings to signals -----------------------------------------------------------------------------------------
 
 
-def _signals(result: AuditResult, target: str, kind: Kind) -> Iterator[Signal]:
-    """One an access at which it was tested; else one that says why it was not."""
-    if kind is GREEDILY:
-        asked = target == UNDEFENDED
-        yield _greedily(result) if asked else Signal(kind, target, "", NOT_TESTED, why="undefended model only")
-        return
+def _read_signals(result: AuditResult, target: str) -> Iterator[Signal]:
+    """One a kind and access at which it was tested; else one that says why it was not.
+
+    What released text tells is one question: its signals share the level.
+    """
     rows = [f for f in result.findings if f.target == target]
-    found = False
-    for setting in SETTINGS:
-        own = (f for f in rows if f.setting == setting and not f.not_applicable)
-        if readings := [reading for f in own for reading in kind.read(f)]:
-            found = True
-            yield _decided(kind, target, setting, readings)
-    if not found:
-        yield Signal(kind, target, "", NOT_TESTED, why=_why_not(result, rows, kind))
+    told = [
+        (kind, setting, reading)
+        for kind in KINDS
+        for setting in SETTINGS
+        for finding in rows
+        if finding.setting == setting and not finding.not_applicable
+        for reading in kind.read(finding)
+    ]
+    if result.family == RELEASED_TEXT:
+        shared = at_shared_level([reading for *_, reading in told])
+        told = [(kind, setting, reading) for (kind, setting, _), reading in zip(told, shared, strict=True)]
+    for kind in KINDS:
+        own = [(setting, reading) for other, setting, reading in told if other is kind]
+        if kind is GREEDILY:
+            asked = target == UNDEFENDED
+            yield _greedily(result) if asked else Signal(kind, target, "", NOT_TESTED, why="undefended model only")
+        elif not own:
+            yield Signal(kind, target, "", NOT_TESTED, why=_why_not(result, rows, kind))
+        for setting in dict.fromkeys(setting for setting, _ in own):
+            yield _decided(kind, target, setting, [reading for at, reading in own if at == setting])
 
 
 def _decided(kind: Kind, target: str, setting: str, readings: Sequence[Reading]) -> Signal:
@@ -169,11 +180,12 @@ def _decided(kind: Kind, target: str, setting: str, readings: Sequence[Reading])
     shown = [r for r in readings if r.is_shown]
     suspected = [] if shown else [r for r in readings if r.is_suspected]
     first = {name: i for i, (name, _) in enumerate(kind.limits)}
+    least = min(reading.looks for reading in readings)
 
     def place(reading: Reading) -> tuple[bool, bool, int, float, int]:
         m = reading.measured
         size = abs(m.value - 0.5) if reading.either_way else m.value
-        return (not reading.alone, reading.looks > 1, first.get(m.name, len(first)), -size, -m.n)
+        return (not reading.alone, reading.looks > least, first.get(m.name, len(first)), -size, -m.n)
 
     best = min(shown or suspected or readings, key=place)
     status = SHOWN if shown else NOT_SHOWN

@@ -25,6 +25,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Guess, Guesses, Observation, Secret
 from auditor.core.plan import Plan
 from auditor.core.result import (
+    RELEASED_TEXT,
     AuditResult,
     BenchmarkRecord,
     Finding,
@@ -41,6 +42,7 @@ from auditor.runs import plan_weights
 from auditor.runs.reporter import Clock, Reporter
 from auditor.statistics import extraction, judging, memorised, roc
 from auditor.statistics.audited import audited, measurements_of
+from auditor.statistics.bounds import LEVEL
 from auditor.statistics.membership import FALSE_POSITIVES
 from auditor.statistics.metrics import OF_TEXT, RECALL, auc_of, floor_of, rate_of, score_of
 from auditor.statistics.ngram_scores import NGrams, against_others, likeness, mean_of_each
@@ -49,6 +51,7 @@ SETTING = "text-only"
 PASSAGES, MEMBERS, EPSILON = "passages", "membership", "epsilon-audit"
 METHODS = {PASSAGES: "verbatim", MEMBERS: "membership", EPSILON: "epsilon"}
 DELTA = 1e-5
+_SHARES = 10  # of the level: each bound of epsilon has one, the other signals the rest
 WORDS = 10
 
 
@@ -156,7 +159,7 @@ def audit(held: ReleasedText, n: int | None, folder: RunFolder, reporter: Report
         environment={"python": platform.python_version(), "numpy": np.__version__},
         timings=clock.seconds,
         seed=held.plan.seed,
-        family="released text",
+        family=RELEASED_TEXT,
         weights=plan_weights.digests_of_plan(held.plan),
         methods=METHODS,
     )
@@ -338,7 +341,7 @@ def _epsilon(held: ReleasedText, manifest: AuditManifest, rows: _Rows) -> tuple[
     secret = np.concatenate([np.arange(len(text)) >= cut for text, cut in zip(whole, behind, strict=True)])
     scores = mean_of_each(np.where(secret, gained, 0.0), whole)
     coins = np.array([one.included for one in manifest.canaries])
-    audits = audited(scores, coins, DELTA, copies=manifest.times)
+    audits = audited(scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times)
     subjects = tuple(
         Secret(one.id, (), text, manifest.times if one.included else 0, one.included, alias=one.id)
         for one, text in zip(manifest.canaries, whole, strict=True)
@@ -347,6 +350,7 @@ def _epsilon(held: ReleasedText, manifest: AuditManifest, rows: _Rows) -> tuple[
     main = audits[0]
     notes = [
         f"{main.canaries:,} canaries, in or out by a fair coin each; {main.guesses:,} guessed, {main.right:,} right",
-        f"the bound is of epsilon at delta {main.delta:g}, of whatever training and release made this text",
+        f"the bound, at {1 - main.level:.4g}, is of epsilon at delta {main.delta:g}, of whatever training and release "
+        "made this text",
     ]
     return _finding(EPSILON, measurements_of(audits), notes, audits=audits), subjects

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
+from auditor.core.result import RELEASED_TEXT, AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.gate.policy import parse_limits
 from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SHOWN, Signal, assess_signals
 from auditor.statistics.intervals import clopper_pearson, excess, excess_mean
@@ -63,6 +63,28 @@ def _ones(hits: int, n: int) -> object:
     import numpy as np
 
     return np.arange(n) < hits
+
+
+def test_what_released_text_tells_is_one_question_with_one_level() -> None:
+    """Four numbers at 5%: each is held to 1.25%, and says the smallest that would have been shown so."""
+
+    def told(hits: int, low: float) -> AuditResult:
+        left = excess("excess_recall", _ones(hits, N), _ones(0, OTHERS))
+        text = row(share("recall", hits, N), share("recall_nonmembers", 0, OTHERS), left)
+        nearly = row(share("near_verbatim_recall", 0, N), share("near_verbatim_recall_nonmembers", 0, OTHERS))
+        rate = Measurement("tpr_at_1pct_fpr", 0.0, 0.0, 0.02, N)
+        return run(text, nearly, row(auc(low, 0.6), rate, attack="membership"))
+
+    def released(result: AuditResult, kind: str) -> Signal:
+        return signal(replace(result, family=RELEASED_TEXT), kind)
+
+    slight = told(0, 0.505)
+    assert signal(slight, "membership").status == SHOWN
+    assert released(slight, "membership").status == NOT_SHOWN and released(slight, "membership").suspected
+    assert released(told(0, 0.53), "membership").status == SHOWN
+    least = next(k for k in range(N + 1) if released(told(k, 0.505), "verbatim").status == SHOWN)
+    assert released(slight, "verbatim").least == pytest.approx(least / N)
+    assert signal(slight, "verbatim").least < least / N
 
 
 def test_a_mean_probability_is_held_to_the_interval_of_its_baseline() -> None:

@@ -67,7 +67,7 @@ def test_canaries_by_coin_bound_epsilon(files: list[str], tmp_path: Path) -> Non
         file.writelines(json.dumps({"text": one.text}) + "\n" for one in manifest.copies())
     assert call(["synthetic", *files, "--canaries", str(tmp_path / "canaries.json")]) == 0
     (main, *_) = read_result(tmp_path / "run").findings[-1].audits
-    assert main.right == main.guesses == 120 and main.epsilon > 3
+    assert main.right == main.guesses == 120 and main.epsilon == main.best > 2.9 and main.level == 0.005
     assert call(["gate", str(tmp_path / "run"), "--max", "epsilon_lower_bound=1"]) == 1
 
 

@@ -1,11 +1,12 @@
 """How often `audit synthetic` is wrong, what it finds, how long it takes: text whose writer is known, and so the truth.
 
-    python -m benchmarks.checks.trust.released_text [--runs 200] [--seed 0] [--out FOLDER]  (eight minutes on one core)
+    python -m benchmarks.checks.trust.released_text [--runs 300] [--seed 0] [--out FOLDER]  (ten minutes on one core)
 
 A writer goes from word to word by trigrams of the private records with probability `of private`, else by bigrams of
-other records of the kind: 0 has seen nothing of them. First table: the share of runs in which each signal is shown, and
-an epsilon above 0. Second: the AUC of each score on the same texts. Third: the same by the small lab's two real models,
-fine-tuned and not. Last: the time of the command for 10,000 texts.
+other records of the kind: 0 has seen nothing of them. First table: the share of runs in which each signal is shown, all
+sharing one level; and membership by itself at its own 5%. Second: the AUC of each score on the same texts, and ours
+minus each published one, paired. Third: the same by the small lab's two real models, fine-tuned and not. Last: the time
+of the command for 10,000 texts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import t as student
 
 from auditor.benchmarks import audit_canaries
 from auditor.benchmarks.audit_canaries import AuditManifest
@@ -26,13 +28,18 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult
 from auditor.records.folder import RunFolder
 from auditor.records.signals import assess_signals
+from auditor.records.table import MEASURED, read_columns
 from auditor.runs import released
 from auditor.runs.reporter import Silence
+from auditor.statistics import roc
+from auditor.statistics.intervals import clopper_pearson
+from auditor.statistics.metrics import score_of
 from benchmarks.checks.harness import Page, run
 
 RECORDS, TEXTS, CANARIES = 150, 400, 200
-SCORES = {"ours": "membership_auc", "bigrams": "membership_auc_bigrams", "likeness": "membership_auc_likeness"}
-SIGNALS = ("verbatim", "near-verbatim", "membership", "personal data")
+SCORES = {"ours": "", "bigrams": "bigrams", "likeness": "likeness"}
+SIGNALS = ("verbatim", "near-verbatim", "membership", "personal data", "audited epsilon")
+Sides = tuple[np.ndarray, np.ndarray]
 
 
 class Writer:
@@ -65,7 +72,8 @@ def audited(
     texts: Sequence[str],
     manifest: AuditManifest | None = None,
     seed: int = 0,
-) -> AuditResult:
+) -> tuple[AuditResult, dict[str, Sides]]:
+    """The audit, and the scores of members and non-members by each score."""
     words = Words()
     sides = ((private, True), (fresh, False))
     records = tuple(
@@ -74,10 +82,18 @@ def audited(
     plan = released.plan_of(Path("out"), "private", "fresh", None if manifest is None else "canaries", seed, "check")
     held = released.ReleasedText(plan, words, records, tuple(map(words, texts)), tuple(texts), manifest, ())
     with tempfile.TemporaryDirectory() as scratch:
-        return released.audit(held, 10, RunFolder.create(Path(scratch) / "run", "", plan.to_json()), Silence())
+        folder = RunFolder.create(Path(scratch) / "run", "", plan.to_json())
+        result = released.audit(held, 10, folder, Silence())
+        kept = {c.quantity: c for c in read_columns(folder.path, MEASURED) if c.cell.attack == released.MEMBERS}
+    found = {}
+    for name, score in SCORES.items():
+        column = kept[score_of(score)]
+        values, member = np.asarray(column.values), np.array(column.member, dtype=bool)
+        found[name] = (values[member], values[~member])
+    return result, found
 
 
-def simulated(of_private: float, seed: int) -> AuditResult:
+def simulated(of_private: float, seed: int) -> tuple[AuditResult, dict[str, Sides]]:
     """Another draw of records, coins and texts."""
     made = list(draw_texts(seed, 3 * RECORDS, PRIVATE_KINDS))
     noise = np.random.default_rng(seed)
@@ -90,29 +106,43 @@ def simulated(of_private: float, seed: int) -> AuditResult:
     return audited(private, fresh, texts, manifest, seed)
 
 
-def number(result: AuditResult, name: str) -> float:
-    return next(m.value for f in result.findings for m in f.measurements if m.name == name)
-
-
-def main(runs: int = 200, seed: int = 0, out: Path | None = None, lab: bool = True, texts: int = 10_000) -> None:
+def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: bool = True, texts: int = 10_000) -> None:
     page = Page(out and out / "released-text.md")
-    page.say(f"{RECORDS} private records, as many fresh ones, {TEXTS} texts, {CANARIES} canaries by coin:\n")
-    page.head("of private", "runs", *SIGNALS, "any of them", "epsilon above 0", *(f"AUC, {name}" for name in SCORES))
+    page.say(
+        f"{RECORDS} private records, as many fresh ones, {TEXTS} texts, {CANARIES} canaries by coin; share of runs:\n"
+    )
+    page.head("of private", "runs", *SIGNALS, "any of them", "membership alone at 5%")
+    powers = list[tuple[str, list[float]]]()
     for of_private in (0.0, 0.1, 0.3, 0.5, 0.8):
-        count = runs if not of_private else max(1, runs // 20)
-        shown, proved, aucs = Counter[str](), 0, list[list[float]]()
+        count = runs if not of_private else max(2, runs // 15)
+        shown, aucs = Counter[str](), list[list[float]]()
         for i in range(count):
-            result = simulated(of_private, seed + i + int(1e6 * of_private))
+            result, scores = simulated(of_private, seed + i + int(1e6 * of_private))
             seen = {signal.kind.short for signal in assess_signals(result).shown(UNDEFENDED)} & set(SIGNALS)
-            shown.update([*seen, *(["any"] if seen else [])])
-            proved += number(result, "epsilon_lower_bound") > 0
-            aucs.append([number(result, name) for name in SCORES.values()])
-        rates = (f"{shown[name] / count:.1%}" for name in (*SIGNALS, "any"))
-        means = (f"{x:.3f} ± {s / np.sqrt(count):.3f}" for x, s in zip(np.mean(aucs, 0), np.std(aucs, 0), strict=True))
-        page.row(f"{of_private:g}", count, *rates, f"{proved / count:.1%}", *means)
+            auc = roc.auc_measured("", *scores["ours"])
+            told = {"any": bool(seen), "alone": not auc.low <= 0.5 <= auc.high}
+            shown.update([*seen, *(name for name, is_told in told.items() if is_told)])
+            aucs.append([roc.auc(*sides) for sides in scores.values()])
+        page.row(f"{of_private:g}", count, *(_share(shown[name], count) for name in (*SIGNALS, "any", "alone")))
+        each = np.array(aucs)
+        powers.append((f"{of_private:g}", [_mean(x) for x in (*each.T, *(each[:, 0] - x for x in each.T[1:]))]))
+    page.say("\nAUC on the same texts, means over the runs with 95% intervals:\n")
+    page.head("of private", *SCORES, *(f"ours minus {name}" for name in list(SCORES)[1:]))
+    for name, row in powers:
+        page.row(name, *row)
     if lab:
         of_lab(page, seed)
     timed(page, texts, seed)
+
+
+def _share(hits: int, n: int) -> str:
+    low, high = clopper_pearson(hits, n)
+    return f"{hits / n:.1%} [{low:.1%}–{high:.1%}]"
+
+
+def _mean(values: np.ndarray) -> str:
+    reach = float(student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return f"{values.mean():.3f} [{values.mean() - reach:.3f}–{values.mean() + reach:.3f}]"
 
 
 def of_lab(page: Page, seed: int) -> None:
@@ -131,7 +161,8 @@ def of_lab(page: Page, seed: int) -> None:
         [words.decode([*s.prefix, *s.suffix]) for s in own.secrets if s.member == member] for member in (True, False)
     )
     page.say(f"\n500 texts by the small lab's models; {len(private)} attacked records, {len(fresh)} never seen:\n")
-    page.head("model", "verbatim", "never seen", *(f"AUC, {name}" for name in SCORES))
+    others = list(SCORES)[1:]
+    page.head("model", "verbatim", "never seen", *(f"AUC, {x}" for x in SCORES), *(f"ours minus {x}" for x in others))
     for name, model in (("fine-tuned", own.target()), ("never trained on them", own.public())):
         start = torch.tensor([[words.bos_token_id or words.eos_token_id]])
         texts = list[str]()
@@ -139,13 +170,17 @@ def of_lab(page: Page, seed: int) -> None:
             noise = generator("released text", seed, batch).random((1, 250, 80, CHANNELS))
             for row in sample(model, start, 80, ANCESTRAL, noise)[0].suffixes.tolist():
                 texts.append(words.decode(row[: row.index(words.eos_token_id)] if words.eos_token_id in row else row))
-        found = audited(private, fresh, texts, seed=seed).findings
-        told = {m.name: m for f in found for m in f.measurements}
-        page.row(name, *map(_said, (told[x] for x in ("recall", "recall_nonmembers", *SCORES.values()))))
+        result, scores = audited(private, fresh, texts, seed=seed)
+        told = {m.name: m for f in result.findings for m in f.measurements}
+        recalls = [_said(m.value, m.low, m.high) for m in (told["recall"], told["recall_nonmembers"])]
+        aucs = [roc.auc_measured("", *sides) for sides in scores.values()]
+        apart = [roc.auc_difference(scores["ours"], scores[other]) for other in others]
+        differences = [_said(one.value, one.low(0.025), one.high(0.025)) for one in apart]
+        page.row(name, *recalls, *(_said(m.value, m.low, m.high) for m in aucs), *differences)
 
 
-def _said(m: object) -> str:
-    return f"{m.value:.3f} [{m.low:.3f}–{m.high:.3f}]"  # type: ignore[attr-defined]
+def _said(value: float, low: float, high: float) -> str:
+    return f"{value:.3f} [{low:.3f}–{high:.3f}]"
 
 
 def timed(page: Page, count: int, seed: int) -> None:
