@@ -22,7 +22,8 @@ from auditor.generation.sample import Candidates
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import DELTA, Observed, Probe, column
 from auditor.plugins.view import TEXT_ONLY, Sampling, View
-from auditor.statistics.audited import LEVEL, audited, canaries_needed, measurements_of
+from auditor.statistics.audit_power import power_said
+from auditor.statistics.audited import LEVEL, audited, measurements_of
 
 _AT_ONCE = 256  # canaries that are scored before they are kept
 _SAME = 1e-5  # nats a token: closer than this everywhere, two models are one
@@ -157,7 +158,7 @@ class EpsilonAudit(Probe):
             f"{main.level:.0%} of audits; {main.canaries:,} canaries prove at most {main.best:.2f}",
         ]
         if (claimed := observations.facts.get("claimed")) is not None:
-            said.append(_power(claimed, main))
+            said.append(f"against the claimed ε of {claimed:.3g}: {power_said(main, claimed)}")
         return tuple(said)
 
     def _said(self, observations: Sequence[Observation]) -> str:
@@ -182,11 +183,3 @@ def _audited(
         return audited(np.array(scores), np.array(coins), delta, level, copies)
     except AuditError as why:
         raise NotApplicable(str(why)) from why
-
-
-def _power(claimed: float, main: Audited) -> str:
-    try:
-        needed = canaries_needed(claimed, main.delta, main.level, main.copies)
-    except AuditError:
-        return f"no million canaries, all guessed rightly, could prove the claimed ε of {claimed:.3g}"
-    return f"to prove as much as the claimed ε of {claimed:.3g} takes {needed:,} canaries and every guess right"

@@ -9,9 +9,10 @@ import math
 
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult
-from auditor.records.claims import CONTRADICTED, Bound, ClaimEvidence, assess_claim
+from auditor.records.claims import CONSISTENT, CONTRADICTED, Bound, ClaimEvidence, assess_claim
 from auditor.reports import words
 from auditor.reports.blocks import Group, Table
+from auditor.statistics.audit_power import power_said
 from auditor.statistics.bounds import LEVEL
 
 
@@ -29,24 +30,27 @@ def sentence(stands: ClaimEvidence) -> str:
     ]
     if stands.verdict is None:
         return f"{'; '.join(parts)}; {_unaudited(stands)}."
-    return f"{'; '.join(parts)}: {_verdict(stands)}."
+    return f"{'; '.join(parts)}: {judged(stands)}."
 
 
 def brief(stands: ClaimEvidence) -> str:
     """`PMixED: claimed ε 8 (zero-out, shard of whole records, δ 1e-5); 6,400 drawn tokens; not audited`"""
     claim = stands.target.claim
     covers = () if claim is None else (words.covers(claim),)
-    judged = _verdict(stands) if stands.verdict else "not audited"
     why = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
-    return f"{'; '.join((f'{stands.target.title}: {_claimed(stands)}', *covers, judged))}{why}"
+    return f"{'; '.join((f'{stands.target.title}: {_claimed(stands)}', *covers, judged(stands)))}{why}"
 
 
-def _verdict(stands: ClaimEvidence) -> str:
-    assert stands.verdict is not None  # whoever asks has seen to it
+def judged(stands: ClaimEvidence) -> str:
+    """The verdict. "Consistent" comes with the smallest violation that such an audit mostly catches."""
+    if stands.verdict is None:
+        return "not audited"
+    strongest = stands.strongest if stands.verdict == CONSISTENT else None
+    power = "" if strongest is None else f" ({power_said(strongest.audit, strongest.promised)})"
     if stands.claimed is not None:
-        return stands.verdict
+        return f"{stands.verdict}{power}"
     nominal = f"nominal ε {words.number(stands.nominal or math.nan)}"
-    return f"{nominal} contradicted" if stands.verdict == CONTRADICTED else f"{nominal}: {stands.verdict}"
+    return f"{nominal} contradicted" if stands.verdict == CONTRADICTED else f"{nominal}: {stands.verdict}{power}"
 
 
 def _claimed(stands: ClaimEvidence) -> str:
@@ -112,7 +116,7 @@ def _lines(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
     number, nothing = words.number, words.NOTHING
     claimed = nothing if stands.claimed is None else number(stands.claimed)
     nominal = nothing if stands.nominal is None else number(stands.nominal)
-    end = _verdict(stands) if stands.verdict else "not audited" if not stands.bounds else "nothing to hold it to"
+    end = judged(stands) if stands.verdict or not stands.bounds else "nothing to hold it to"
     lines = [(f"{bound.row.attack}, δ {number(bound.audit.delta)}", bound.audit, end) for bound in stands.bounds]
     lines += [(f"{other.row.attack}, δ {number(other.audit.delta)}", other.audit, other.why) for other in stands.unheld]
     told = tuple(

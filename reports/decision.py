@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 
@@ -12,8 +13,9 @@ from auditor.reports.markdown import cut
 
 _MOST_SAID, _LONGEST = 10, 300  # sentences below the table, and characters of one: the rest is in the JUnit file
 _WORST = ("failed", "inconclusive", "held")
-HEAD = ("Row", "Rule", "Measured", "Bounds (95%, one-sided)", "n", "Ruling")  # of a table of rulings
-NUMERIC = frozenset({2, 3, 4})  # of its columns
+# Of a table of rulings, and its columns of numbers.
+HEAD = ("Row", "Rule", "Measured", "Bounds (95%, one-sided)", "n", "Missed 1 in 20 at most, from", "Ruling")
+NUMERIC = frozenset({2, 3, 4, 5})
 
 
 def lines(decision: Decision) -> Iterator[str]:
@@ -54,7 +56,8 @@ def _cells(ruling: Ruling) -> tuple[str, ...]:
     measured = f"{ruling.value:.4g}" if ruling.n else words.NOTHING
     bounds = f"{ruling.low:.4f} to {ruling.high:.4f}" if ruling.n else words.NOTHING
     row, rule = inert.clean(ruling.row), inert.clean(ruling.rule)
-    return (row, rule, measured, bounds, f"{ruling.n:,}" if ruling.n else words.NOTHING, ruling.verdict)
+    missed = words.NOTHING if math.isnan(ruling.missed) else f"{ruling.missed:.4g}"
+    return (row, rule, measured, bounds, f"{ruling.n:,}" if ruling.n else words.NOTHING, missed, ruling.verdict)
 
 
 def junit(decision: Decision) -> str:

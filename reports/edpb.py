@@ -25,7 +25,7 @@ from auditor.records.claims import assess_claim
 from auditor.records.extraction import PERSONAL
 from auditor.records.saved import RESULT
 from auditor.records.signals import NOT_TESTED, Assessment, Signal, assess_signals
-from auditor.reports import personal, signals, words
+from auditor.reports import claims, personal, signals, words
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import titled
 from auditor.statistics.membership import FALSE_POSITIVES
@@ -184,12 +184,11 @@ def _promised(e: EdpbEvidence) -> list[str]:
         stands = assess_claim(e.result, target)
         if target.claim is None or stands.claimed is None:
             continue
-        held = stands.verdict or "not audited"
         least = max((bound.audit.epsilon for bound in stands.bounds), default=None)
         audited = "" if least is None else f", audited ε at least {words.number(least)}"
         found.append(
             f"{target.title}: claimed ε {words.promised(target.claim)}, {words.relation(target.claim.relation)}, "
-            f"δ {words.number(target.claim.delta)}, {words.covers(target.claim)}{audited}: {held}."
+            f"δ {words.number(target.claim.delta)}, {words.covers(target.claim)}{audited}: {claims.judged(stands)}."
         )
     return found
 
@@ -256,6 +255,9 @@ def _by_kind(e: EdpbEvidence) -> list[str]:
     return found
 
 
+_SHOWN = 5  # rulings, with what each would have missed
+
+
 def _held_to(e: EdpbEvidence) -> list[str]:
     return [f"Gate {one.decision.verdict}, decided {one.decided}: {_rulings(one)}." for one in e.gates]
 
@@ -264,7 +266,10 @@ def _rulings(one: KeptDecision) -> str:
     counts = [
         (what, sum(r.verdict == what for r in one.decision.rulings)) for what in ("failed", "inconclusive", "held")
     ]
-    return ", ".join(f"{n} {what}" for what, n in counts if n) or "nothing was judged"
+    missed = [f"{r.row}: {r.metric} {r.missed:.4g}" for r in one.decision.rulings if not math.isnan(r.missed)]
+    more = f" (and {len(missed) - _SHOWN} more)" if len(missed) > _SHOWN else ""
+    from_on = f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}" if missed else ""
+    return (", ".join(f"{n} {what}" for what, n in counts if n) or "nothing was judged") + from_on
 
 
 def _nothing(e: EdpbEvidence) -> list[str]:
@@ -402,7 +407,7 @@ QUESTIONS = (
         "35(7)(d)",
         "Was the residual risk held to a limit?",
         _held_to,
-        "Held: the one-sided 95% upper bound is within the limit that the controller chose.",
+        "Held: the one-sided 95% upper bound is within the controller's limit; no audit shows that ε is small.",
         "`audit gate RUN --max recall=0.05` would",
     ),
 )

@@ -13,7 +13,8 @@ from auditor.reports.blocks import Block, Bullets, Card, Cards, Code, FactList, 
 from auditor.reports.topics import CHECK, Topic, by_target
 
 _NEVER = (
-    "A claim is consistent where an audit could have contradicted it and did not: that does not prove it. An audit "
+    "A claim is consistent where an audit could have contradicted it and did not: that does not prove it, and "
+    "beside it stands the smallest violation that it would have caught with 80% probability. An audit "
     "is too weak where it had no power to refute the claim, or where its games look at a part of the tokens that the "
     "claim covers, and these give away less than it by themselves. All audits of a model share the error level equally."
 )

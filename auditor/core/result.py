@@ -40,7 +40,7 @@ class Audited:
     right: int
     best: float  # what all-right guesses would have proved, by the same rule
     rights: tuple[int, ...] = ()  # of the surest guesses, for each number of them that was looked at
-    sampling: tuple[float, int] | None = None  # rate and steps of the shape that a bound by "shape" assumes
+    sampling: tuple[float, int] | None = None  # rate and steps of the shape that "shape" assumes, and power is told of
     copies: int = 1  # how often each canary was inserted
     relation: str = "add_remove"
     unit: str = "record"

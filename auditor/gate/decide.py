@@ -28,6 +28,7 @@ from auditor.gate.rulings import Decision, Ruling, Verdict
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import PerSecret, Run
 from auditor.records.signals import Assessment, assess_signals
+from auditor.statistics.audit_power import SURE, epsilon_caught, power_said
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.audited import audit_at_level, why_powerless
 from auditor.statistics.bounds import LEVEL, BinomialCount, EitherWay, Evidence, RecordedInterval
@@ -110,7 +111,8 @@ def why_undecidable(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ru
         why += [doubt.sentence for doubt in result.benchmark.doubts if doubt.kind == "text form"]
     if not (ruling.verdict == "held" and why):
         return ruling
-    return replace(ruling, verdict="inconclusive", unmeasured=True, reason=f"{ruling.reason}. {' '.join(why)}")
+    reason = f"{ruling.reason}. {' '.join(why)}"
+    return replace(ruling, verdict="inconclusive", unmeasured=True, missed=math.nan, reason=reason)
 
 
 def _never_applied(result: AuditResult, targets: Collection[str], attack: str | None) -> list[Ruling]:
@@ -387,11 +389,11 @@ def _ruling(case: _Case, level: float) -> Ruling:
     reason = f"{case.seen.words} between {low:.4f} and {high:.4f} (n = {seen.n}), {allowed} {limit:g}"
     unmeasured = verdict == "held" and not case.seen.derived
     if unmeasured:
-        verdict, reason = (
-            "inconclusive",
-            f"{reason}; it is not kept secret by secret, so it cannot be recomputed",
-        )
-    return Ruling(*case.row, metric, limit, low, high, verdict, reason, words, seen.value, seen.n, unmeasured)
+        verdict, reason = "inconclusive", f"{reason}; it is not kept secret by secret, so it cannot be recomputed"
+    missed = high if verdict == "held" else math.nan
+    if verdict == "held":
+        reason = f"{reason}; of {high:.4g} or more so little is seen at most once in twenty"
+    return Ruling(*case.row, metric, limit, low, high, verdict, reason, words, seen.value, seen.n, unmeasured, missed)
 
 
 _OF_A_CLAIM: dict[claims.Verdict, Verdict] = {
@@ -406,12 +408,14 @@ def _bounded(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     limit = rule.limit
     weak = why_powerless(audit, limit)
     verdict: Verdict = "failed" if audit.epsilon > limit else "inconclusive" if weak else "held"
+    said = {"inconclusive": weak, "held": power_said(audit, limit, SURE)}.get(verdict, "")
     reason = (
         f"{rule.name} {audit.epsilon:.4f} (of {audit.best:.4f} provable by {audit.played} at "
-        f"{1 - audit.level:.4g}), limit {limit:g}" + (f": {weak}" if verdict == "inconclusive" else "")
+        f"{1 - audit.level:.4g}), limit {limit:g}" + (f": {said}" if said else "")
     )
-    bound = audit.epsilon
-    return Ruling(*row, rule.name, limit, bound, math.inf, verdict, reason, str(rule), bound, audit.canaries)
+    missed = epsilon_caught(audit, limit, SURE) if verdict == "held" else math.nan
+    bound, high = audit.epsilon, math.inf
+    return Ruling(*row, rule.name, limit, bound, high, verdict, reason, str(rule), bound, audit.canaries, missed=missed)
 
 
 def _stands(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
@@ -428,12 +432,18 @@ def _stands(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
     missing = () if bounds else stands.unmeasured
     said = "; ".join((*stands.refuted, *seen, *missing)) or "no audit was run"
     verdict: Verdict = _OF_A_CLAIM[stands.verdict] if stands.verdict else "inconclusive"
+    strongest, missed = stands.strongest if verdict == "held" else None, math.nan
+    if strongest is not None:
+        missed = epsilon_caught(strongest.audit, strongest.promised, SURE)
+        said += f"; {power_said(strongest.audit, strongest.promised, SURE)}"
     reason = f"claimed epsilon {claimed:.4g}: {stands.verdict or 'not audited'} ({said})"
     most = max((bound.audit.epsilon for bound in bounds), default=math.nan)
     n = sum(bound.audit.canaries for bound in bounds)
     high = math.inf if bounds else math.nan
     return Ruling(
-        *row, rule.name, claimed, most, high, verdict, reason, str(rule), most, n, unmeasured=stands.verdict is None
+        *(*row, rule.name, claimed, most, high, verdict, reason, str(rule), most, n),
+        unmeasured=stands.verdict is None,
+        missed=missed,
     )
 
 

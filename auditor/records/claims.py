@@ -18,6 +18,7 @@ from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
 from auditor.records.disagreements import is_measured
 from auditor.records.kinds import Kind, Reading
+from auditor.statistics.audit_power import epsilon_caught
 from auditor.statistics.audited import HELD, audit_at_level, why_powerless
 from auditor.statistics.bounds import LEVEL
 
@@ -83,6 +84,12 @@ class ClaimEvidence:
         if any(not bound.powerless for bound in self.bounds):
             return CONSISTENT
         return TOO_WEAK if self.bounds else None
+
+    @property
+    def strongest(self) -> Bound | None:
+        """Of the audits that could have contradicted the claim the one that catches the smallest violation."""
+        able = [bound for bound in self.bounds if not bound.powerless]
+        return min(able, key=lambda bound: epsilon_caught(bound.audit, bound.promised), default=None)
 
     @property
     def is_told(self) -> bool:

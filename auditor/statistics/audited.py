@@ -67,7 +67,7 @@ def audited(
     _check(scores, included, delta, level, copies)
     right = rights(scores, included)
     return tuple(
-        _audited(name, len(scores), right, delta, level, copies, sampling if name == SHAPE else None)
+        _audited(name, len(scores), right, delta, level, copies, sampling)
         for name in (ESTIMATORS if delta else ESTIMATORS[:1])
     )
 

@@ -40,6 +40,7 @@ from auditor.core.errors import AuditError
 _CLOSE = 1e-12  # width of a bisection's last interval; what is returned is the end that was refuted
 _FAR = 12.0  # standard deviations, beyond which a binomial has no mass
 _ROUNDED = 1e-9
+_UNLIKELIEST, _FINE = -700.0, 1e-3  # logs of probabilities
 _LARGE = 2**20  # products, beyond which convolving by Fourier transform is faster
 _MOST_MU = 256.0
 _FEWEST = 16  # guesses of a part: fewer prove hardly anything
@@ -66,14 +67,14 @@ def epsilon_one_run(m: int, right: Counts, delta: float, level: float = 0.05, co
     check(m, right, delta, level, copies)
     most = max((logit_bound(r, v, level) for r, v in zip(guess_counts(m), right, strict=True)), default=0.0) / copies
     proved = 0.0
-    for epsilon in _walked():
+    for epsilon in walked():
         if epsilon > most or p_value(m, right, copies * epsilon, group_delta(epsilon, delta, copies), level) >= level:
             break
         proved = epsilon
     return proved
 
 
-def _walked() -> Iterator[float]:
+def walked() -> Iterator[float]:
     """0 to 2 in hundredths, and from there on by half a per cent."""
     yield from (k / 100 for k in range(200))
     epsilon = 2.0
@@ -90,14 +91,32 @@ def p_value(m: int, right: Counts, epsilon: float, delta: float, enough: float =
     Good is what some r makes least likely: min_r P[Binomial(r, p) >= v(r)]. How likely that is anywhere follows from
     the counts of one row of independent coins, step by step from the surest.
     """
-    counts, log_odds = guess_counts(m), (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
-    p = math.exp(log_odds[0])
+    counts, p = guess_counts(m), 1 / (1 + math.exp(-epsilon))
     least = min((float(at_least(v, r, np.array([p]))[0]) for r, v in zip(counts, right, strict=True)), default=1.0)
+    return _as_good(m, least, epsilon, delta, enough)
+
+
+def refuting(m: int, epsilon: float, delta: float, level: float) -> Counts:
+    """So many right of the surest guesses refute (epsilon, delta)-DP, for each of `guess_counts` by itself.
+
+    r + 1 where not even r of r do.
+    """
+    counts, p = guess_counts(m), 1 / (1 + math.exp(-epsilon))
+    low, high = _UNLIKELIEST, math.log(level)  # of what is good enough, and what is not, in logs
+    while high - low > _FINE:
+        middle = (low + high) / 2
+        refuted = _as_good(m, math.exp(middle), epsilon, delta, level) < level
+        low, high = (middle, high) if refuted else (low, middle)
+    return tuple(_fewest_right(r, p, math.exp(low)) for r in counts)
+
+
+def _as_good(m: int, least: float, epsilon: float, delta: float, enough: float) -> float:
+    """How likely something is that by itself is as unlikely as this, or less likely, at most; see `p_value`."""
+    counts, log_odds = guess_counts(m), (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
     spare, more = m * delta * math.exp(log_odds[1]), 0
     if least >= enough or len(counts) * least + spare < enough < 1:
         return least if least >= enough else len(counts) * least + spare
-    needed = [_fewest_right(r, p, least) for r in counts]
-    steps = _steps(counts, log_odds)
+    needed, steps = [_fewest_right(r, math.exp(log_odds[0]), least) for r in counts], _steps(counts, log_odds)
     chance = _reaches(needed, steps)
     while spare > 0 and chance < enough:
         if chance + spare / (more + 1) < enough < 1:  # the rest would each have to be given more

@@ -18,6 +18,7 @@ one audit of twenty, at that noise) is none, and nothing is said: it is how most
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -145,8 +146,22 @@ def epsilon_shape(
         return 0.0
     if 1 - shape_p_value(m, counts[checking], right[checking] + 1, most, sampling) < _CONTRADICTED:
         return 0.0
-    own, part = law(most * copies, sampling), min(1.0, delta / (_SHARED * level))
-    return last_refuted(lambda epsilon: own.delta(epsilon) > part, float(own.at[-1]), _FINE)
+    return epsilon_of(most * copies, sampling, min(1.0, delta / (_SHARED * level)))
+
+
+def epsilon_of(noise: float, sampling: Sampling, delta: float) -> float:
+    """Epsilon at delta of this shape."""
+    own = law(noise, sampling)
+    return last_refuted(lambda epsilon: own.delta(epsilon) > delta, float(own.at[-1]), _FINE)
+
+
+def most_noise(enough: Callable[[float], bool]) -> float | None:
+    """The most noise, of steps of half a per cent, that is not too much; None where even the least is."""
+    low, high = -1, math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if enough(_LEAST_NOISE * _STEP**middle) else (low, middle)
+    return None if low < 0 else _LEAST_NOISE * _STEP**low
 
 
 def _least_noise_refuted(m: int, r: int, v: int, level: float, sampling: Sampling) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from auditor.core.jsonable import to_json
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.gate.decide import judge_rules
+from auditor.gate.kept import load_decisions
 from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
+from auditor.statistics.audit_power import SURE, epsilon_caught, power_said
 from auditor.statistics.audited import audit_at_level, audited, measurements_of
 from auditor.statistics.intervals import share
 from tests.conftest import methods
@@ -102,6 +105,21 @@ def test_what_a_claim_is_held_to(
     folder = finished(tmp_path / "run", epsilon, *rows)
     assert gate(folder, "--max", "epsilon_lower_bound=claim") == code
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_held_says_which_leak_it_would_have_missed(tmp_path: Path, capsys: Said) -> None:
+    """The epsilon that is caught in 95% of such audits, and the share of which so little is seen in 5% of samples."""
+    folder = finished(tmp_path / "run", 4.0, row(LEAKS), attacked())
+    for limit in ("claim", "4"):
+        assert gate(folder, "--max", f"epsilon_lower_bound={limit}") == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert power_said(LEAKS[0], 4.0, SURE) in said and "95% probability" in said
+        assert load_decisions(folder)[-1].decision.rulings[0].missed == epsilon_caught(LEAKS[0], 4.0, SURE)
+    assert gate(folder, "--max", "recall=0.05") == 0
+    assert "of 0.02951 or more so little is seen at most once in twenty" in " ".join(capsys.readouterr().out.split())
+    assert load_decisions(folder)[-1].decision.rulings[0].missed == pytest.approx(1 - 0.05**0.01)
+    assert gate(folder, "--max", "recall=0.02") == 4
+    assert math.isnan(load_decisions(folder)[-1].decision.rulings[0].missed)
 
 
 def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(tmp_path: Path, capsys: Said) -> None:

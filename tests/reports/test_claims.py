@@ -46,12 +46,27 @@ FOUND = "audited ε ≥ 2.48 (epsilon-audit, add/remove, record, δ 1e-5, 474 of
 BY = f"{FOUND}, one-sided 95%), provable at best 5.79"
 
 
+POWER = "ε 15.6 of a Gaussian mechanism that its scores see in full would have been caught with 80% probability"
+CAUGHT = f"consistent ({POWER})"
+
+
 @pytest.mark.parametrize(
-    ("epsilon", "verdict"), [(1.0, "claim contradicted"), (4.0, "consistent"), (8.0, "audit too weak to tell")]
+    ("epsilon", "verdict"), [(1.0, "claim contradicted"), (4.0, CAUGHT), (8.0, "audit too weak to tell")]
 )
 def test_the_sentence(result: AuditResult, epsilon: float, verdict: str) -> None:
     found = said(run(result, epsilon, row(audit())))
     assert found == f"DP-SGD: claimed ε {epsilon:.0f} (add/remove, record, δ 1e-5); {BY}: {verdict}."
+
+
+def test_consistent_states_its_power_wherever_it_is_said(result: AuditResult) -> None:
+    """The screen, the page, Markdown, and the answers to the EDPB's questions."""
+    audited_run = run(result, 4.0, row(audit()))
+    (dp,) = (stands for stands in claims.claims_to_report(audited_run) if stands.target.name == "dp")
+    page, plain = html.render(audited_run), " ".join(markdown.render(audited_run).replace("\\", "").split())
+    for said_there in (claims.sentence(dp), claims.brief(dp), page, plain):
+        assert POWER in said_there and "consistent" not in said_there.replace(CAUGHT, "").replace(
+            "is consistent wh", ""
+        )
 
 
 def test_what_was_not_audited_says_which_command_would(result: AuditResult) -> None:

@@ -1,0 +1,72 @@
+"""What an audit would have caught: the smallest epsilon whose audits exceed a limit with a wanted probability.
+
+Not by all-right guesses, which no mechanism makes. Of one run: the canaries of DP-SGD by the audit's own sampling rate
+and steps (or of a Gaussian mechanism) and less noise, each seen as it is; how many of the surest guesses are then right
+is known exactly (`shapes.shape_p_value`), and one number of guesses has to refute alone. Of games: a model that gives
+away epsilon evenly, as randomised response does. Scores that see less than this have less power, which nobody knows.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from scipy.stats import binom
+
+from auditor.core.result import Audited
+from auditor.statistics.one_run import group_delta, guess_counts, last_refuted, refuting, walked
+from auditor.statistics.shapes import GAUSSIAN, epsilon_of, most_noise, shape_p_value
+from auditor.statistics.two_samples import epsilon_clopper_pearson
+
+USUAL, SURE = 0.8, 0.95  # what a verdict states; what a gate does: missed at most once in twenty
+_MOST = 50.0  # nats, beyond which games are no longer looked at
+_FINE = 1e-3
+
+
+@lru_cache(maxsize=2**12)
+def epsilon_caught(audit: Audited, limit: float, power: float = USUAL) -> float:
+    """The smallest epsilon, at the audit's delta, of which such audits exceed the limit so often; inf where none is."""
+    if audit.best <= limit:
+        return math.inf
+    if audit.table is not None:
+        return _of_games(audit, limit, power)
+    m, copies, sampling = audit.canaries, audit.copies, audit.sampling or GAUSSIAN
+    beyond = next(epsilon for epsilon in walked() if epsilon > limit)
+    needed = refuting(m, copies * beyond, group_delta(beyond, audit.delta, copies), audit.level)
+
+    def caught(noise: float) -> bool:
+        return any(
+            shape_p_value(m, r, v, noise, sampling) >= power for r, v in zip(guess_counts(m), needed, strict=True)
+        )
+
+    noise = most_noise(caught)
+    return math.inf if noise is None else epsilon_of(noise * copies, sampling, audit.delta)
+
+
+def power_said(audit: Audited, limit: float, power: float = USUAL) -> str:
+    """`ε 3.51 of a Gaussian mechanism that its scores see in full would have been caught with 80% probability`."""
+    epsilon = epsilon_caught(audit, limit, power)
+    if audit.table is not None:
+        what = "a model that gives it away evenly"
+    elif (audit.sampling or GAUSSIAN) == GAUSSIAN:
+        what = "a Gaussian mechanism that its scores see in full"
+    else:
+        what = "DP-SGD by its sampling and steps, and less noise"
+    smallest = f"ε {epsilon:.3g}" if math.isfinite(epsilon) else "no ε"
+    return f"{smallest} of {what} would have been caught with {power:.0%} probability"
+
+
+def _of_games(audit: Audited, limit: float, power: float) -> float:
+    """Misses of both kinds at once are no oftener than each at half of what may be missed."""
+    assert audit.table is not None  # whoever asks has seen to it
+    tp, fn, fp, tn = audit.table
+    played, others, half = tp + fn, fp + tn, (1 - power) / 2
+
+    def missed(epsilon: float) -> bool:
+        p = 1 / (1 + math.exp(-epsilon))
+        right, wrong = int(binom.ppf(half, played, p)), int(binom.ppf(1 - half, others, 1 - p))
+        counts = (right, played - right, wrong, others - wrong)
+        return epsilon_clopper_pearson(*counts, audit.delta, audit.level) <= limit
+
+    found = last_refuted(missed, _MOST, _FINE)
+    return found if found < _MOST * (1 - _FINE) else math.inf
