@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 
@@ -56,7 +55,7 @@ def _cells(ruling: Ruling) -> tuple[str, ...]:
     measured = f"{ruling.value:.4g}" if ruling.n else words.NOTHING
     bounds = f"{ruling.low:.4f} to {ruling.high:.4f}" if ruling.n else words.NOTHING
     row, rule = inert.clean(ruling.row), inert.clean(ruling.rule)
-    missed = words.NOTHING if math.isnan(ruling.missed) else f"{ruling.missed:.4g}"
+    missed = words.NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
     return (row, rule, measured, bounds, f"{ruling.n:,}" if ruling.n else words.NOTHING, missed, ruling.verdict)
 
 

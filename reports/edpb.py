@@ -266,7 +266,7 @@ def _rulings(one: KeptDecision) -> str:
     counts = [
         (what, sum(r.verdict == what for r in one.decision.rulings)) for what in ("failed", "inconclusive", "held")
     ]
-    missed = [f"{r.row}: {r.metric} {r.missed:.4g}" for r in one.decision.rulings if not math.isnan(r.missed)]
+    missed = [f"{r.row}: {r.metric} {r.missed:.4g}" for r in one.decision.rulings if r.missed is not None]
     more = f" (and {len(missed) - _SHOWN} more)" if len(missed) > _SHOWN else ""
     from_on = f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}" if missed else ""
     return (", ".join(f"{n} {what}" for what, n in counts if n) or "nothing was judged") + from_on

@@ -112,7 +112,7 @@ def why_undecidable(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ru
     if not (ruling.verdict == "held" and why):
         return ruling
     reason = f"{ruling.reason}. {' '.join(why)}"
-    return replace(ruling, verdict="inconclusive", unmeasured=True, missed=math.nan, reason=reason)
+    return replace(ruling, verdict="inconclusive", unmeasured=True, missed=None, reason=reason)
 
 
 def _never_applied(result: AuditResult, targets: Collection[str], attack: str | None) -> list[Ruling]:
@@ -390,7 +390,7 @@ def _ruling(case: _Case, level: float) -> Ruling:
     unmeasured = verdict == "held" and not case.seen.derived
     if unmeasured:
         verdict, reason = "inconclusive", f"{reason}; it is not kept secret by secret, so it cannot be recomputed"
-    missed = high if verdict == "held" else math.nan
+    missed = high if verdict == "held" else None
     if verdict == "held":
         reason = f"{reason}; of {high:.4g} or more so little is seen at most once in twenty"
     return Ruling(*case.row, metric, limit, low, high, verdict, reason, words, seen.value, seen.n, unmeasured, missed)
@@ -413,7 +413,7 @@ def _bounded(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
         f"{rule.name} {audit.epsilon:.4f} (of {audit.best:.4f} provable by {audit.played} at "
         f"{1 - audit.level:.4g}), limit {limit:g}" + (f": {said}" if said else "")
     )
-    missed = epsilon_caught(audit, limit, SURE) if verdict == "held" else math.nan
+    missed = epsilon_caught(audit, limit, SURE) if verdict == "held" else None
     bound, high = audit.epsilon, math.inf
     return Ruling(*row, rule.name, limit, bound, high, verdict, reason, str(rule), bound, audit.canaries, missed=missed)
 
@@ -432,7 +432,7 @@ def _stands(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
     missing = () if bounds else stands.unmeasured
     said = "; ".join((*stands.refuted, *seen, *missing)) or "no audit was run"
     verdict: Verdict = _OF_A_CLAIM[stands.verdict] if stands.verdict else "inconclusive"
-    strongest, missed = stands.strongest if verdict == "held" else None, math.nan
+    strongest, missed = stands.strongest if verdict == "held" else None, None
     if strongest is not None:
         missed = epsilon_caught(strongest.audit, strongest.promised, SURE)
         said += f"; {power_said(strongest.audit, strongest.promised, SURE)}"

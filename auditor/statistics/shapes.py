@@ -72,19 +72,19 @@ def law(noise: float, sampling: Sampling) -> Law:
     ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * noise**2))
     middle = (ratio[1:] + ratio[:-1]) / 2
     inside, out = (np.diff(mass) for mass in _masses(x, noise, q))
-    means = inside @ middle, out @ middle
-    spread = math.sqrt(max(0.0, inside @ middle**2 - means[0] ** 2))
+    means = float(inside @ middle), float(out @ middle)
+    spread = math.sqrt(max(0.0, float(inside @ middle**2) - means[0] ** 2))
     reach = (
-        steps * max(abs(float(means[0])), abs(float(means[1])))
+        steps * max(abs(means[0]), abs(means[1]))
         + _TAILS * spread * math.sqrt(steps)
         + max(-float(ratio[0]), float(ratio[-1]))
     )
     width = 2 * reach / _POINTS
-    at = (np.arange(_POINTS) - _POINTS // 2) * width
+    at: Floats = (np.arange(_POINTS, dtype=np.float64) - _POINTS // 2) * width
     with np.errstate(divide="ignore", over="ignore"):
         edges = noise**2 * np.log(np.maximum((np.exp(at - width / 2) - (1 - q)) / q, 0)) + 0.5
-    inside, out = (_composed(np.diff(np.append(mass, 1.0)), steps) for mass in _masses(edges, noise, q))
-    return Law(at, inside, out)
+    composed = (_composed(np.diff(np.append(mass, 1.0)), steps) for mass in _masses(edges, noise, q))
+    return Law(at, *composed)
 
 
 def _masses(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
@@ -97,7 +97,7 @@ def _composed(step: Floats, steps: int) -> Floats:
     if steps == 1:
         return step
     spectrum = np.fft.rfft(np.fft.ifftshift(step)) ** steps
-    return np.maximum(np.fft.fftshift(np.fft.irfft(spectrum, _POINTS)), 0)
+    return np.asarray(np.maximum(np.fft.fftshift(np.fft.irfft(spectrum, _POINTS)), 0), dtype=np.float64)
 
 
 @lru_cache(maxsize=1024)

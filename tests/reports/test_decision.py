@@ -51,7 +51,7 @@ def test_all_outputs_come_from_one_decision(outcomes: list[Any], reading: Readin
 def test_a_ruling_without_a_number_says_why() -> None:
     nothing = Ruling("t", "", "", "recall", 0.1, math.nan, math.nan, "failed", "no row was measured", "recall <= 0.1")
     text = decision.markdown(Decision("run", "", (nothing,)))
-    assert "| t | recall &lt;= 0.1 | – | – | – | failed |" in text and "no row was measured" in text
+    assert "| t | recall &lt;= 0.1 | – | – | – | – | failed |" in text and "no row was measured" in text
 
 
 def test_hostile_names_stay_text() -> None:
@@ -63,7 +63,7 @@ def test_hostile_names_stay_text() -> None:
     text = decision.markdown(made)
     assert "<script>" not in text and "\x1b" not in text and "\u202e" not in text and "\n# x" not in text
     widths = {line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")}
-    assert widths == {7}
+    assert widths == {8}
     for line in decision.lines(made):
         assert line.isprintable()
 
