@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import shlex
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import psutil
 import typer
 
 from auditor.commands import console
@@ -55,8 +59,15 @@ def dp_loop(
     from auditor.crash.trial import crash_test
 
     found = _named(script, function)
-    with console.terminal(verbose=False), contextlib.redirect_stdout(sys.stderr):
-        tested = crash_test(_guarded(found, script), minutes=minutes, seed=seed).of(check or ())
+    with (
+        _given_up(60 * minutes + 30),
+        console.terminal(verbose=False) as reporter,
+        contextlib.redirect_stdout(sys.stderr),
+        reporter.bar(),
+    ):
+        tested = crash_test(
+            _guarded(found, script), minutes=minutes, seed=seed, tell=partial(reporter.progress, "trainings watched")
+        ).of(check or ())
     source, again = str(script), f"audit dp-loop {shlex.quote(str(script))}"
     if function != "train":
         again += f" --function {shlex.quote(function)}"
@@ -72,6 +83,27 @@ def dp_loop(
         typer.echo(f"report  {out / 'dp-loop.html'}")
     if gate:
         raise typer.Exit(_code(tested))
+
+
+@contextlib.contextmanager
+def _given_up(seconds: float) -> Iterator[None]:
+    """Ends this process, and those that it started, behind so much time: for trainings that nothing in them ends."""
+    from auditor.crash.watch import LONG, started
+
+    def end() -> None:
+        for process in started():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        os.write(2, f"error: {LONG}\n".encode())
+        os._exit(2)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _code(tested: CrashTest) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -34,6 +35,12 @@ class LoopClaim:
     public_size: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("noise_multiplier", "max_grad_norm", "sample_rate", "steps", "delta", "epsilon"):
+            kind = numbers.Integral if name == "steps" else numbers.Real
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (name, value) != ("epsilon", None):
+                what = "whole number" if name == "steps" else "number"
+                raise AuditError(f"expected a claim's {name} to be a {what}, got {value!r}")
         for name in ("noise_multiplier", "max_grad_norm"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise AuditError(f"expected a claim's {name} of at least 0, got {getattr(self, name)!r}")
@@ -42,6 +49,8 @@ class LoopClaim:
                 raise AuditError(f"expected a claim's {name} above 0 and at most 1, got {getattr(self, name)!r}")
         if self.steps < 1:
             raise AuditError(f"expected a claim's steps of at least 1, got {self.steps!r}")
+        if self.epsilon is not None and not self.epsilon >= 0:
+            raise AuditError(f"expected a claim's epsilon of at least 0, got {self.epsilon!r}")
         if self.sampling not in SAMPLING:
             raise AuditError(f"expected a claim's sampling among {', '.join(SAMPLING)}, got {self.sampling!r}")
 

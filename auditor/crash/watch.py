@@ -14,16 +14,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import multiprocessing
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
@@ -35,7 +36,8 @@ from auditor.crash.subject import Gradients, Record
 
 _Array = NDArray[np.float64]
 _ROUNDING = 1e-9  # relative: below it a direction of double precision is rounding
-_LONG = "the training takes longer than its budget: give it fewer steps, or raise --minutes"
+LONG = "the training takes longer than its budget: give it fewer steps, or raise --minutes"
+_AGAIN = 5.0  # seconds from alarm to alarm
 _SILENT = 1e-5  # of a gradient, which is of single precision: noise below it is rounding
 
 
@@ -103,7 +105,7 @@ class StepWatch:
 
     def _forward(self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any]) -> None:
         if time.monotonic() > self._until:
-            raise AuditError(_LONG)
+            raise AuditError(LONG)
         ids = more.get("input_ids", given[0] if given else None)
         if not isinstance(ids, Tensor):
             return
@@ -282,26 +284,41 @@ class _EnoughSteps(BaseException):
     """Ends a training from inside; no `except Exception` of its own stops it."""
 
 
+class _Late(BaseException):
+    """As above, where its time is over."""
+
+
 @contextmanager
 def _ended(until: float) -> Iterator[None]:
     """Ends what runs in it where it lasts longer, whatever it does then, and the processes that it started.
 
-    By an alarm, which Python has in its main thread alone; elsewhere the reads of the model end it.
+    By an alarm, again every few seconds, which Python has in its main thread alone; elsewhere the reads of the model
+    end it. Raises AuditError where that happened.
     """
 
     def late(*_: Any) -> None:
-        raise AuditError(_LONG)
+        raise _Late
 
-    before = set(multiprocessing.active_children())
+    before = set(started())
     alarmed = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if alarmed:
         handler, begun = signal.signal(signal.SIGALRM, late), time.monotonic()
-        left, _ = signal.setitimer(signal.ITIMER_REAL, max(until - begun, 1e-3) if until < math.inf else 0)
+        first = max(until - begun, 1e-3) if until < math.inf else 0
+        left, _ = signal.setitimer(signal.ITIMER_REAL, first, _AGAIN)
     try:
         yield
+    except _Late:
+        raise AuditError(LONG) from None
     finally:
         if alarmed:
             signal.signal(signal.SIGALRM, handler)
             signal.setitimer(signal.ITIMER_REAL, left and max(left - (time.monotonic() - begun), 1e-3))
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
+        for child in set(started()) - before:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+
+
+def started() -> list[psutil.Process]:
+    """The processes that this one started, and those that they did, but for what multiprocessing keeps of its own."""
+    own = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    return [process for process in psutil.Process().children(recursive=True) if process.pid != own]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import html
 import json
 import math
 import multiprocessing
+import queue
 import shlex
 import signal
+import subprocess
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -282,19 +285,42 @@ def test_what_cannot_be_tested_is_refused(train: Any, said: str) -> None:
 
 
 def test_a_training_that_hangs_is_ended_and_so_is_what_it_started() -> None:
+    """Though it goes on at any error, once."""
     started = []
 
     def hangs(model: Any, records: Any) -> Any:
         started.append(multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)))
         started[0].start()
+        started.append(subprocess.Popen(["sleep", "600"]))
+        with contextlib.suppress(Exception):
+            time.sleep(600)
         time.sleep(600)
 
     begun = time.monotonic()
     with pytest.raises(AuditError, match="budget"):
         crash_test(hangs, minutes=0.01)
     started[0].join(timeout=60)
-    assert not started[0].is_alive() and time.monotonic() - begun < 120
+    assert not started[0].is_alive() and started[1].wait(timeout=60) < 0 and time.monotonic() - begun < 120
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_a_training_that_nothing_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: queue.Queue[int] = queue.Queue()
+    monkeypatch.setattr(dp_loop.os, "_exit", ended.put)
+    with dp_loop._given_up(0.01):
+        assert ended.get(timeout=60) == 2
+    with dp_loop._given_up(0.2):
+        pass
+    time.sleep(0.3)
+    assert ended.empty()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("steps", 30.5), ("steps", "many"), ("delta", None), ("epsilon", "4"), ("epsilon", math.nan)]
+)
+def test_a_claim_of_other_kinds_of_values_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(AuditError, match=f"claim's {field}"):
+        LoopClaim.read({**loop_faults.CLAIM, field: value})
 
 
 def test_a_training_longer_than_its_budget_is_ended() -> None:
