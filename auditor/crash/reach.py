@@ -90,11 +90,10 @@ def _farthest(runs: Runs, mean: float, chosen: _Chosen = lambda record, step: Tr
 
 
 def clipped(runs: Runs) -> LoopCheck:
-    """How far a record reaches follows neither its gradient's norm nor who else is in the batch."""
+    """How far a record reaches follows neither its gradient's norm, beyond the bound, nor who else is in the batch."""
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
-    norm = _fitted(runs.steps, lambda step: np.stack([np.log(step.norms), np.ones(len(step.norms))], 1))
     shares = {what: _shared(runs.steps, parts) for what, parts in _COMPANY.items()}
-    found = {what: one for what, one in {_NORM: norm, **shares}.items() if one}
+    found = {what: one for what, one in {_NORM: _by_norm(runs.steps, promised), **shares}.items() if one}
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     worst = max(found, key=lambda what: found[what][0] / found[what][1])
@@ -103,7 +102,8 @@ def clipped(runs: Runs) -> LoopCheck:
     least = errors_needed(among) * max(e for _, e in found.values()) / promised
 
     def witness() -> Witness:
-        said = f"reach rises by {slope / promised:.2f} ± {1.96 * error / promised:.2f} clipping norms with {worst}"
+        rise = f"{slope / promised:.2f} ± {1.96 * error / promised:.2f} clipping norms"
+        said = f"the largest reach {rise} too far" if worst == _NORM else f"reach rises by {rise} with {worst}"
         largest = max((step for step in runs.noisy if step.records), key=lambda step: float(step.norms.max()))
         record = sorted(set(largest.records))[int(largest.norms.argmax())]
         return Witness(said, "0", *runs.place(largest), record)
@@ -115,6 +115,21 @@ def clipped(runs: Runs) -> LoopCheck:
         f"a reach that rises by {least:.2f} times the bound by either", witness,
         unbounded if worst == _NORM else lambda: runs.epsilon(runs.claim.noise_multiplier / 2),
     )  # fmt: skip
+
+
+def _by_norm(steps: Sequence[ReadStep], promised: float) -> tuple[float, float] | None:
+    """Whether reach rises with the gradient's norm, and goes beyond the bound where that is largest.
+
+    Of the slope and of what the largest quarter reaches beyond the bound, whichever is fewer standard errors above 0
+    -> (estimate, standard error). Below the bound a reach may rise: what is smaller than the clipping norm stays so.
+    """
+    norms = [step.norms for step in steps if step.scale and step.records]
+    large = float(np.quantile(np.concatenate(norms), 0.75)) if norms else math.inf
+    slope = _fitted(steps, lambda step: np.stack([np.log(step.norms), np.ones(len(step.norms))], 1))
+    top = _fitted(steps, lambda step: np.stack([step.norms >= large, step.norms < large], 1).astype(float))
+    if slope is None or top is None:
+        return None
+    return min(slope, (top[0] - promised, top[1]), key=lambda one: one[0] / one[1])
 
 
 _NORM = "the logarithm of its gradient's norm"
@@ -131,13 +146,26 @@ def _shared(
 
     A sum that is clipped as one moves by the share alone, records clipped one by one by nothing of it: None, where the
     fit gives the reach that all have a third as much. So records of which some are clipped harder are not taken for it.
-    None too where the shares are all alike, as those of records read one by one.
+    None too where the record's own norm, or its logarithm, explains as much, as of records below the clipping norm; and
+    where the shares are all alike, as those of records read one by one.
     """
-    found = _fit(steps, lambda step: np.stack([_shares(step, parts(step)), np.ones(len(step.norms))], 1))
-    if found is None:
+    found = _against(steps, lambda step: _shares(step, parts(step)))
+    own = [_against(steps, lambda step: step.norms), _against(steps, lambda step: np.log(step.norms))]
+    if found is None or any(other and _explained(other) >= _explained(found) for other in own):
         return None
     (share, common), covariance = found
     return (float(share), float(covariance[0, 0] ** 0.5)) if share > 3 * abs(common) else None
+
+
+def _against(steps: Sequence[ReadStep], column: Callable[[ReadStep], Array]) -> tuple[Array, Array] | None:
+    """`_fit` on this column and on what all reach."""
+    return _fit(steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1))
+
+
+def _explained(fit: tuple[Array, Array]) -> float:
+    """What a fit takes off the sum of squared deviations, in units of the noise."""
+    coefficients, covariance = fit
+    return float(coefficients @ np.linalg.solve(covariance, coefficients))
 
 
 def _shares(step: ReadStep, parts: Sequence[Sequence[int]]) -> Array:

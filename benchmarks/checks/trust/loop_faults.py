@@ -512,6 +512,12 @@ FAULTS: dict[str, Callable[[Any, Any], Any]] = {**PLAIN, **OPACUS, **TRAINER, **
 CONTROLS: dict[str, Callable[[Any, Any], Any]] = {
     "plain": plain(),
     "plain, resumed with its generator": plain(halfway=_resumed(generator_too=True)),
+    "plain, a clipping norm above most gradients": plain(
+        {"max_grad_norm": 60.0},
+        factors=lambda self, norms: (60 / norms).clamp(max=1.0),
+        noise=lambda self, step, i, name, p: 60 * NOISE * torch.randn_like(p),
+        rate=lambda self, records: 0.05 / 60,
+    ),
     "plain, a model in bfloat16": plain(begun=_in(torch.bfloat16), finished=_rounded, norms=_float_norms),
     "plain, a model in float16": plain(begun=_in(torch.float16), finished=_rounded, norms=_float_norms),
     "plain, its model read inside vmap": plain(read=_read_inside_vmap),
