@@ -21,7 +21,7 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import References
 from auditor.plugins.probe import Observed, Probe, column, is_member, observed
 from auditor.plugins.view import Sampling, View
-from auditor.statistics import learned, membership, roc
+from auditor.statistics import learned, membership, people, roc
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import auc_of, rate_of, score_of
 
@@ -236,7 +236,20 @@ class Membership(Probe):
         found = {**self._controls(observations), **self._sound(observations)}
         measured = [auc_and_rates("", main, member, widen[self.score], SCORES[self.score])]
         measured += [auc_and_rates(name, scores, member, widen[name]) for name, scores in found.items()]
-        return [m for part in measured for m in part]
+        return [*(m for part in measured for m in part), *self._of_people(secrets, observations)]
+
+    def _of_people(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Measurement, ...]:
+        """Of people, by what was not trained on: mean log ratio to the reference, the main score where there is none.
+
+        Beside it the reference alone, which has not seen the target.
+        """
+        if all(secret.user is None for secret in secrets):
+            return ()
+        chosen = "reference" if "reference" in self._sound(observations) else self.score
+        scores = {people.INFERENCE: _scores_of(chosen, observations)}
+        if "reference_alone" in self._controls(observations):
+            scores[people.INFERENCE_CONTROL] = _scores_of("reference_alone", observations)
+        return people.infer(secrets, scores, f"mean of {SCORES[chosen]} over a person's records")
 
     def _controls(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """What tells members from non-members and has not seen the target."""

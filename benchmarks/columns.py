@@ -176,6 +176,17 @@ def _group(table: RecordTable, row: int, column: str, value: Any) -> str:
     return str(value)
 
 
+def users_of(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
+    """Whose each row is, None where no column is asked for. Raises AuditError as `units_of`, and for no such column."""
+    if column is None or (column not in table.columns and not needed):
+        return [None] * table.rows
+    if table.columns.count(column) != 1:
+        raise AuditError(
+            f"{table.where}: expected one column --user-column {column!r}, got {describe_columns(table.columns)}"
+        )
+    return units_of(table, column)
+
+
 def units_of(table: RecordTable, column: str) -> list[str]:
     """Whose each row is. Raises AuditError with the row for anything but text or a whole number."""
     values = list(table.column(column))

@@ -23,6 +23,7 @@ from auditor.benchmarks.columns import (
     marks_of,
     prefix_and_suffix,
     repeats_of,
+    users_of,
 )
 from auditor.benchmarks.cutting import (
     BATCH,
@@ -70,6 +71,7 @@ class Files(Benchmark):
         limit: int | None = None,
         seed: int = 0,
         group_column: str | None = None,
+        user_column: str | None = None,
         form: Form | None = None,
     ):
         """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one sentence.
@@ -78,15 +80,16 @@ class Files(Benchmark):
         with `windows` all along it, a stride of so many tokens apart; `prefix` and `suffix` columns are kept whole. Of
         a conversation, each assistant turn is a suffix, behind what an attacker `knows` of what came before: all of it,
         or its last `prefix_length` tokens.
-        `group_column` is read of `data`, and of `nonmembers` where they have it; its values are shown in reports.
+        `group_column` and `user_column` are read of `data`, and of `nonmembers` where they have them; the values of the
+        first are shown in reports, those of the second under other names.
         """
         check_lengths(prefix_length, suffix_length)
         split = Split(known_fraction, limit, seed)
         self.tokenizer = fast_tokenizer(tokenizer)
         cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form)
-        members = _source("--data", data, cut, group_column)
+        members = _source("--data", data, cut, group_column, user_column)
         pairs = None if known is None else _source("--known", known, cut)
-        others = None if nonmembers is None else _source("--nonmembers", nonmembers, cut, group_column)
+        others = None if nonmembers is None else _source("--nonmembers", nonmembers, cut, group_column, user_column)
         lost = None if forget is None else _source("--forget", forget, cut)
         for source in (pairs, others, lost):
             if source is not None and (source.form is None) != (members.form is None):
@@ -121,9 +124,11 @@ class Files(Benchmark):
             yield from zip(map(tuple, encoded), repeats[first : first + BATCH], strict=True)
 
 
-def _source(flag: str, name: str, cut: Cutting, group_column: str | None = None) -> Source:
+def _source(
+    flag: str, name: str, cut: Cutting, group_column: str | None = None, user_column: str | None = None
+) -> Source:
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
-    table = require_rows(read_table(flag, name, COLUMNS if group_column is None else (*COLUMNS, group_column)))
+    table = require_rows(read_table(flag, name, (*COLUMNS, *filter(None, (group_column, user_column)))))
     layout = layout_of(table)
     form = None if layout in PLAIN else cut.form or usual_form(cut.tokenizer, table)
     remarks = Counter[str]()
@@ -134,6 +139,7 @@ def _source(flag: str, name: str, cut: Cutting, group_column: str | None = None)
     else:
         repeats = [1] * table.rows
     groups = groups_of(table, group_column, needed=flag == "--data")
+    users = users_of(table, user_column, needed=flag == "--data")
     records: list[Record] = []
     standing: list[str] = []
     left_out: dict[str, list[int]] = {}
@@ -144,7 +150,7 @@ def _source(flag: str, name: str, cut: Cutting, group_column: str | None = None)
         else:
             prefix, suffix, wording = one.halves
             record = Record(one.row, prefix, suffix, repeats[one.row], groups[one.row], wording, one.part, one.at)
-            records.append(record)
+            records.append(replace(record, user=users[one.row]))
             standing.append(one.stands or wording.whole)
     if flag == "--data" and "repeats" not in table.columns:
         records = _counted(records, standing, texts)

@@ -12,6 +12,7 @@ from auditor.benchmarks.forms import Form
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret, Tokens, Wording
 from auditor.core.streams import generator
+from auditor.statistics import people
 
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts
 SEVERAL = "several groups"
@@ -32,6 +33,7 @@ class Record:
     wording: Wording | None = None  # see Secret
     part: int | None = None  # None: it is the whole row
     at: int = 0
+    user: str | None = None  # see Secret
 
     @property
     def pair(self) -> Pair:
@@ -148,6 +150,7 @@ def split_records(
     others = _limited(others, "non-member", split, notes)
     secrets = [_secret(label, record, record.repeats, member=True) for record in attacked]
     secrets += [_secret("nonmember", record, 0, member=False) for record in others]  # 0: it was never trained on
+    secrets = with_people(secrets, members)
     heldout = tuple(record.prefix + record.suffix for record in others)
     forgotten = frozenset(
         secret.id for secret, record in zip(secrets[: len(attacked)], attacked, strict=True) if record.row in lost
@@ -169,14 +172,35 @@ def _to_forget(forget: Source, members: Sequence[Record]) -> set[int]:
 
 def _secret(label: str, record: Record, repeats: int | None, member: bool) -> Secret:
     row = f"{label}-{record.row:06d}"
-    whole = Secret(row, record.prefix, record.suffix, repeats, member, group=record.group, wording=record.wording)
+    whole = Secret(
+        *(row, record.prefix, record.suffix, repeats, member),
+        group=record.group,
+        wording=record.wording,
+        user=record.user,
+    )
     return whole if record.part is None else replace(whole, id=f"{row}-{record.part:04d}", document=row, at=record.at)
+
+
+def with_people(secrets: Sequence[Secret], members: Source) -> list[Secret]:
+    """The secrets, with whether anything of whose they are was trained on, known records too.
+
+    Raises AuditError where the attacked ones are of fewer than `people.LEAST` people.
+    """
+    trained = {record.user for record in members.records} - {None}
+    attacked = {secret.user for secret in secrets if secret.member} - {None}
+    if trained and len(attacked) < people.LEAST:
+        raise AuditError(
+            f"{members.where}: expected attacked records of at least {people.LEAST} people, to say anything by person, "
+            f"got {len(attacked)}"
+        )
+    return [replace(secret, user_trained=secret.user in trained) for secret in secrets]
 
 
 def merge_duplicates(records: Iterable[Record]) -> list[Record]:
     """One record for each distinct (prefix, suffix), as its first row has it; repeats add up where all are known.
 
-    Equal records of different groups belong to none of them: their group is `SEVERAL`.
+    Equal records of different groups belong to none of them: their group is `SEVERAL`. Those of several people: to
+    nobody.
     """
     first: dict[Pair, Record] = {}
     for record in records:
@@ -187,7 +211,8 @@ def merge_duplicates(records: Iterable[Record]) -> list[Record]:
             known = seen.repeats is not None and record.repeats is not None
             repeats = (seen.repeats or 0) + (record.repeats or 0) if known else None
             group = seen.group if seen.group == record.group else SEVERAL
-            first[record.pair] = replace(seen, repeats=repeats, group=group)
+            user = seen.user if seen.user == record.user else None
+            first[record.pair] = replace(seen, repeats=repeats, group=group, user=user)
     return list(first.values())
 
 

@@ -104,6 +104,8 @@ class Secret:
     alias: str = ""  # nobody has named it yet
     document: str | None = None
     at: int = 0  # tokens
+    user: str | None = None  # whose it is, as the column that the user names says; None: nobody says, or of several
+    user_trained: bool = False  # whether any record of that person was trained on
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,7 @@ class DataPlan:
     known_fraction: Without --known: share of --data that the attacker already has.
     known_limit: Use at most N records of the auxiliary data. [default: all]
     group_column: Column of --data to show results by; its values are in the report.
+    user_column: Column of --data, and of --nonmembers, that names whose a record is: leakage by person, without names.
     knows: What the attacker has of a conversation: the system turn; all before the answer; a share F of it too.
         [default: user]
     template: How conversations become text: by the model's chat template, a template FILE, Alpaca's or TRL's format, or
@@ -180,6 +181,7 @@ class DataPlan:
     known_fraction: float = described(0.2, SUBJECT | OWN)
     known_limit: int | None = described(None, COMPARED | ATTACKS | RECORDS, least=1)
     group_column: str | None = described(None, SUBJECT | OWN, metavar="COLUMN")
+    user_column: str | None = described(None, SUBJECT | OWN, metavar="COLUMN")
     knows: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="system|user|partial:F")
     template: str = described(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|model|alpaca|trl|FILE")
     date: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="YYYY-MM-DD")

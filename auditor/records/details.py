@@ -49,6 +49,8 @@ def secret_facts(secrets: Sequence[Secret], salt: str, canaries: Collection[str]
     columns = {name: [getattr(s, name) for s in secrets] for name in ("id", "alias", "member", "repeats", "group")}
     found = {"salt": salt, **columns, "length": [len(secret.suffix) for secret in secrets]}
     found["canary"] = [secret.id in canaries for secret in secrets]
+    if any(secret.user is not None for secret in secrets):
+        found |= {name: [getattr(s, name) for s in secrets] for name in ("user", "user_trained")}
     if all(secret.document is None for secret in secrets):
         return found
     first = {secret.document: secret.alias for secret in reversed(secrets) if secret.document is not None}
@@ -94,6 +96,19 @@ def by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, 
     asked, out = Counter(part.document for part in parts), Counter(part.document for part in parts if part.out)
     worst = sorted(longest, key=lambda name: (-longest[name], name))
     return {name: (longest[name], out[name], asked[name]) for name in worst}
+
+
+def by_person(details: Details, seen: PerSecret) -> dict[str, tuple[int, int]]:
+    """Of people whose records were trained on: records that came out, records asked for. Worst first."""
+    if seen.outcome is None:
+        return {}
+    whose = {secret.id: secret.user for secret in details.secrets if secret.member and secret.user is not None}
+    asked, out = Counter[str](), Counter[str]()
+    for id, hit in zip(seen.outcome.ids, seen.outcome.hit.tolist(), strict=True):
+        if id in whose:
+            asked[whose[id]] += 1
+            out[whose[id]] += hit
+    return {one: (out[one], asked[one]) for one in sorted(asked, key=lambda one: (-out[one], asked[one], one))}
 
 
 # --- numbers over the secrets -----------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ class SecretFacts:
     canary: bool = False
     document: str | None = None  # what it is a part of: the alias of that one's first part
     at: int = 0  # where in that its suffix begins, in tokens
+    user: str | None = None  # the alias of whose it is
+    user_trained: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,11 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
     if not path.exists():
         return None
     columns = read_object(path, "the secrets of a run")
-    names = [field.name for field in fields(SecretFacts) if field.name not in ("document", "at")]
-    names += ["document", "at"] if "document" in columns else []
+    some = {name: pair for pair in (("document", "at"), ("user", "user_trained")) for name in pair}
+    names = [field.name for field in fields(SecretFacts) if some.get(field.name, ("id",))[0] in columns]
     try:
         rows = zip(*(columns[name] for name in names), strict=True)
-        found = {id: SecretFacts(id, *rest) for id, *rest in rows}
+        found = {row[0]: SecretFacts(**dict(zip(names, row, strict=True))) for row in rows}
         twice = len(found) < len(columns["id"])
     except (KeyError, TypeError, ValueError):
         raise AuditError(f"{path}: expected a column each of {', '.join(names)}: the file is damaged") from None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from auditor.core.result import Finding
+from auditor.core.result import Finding, Measurement
 from auditor.records.disagreements import beyond_chance, controls_of, is_measured
 from auditor.records.kinds import Kind, Reading, by_repeats
+from auditor.statistics import people
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import auc_of, rate_of
 
@@ -23,9 +24,18 @@ def _read(finding: Finding) -> Iterator[Reading]:
         if found is not None and is_measured(found):
             yield Reading(found, rate, row=finding.key)
     others = [m for score in SCORES if (m := finding.measurement(auc_of(score))) is not None and is_measured(m)]
+    others += _of_people(finding)
     for m in others:
         yield Reading(m, 0.5, row=finding.key, either_way=True, looks=len(others))
     yield from (replace(reading, either_way=True) for reading in by_repeats(finding, 0.5, auc_of("")))
+
+
+def _of_people(finding: Finding) -> list[Measurement]:
+    """Whether people are told by records that were not trained on; nothing where the reference alone tells them."""
+    found, control = map(finding.measurement, (people.INFERENCE, people.INFERENCE_CONTROL))
+    if found is None or not is_measured(found) or (control is not None and beyond_chance(control)):
+        return []
+    return [found]
 
 
 KIND = Kind(

@@ -59,12 +59,16 @@ def salt_fingerprint(salt: bytes) -> str:
 
 
 def with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
-    """The secrets with their aliases: `s` and 12 hex digits, numbered where a benchmark holds one record twice."""
+    """The secrets with their aliases: `s` and 12 hex digits, numbered where a benchmark holds one record twice.
+
+    Whose they are has an alias too, `u` and 12 hex digits: nothing behind this knows a name.
+    """
     found, seen = list[Secret](), Counter[str]()
     for secret in secrets:
         alias = f"s{_digest(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
         seen[alias] += 1
-        found.append(replace(secret, alias=alias if seen[alias] == 1 else f"{alias}-{seen[alias]}"))
+        user = None if secret.user is None else f"u{_digest(salt, json.dumps(['user', secret.user]))[:12]}"
+        found.append(replace(secret, alias=alias if seen[alias] == 1 else f"{alias}-{seen[alias]}", user=user))
     return tuple(found)
 
 

@@ -55,8 +55,9 @@ def _load_records(
     }
     prefix, suffix = asked.prefix_length, asked.suffix_length
     if is_lm_extraction(Path(data)):
-        if asked.group_column is not None:
-            raise AuditError(f"--group-column names a column, which the arrays of {data!r} do not have")
+        for field in ("group_column", "user_column"):
+            if getattr(asked, field) is not None:
+                raise AuditError(f"{command_line_flag(field)} names a column, which the arrays of {data!r} do not have")
         for field in ("knows", "windows", "forget", "template", "date"):
             if getattr(asked, field) not in (None, AUTO):
                 raise AuditError(f"--{field} is about text, which the arrays of {data!r} do not have")
@@ -64,7 +65,7 @@ def _load_records(
         arrays.tokenizer = model.tokenizer
         benchmark: Benchmark = arrays
     elif is_tokenised(data):
-        for field in ("knows", "windows", "group_column", "template", "date"):
+        for field in ("knows", "windows", "group_column", "user_column", "template", "date"):
             if getattr(asked, field) not in (None, AUTO):
                 raise AuditError(f"{command_line_flag(field)} is about text, and {data!r} holds token ids")
         benchmark = Tokenised(
@@ -82,6 +83,7 @@ def _load_records(
             knows=asked.knows,
             windows=asked.windows,
             group_column=asked.group_column,
+            user_column=asked.user_column,
             forget=asked.forget,
             form=form,
             **common,

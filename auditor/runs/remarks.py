@@ -14,7 +14,8 @@ def remarks_on_guesses(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, asked: int
 ) -> tuple[str, ...]:
     """asked: for how many of those that are attacked an answer was wanted."""
-    said = [*remarks_on_limit(attacked, benchmark), *_of_parts(attacked), *remarks_on_draws(guesses)]
+    dependent = (*_of_parts(attacked), *_of_people(attacked))
+    said = [*remarks_on_limit(attacked, benchmark), *dependent, *remarks_on_draws(guesses)]
     if len(guesses) < asked:
         said.append(f"the query budget covered {len(guesses)} of {asked} secrets")
     return (*said, *_of_certificates([g.certificate for g in guesses if g.certificate]))
@@ -43,6 +44,17 @@ def _of_parts(attacked: Sequence[Secret]) -> tuple[str, ...]:
     return (
         f"{parts:,} secrets are parts of {len(of):,} documents and not independent: intervals over secrets are too "
         "narrow, those over documents are not",
+    )
+
+
+def _of_people(attacked: Sequence[Secret]) -> tuple[str, ...]:
+    """That secrets of one person are not independent."""
+    records = [secret.user for secret in attacked if secret.user is not None]
+    if not records:
+        return ()
+    return (
+        f"{len(records):,} secrets are of {len(set(records)):,} people and not independent: intervals over secrets are "
+        "too narrow, those over people are not",
     )
 
 

@@ -14,6 +14,7 @@ from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import cdist
 
 from auditor.core.nouns import Guesses, Pair, Secret
+from auditor.statistics import people
 
 _ROWS = 256  # secrets compared with all known pairs at once: bounds the memory
 
@@ -71,7 +72,8 @@ def judge(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> Outcome:
         member=np.array([a.member for a in answers], dtype=bool),
         distance=np.array([row.distance for row in rows], dtype=np.int64),
         tolerance=np.array([edits_allowed(len(a.suffix)) for a in answers], dtype=np.int64),
-        traits={name: np.array([row.traits[i] for row in rows], dtype=float) for i, name in enumerate(_TRAITS)},
+        traits={name: np.array([row.traits[i] for row in rows], dtype=float) for i, name in enumerate(_TRAITS)}
+        | ({people.USER: people.codes(answers)} if any(a.user is not None for a in answers) else {}),
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
-from auditor.statistics import roc
+from auditor.statistics import people, roc
 from auditor.statistics.bootstrap import Draws, Values
 from auditor.statistics.intervals import estimate, excess
 from auditor.statistics.judging import Outcome
@@ -75,8 +75,8 @@ class Metric:
 
     @property
     def of_members(self) -> bool:
-        """Whether an attack's guesses for the members are all that it takes."""
-        return self.members and not self.signed and bool(self.values or self.errors)
+        """Whether an attack's guesses for the members are all that it takes, each by itself."""
+        return self.members and not self.signed and self.trait != people.USER and bool(self.values or self.errors)
 
     def wrong(self, n: int) -> int:
         """The wrong guess before which right ones count, of n secrets."""
@@ -110,7 +110,7 @@ class Metric:
         chosen = values if self.among is None else values[self.among(outcome)]
         if not np.isfinite(chosen).all():
             return None
-        if not len(chosen) and self.unit != "share":
+        if not len(chosen) and (self.unit != "share" or self.trait == people.USER):
             return None
         return estimate(self.name, chosen.astype(float), self.unit, self.note)
 
@@ -302,8 +302,32 @@ METRICS = (
         trait="passed_over",
         values=_against_likelihood,
     ),
+    Metric(
+        "user_recall",
+        "Recall by person: mean over people of the share of their records",
+        "probability",
+        trait=people.USER,
+        values=lambda o: people.share_of_each(o.hit, o.traits[people.USER]),
+    ),
+    Metric(
+        "user_recall_nonmembers",
+        "The same of people of whom nothing was trained on (the baseline)",
+        "probability",
+        members=False,
+        trait=people.USER,
+        values=lambda o: people.share_of_each(o.hit, o.traits[people.USER]),
+    ),
+    Metric(
+        "users_extracted",
+        "People of whom some record was extracted",
+        exact=True,
+        trait=people.USER,
+        values=lambda o: people.share_of_each(o.hit, o.traits[people.USER]) > 0,
+    ),
     Metric("recall_difference", "Difference from undefended, paired", signed=True),
     Metric("greedy", "Greedy decoding, no attack"),
+    Metric(people.INFERENCE, "Membership of people, by records that were not trained on", roc.AUC),
+    Metric(people.INFERENCE_CONTROL, "The same by the reference alone", roc.AUC),
     Metric("document_recall", "Documents of which a part was extracted", exact=True),
     Metric("longest_block", "Longest extracted block of a document", "tokens"),
     # of the probes

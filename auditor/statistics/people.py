@@ -1,0 +1,59 @@
+"""Leakage by person: people are what is counted and resampled, however many records each has.
+
+Records of one person are not independent, so that an interval over records is too narrow. Knows codes; no name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.core.nouns import Secret
+from auditor.core.result import Measurement
+from auditor.statistics import roc
+
+LEAST = 20  # people: of fewer no number is given
+USER = "user"  # the trait of an outcome: a code a person; NaN of whom nobody says who it is
+INFERENCE = "user_inference_auc"
+INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
+
+
+def codes(secrets: Sequence[Secret]) -> NDArray[np.float64]:
+    """(secrets,) a code a person.
+
+    NaN for a record that was not trained on, of somebody with others that were: that person is no baseline.
+    """
+    names = sorted({s.user for s in secrets if s.user is not None})
+    at = {name: float(i) for i, name in enumerate(names)}
+    return np.array([at[s.user] if s.user is not None and s.user_trained == s.member else np.nan for s in secrets])
+
+
+def share_of_each(values: NDArray[np.float64] | NDArray[np.bool_], user: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(people,) mean over each person's records; empty where there are fewer than `LEAST`."""
+    known = ~np.isnan(user)
+    people, of = np.unique(user[known], return_inverse=True)
+    if len(people) < LEAST:
+        return np.empty(0)
+    return np.bincount(of, values[known].astype(float)) / np.bincount(of)
+
+
+def infer(secrets: Sequence[Secret], scores: Mapping[str, NDArray[np.float64]], note: str) -> tuple[Measurement, ...]:
+    """Is somebody's data in it, told from records that were not trained on? (Kandpal et al. 2024)
+
+    A person's score is the mean over these records, of people with others that were trained on and of people without.
+    scores: by metric, (secrets,) each. Nothing where either side has fewer than `LEAST` people.
+    """
+    own: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
+    for i, secret in enumerate(secrets):
+        if secret.user is not None and not secret.member:
+            own[secret.user_trained].setdefault(secret.user, []).append(i)
+    if min(map(len, own.values())) < LEAST:
+        return ()
+    means = {
+        name: [np.array([values[at].mean() for at in own[side].values()]) for side in (True, False)]
+        for name, values in scores.items()
+    }
+    counts = " and ".join(f"{len(own[side]):,} people {what}" for side, what in ((True, "in it"), (False, "not")))
+    return tuple(roc.auc_measured(name, *sides, f"{note}, {counts}") for name, sides in means.items())

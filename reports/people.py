@@ -1,0 +1,77 @@
+"""Who is hit worst: leakage by person, where a column says whose each record is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import AuditResult, Finding
+from auditor.records.details import Details, by_person
+from auditor.reports import words
+from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
+from auditor.reports.topics import MEND, Topic, span, titled
+from auditor.reports.verdict import strongest
+from auditor.statistics import people
+from auditor.statistics.intervals import share
+
+_WORST = 10  # people that are named, by their aliases
+_BANDS = ((0.0, "no record"), (0.25, "a quarter at most"), (0.5, "half at most"), (1.0, "more than half"))
+
+
+def _people(result: AuditResult, details: Details) -> list[Block]:
+    best = [strongest(result, target.name) for target in result.targets]
+    rows = [f for f in best if f is not None and f.measurement("user_recall") is not None]
+    if not rows:
+        return _inferred(result)
+    said = Paragraph(
+        "Each person counts once, however many records: intervals are over people. The baseline is of people of whom "
+        "nothing was trained on. No file of a run holds their names: people have aliases."
+    )
+    head = ("Target", "Recall by person", "Baseline", "People with an extracted record")
+    names = ("user_recall", "user_recall_nonmembers", "users_extracted")
+    shown = tuple((titled(result, f), *(_number(f, name) for name in names)) for f in rows)
+    table = Table("people-table", "Extraction by person, with 95% intervals", head, (Group("", shown),), frozenset())
+    return [said, table, *_spread(result, details, rows), *_inferred(result)]
+
+
+def _number(finding: Finding, name: str) -> str:
+    m = finding.measurement(name)
+    return words.NOTHING if m is None else words.share(m)
+
+
+def _inferred(result: AuditResult) -> list[Block]:
+    found = [
+        f"{titled(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
+        for f in words.rows(result)
+        if (m := f.measurement(people.INFERENCE)) is not None
+    ]
+    what = "Whether somebody's data is in it, told from records of theirs that were not trained on (0.5: chance)."
+    return [Paragraph(" ".join((what, *found)))] if found else []
+
+
+def _spread(result: AuditResult, details: Details, rows: Sequence[Finding]) -> list[Block]:
+    """People by how much of theirs came out, and who is hit worst."""
+    by_row = [(f, by_person(details, details.rows[f.key])) for f in rows if f.key in details.rows]
+    groups, spans, worst = [], [], []
+    for finding, found in by_row:
+        shares = np.array([out / asked for out, asked in found.values()])
+        band = np.searchsorted([most for most, _ in _BANDS], shares)
+        parts = [share(name, band == i) for i, (_, name) in enumerate(_BANDS)]
+        groups.append(Group(titled(result, finding), tuple((m.name.capitalize(), words.share(m)) for m in parts)))
+        spans += [span(m) for m in parts]
+        if finding.target == UNDEFENDED:
+            worst = [(one, f"{out:,} of {asked:,}") for one, (out, asked) in found.items() if out][:_WORST]
+    if not groups:
+        return []
+    caption = "People by the share of their records that was extracted"
+    spread = Table("people-spread", caption, ("Extracted of theirs", "People"), tuple(groups), frozenset({1}))
+    blocks: list[Block] = [Forest(spread, tuple(spans))]
+    if worst:
+        head = ("Person", "Records extracted")
+        blocks.append(Table("people-worst", "Who is hit worst", head, (Group("", tuple(worst)),), frozenset({1})))
+    return blocks
+
+
+TOPICS = (Topic("people", "By person", lambda m: _people(m.result, m.details), MEND, 2, turn=17),)
