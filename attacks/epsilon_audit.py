@@ -37,7 +37,8 @@ class EpsilonAudit(Probe):
     agrees with it, which takes sampled tokens alone. score, of the loss: minus that under the reference model
     (`difference`), or by itself (`loss`); `auto` is the difference where there is a reference model that is not the
     target. delta: that of the bound (0: that of the target's claim, else 1e-5); level: how often the bound may be too
-    high.
+    high. unit: `user` where all copies of a canary are of one person (`audit canaries insert --group`): what is
+    protected is then all of them together.
     """
 
     name: ClassVar[str] = "epsilon-audit"
@@ -50,6 +51,7 @@ class EpsilonAudit(Probe):
     samples: int = 64
     delta: float = 0.0
     level: float = LEVEL
+    unit: Literal["record", "user"] = "record"
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -112,7 +114,7 @@ class EpsilonAudit(Probe):
         """delta of the bound; what is claimed of the same unit and relation, where anything is."""
         claim = view.claim
         own = self.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
-        if claim is None or claim.unit != "record" or "add_remove" not in claim.epsilon:
+        if claim is None or claim.unit not in (self.unit, "user") or "add_remove" not in claim.epsilon:
             return {"delta": own}
         return {"delta": own, "claimed": claim.epsilon["add_remove"]}
 
@@ -139,8 +141,13 @@ class EpsilonAudit(Probe):
     def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         coins = tuple(secret.canary is not None and bool(secret.canary.coin) for secret in secrets)
         scores, delta = tuple(column(observations, "score").tolist()), observations.facts["delta"]
-        copies = max(1, *(secret.repeats or 0 for secret in secrets))
-        return _audited(scores, coins, delta, self.level, copies)
+        copies = 1 if self.unit == "user" else self._times(secrets)
+        return tuple(replace(a, unit=self.unit) for a in _audited(scores, coins, delta, self.level, copies))
+
+    @staticmethod
+    def _times(secrets: Sequence[Secret]) -> int:
+        """How often a canary that is in was inserted."""
+        return max(1, *(secret.repeats or 0 for secret in secrets))
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         return measurements_of(self.audits(secrets, observations))
@@ -148,10 +155,11 @@ class EpsilonAudit(Probe):
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         main = self.audits(secrets, observations)[0]
         inside = sum(secret.member for secret in secrets)
-        whose = "one record" if main.copies == 1 else f"one record, of which {main.copies} copies are a group"
+        times, copied = self._times(secrets), main.copies > 1
+        whose = f"one {self.unit}" + (f", of which {main.copies} copies are a group" if copied else "")
         said = [
             f"{main.canaries:,} canaries, {inside:,} in and {main.canaries - inside:,} out by a fair coin each, "
-            f"inserted {'once' if main.copies == 1 else f'{main.copies} times'}; {main.guesses:,} guessed, "
+            f"inserted {'once' if times == 1 else f'{times} times'}; {main.guesses:,} guessed, "
             f"{main.right:,} right",
             f"scored by {self._said(observations)}, of the secret alone",
             f"the bound is of ε at δ {main.delta:g} for {whose}, added or removed; it is too high in at most "

@@ -18,6 +18,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, observe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
+from auditor.records.claims import promised_epsilon
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.statistics.audited import audited
 from auditor.training.finetune import fit, untrained
@@ -104,6 +105,21 @@ def test_the_bound_is_that_of_the_scores_and_the_coins(learnt: LanguageModel) ->
     coins = np.array([secret.member for secret in asked])
     assert probe.audits(asked, observed) == audited(scores, coins, 1e-3, 0.1, copies=2)
     assert states(probe.notes(asked, observed), "2 copies")
+
+
+def test_copies_of_one_person_are_one_unit_held_to_a_claim_for_a_person(learnt: LanguageModel) -> None:
+    of_user, of_record = claim(unit="user"), claim()
+    probe = EpsilonAudit(unit="user")
+    asked, observed = seen(probe, view(learnt, claim=of_user), coined(times=3))
+    own, by_record = probe.audits(asked, observed)[0], EpsilonAudit().audits(asked, observed)[0]
+    assert (own.unit, own.copies) == ("user", 1) and (by_record.unit, by_record.copies) == ("record", 3)
+    assert own.epsilon > 2 * by_record.epsilon > 0  # three copies are no group of three where one person has them
+    assert promised_epsilon(of_user, own.relation, own.unit) == 8 == promised_epsilon(of_user, "add_remove", "record")
+    assert "the claim is about one record" in str(promised_epsilon(of_record, own.relation, own.unit))
+    said = " ".join(probe.notes(asked, observed))
+    assert "for one user, added or removed" in said and "inserted 3 times" in said and "claimed ε of 8" in said
+    asked, observed = seen(probe, view(learnt, claim=of_record), coined(times=3))
+    assert not any("claimed" in note for note in probe.notes(asked, observed))
 
 
 def claim(**changes: object) -> Claim:
