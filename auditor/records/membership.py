@@ -15,8 +15,9 @@ from auditor.statistics.metrics import auc_of, rate_of
 
 def _read(finding: Finding) -> Iterator[Reading]:
     """The main score, chosen beforehand; the other scores and single repeat counts at a level shared among them."""
-    main = finding.measurement(auc_of(""))
+    main, of_people = finding.measurement(auc_of("")), _of_people(finding)
     if main is None or not is_measured(main) or any(map(beyond_chance, controls_of(finding))):
+        yield from (Reading(m, 0.5, row=finding.key, either_way=True) for m in of_people)  # it compares no records
         return
     yield Reading(main, 0.5, either_way=True, row=finding.key)
     for rate in FALSE_POSITIVES:
@@ -24,7 +25,7 @@ def _read(finding: Finding) -> Iterator[Reading]:
         if found is not None and is_measured(found):
             yield Reading(found, rate, row=finding.key)
     others = [m for score in SCORES if (m := finding.measurement(auc_of(score))) is not None and is_measured(m)]
-    others += _of_people(finding)
+    others += of_people
     for m in others:
         yield Reading(m, 0.5, row=finding.key, either_way=True, looks=len(others))
     yield from (replace(reading, either_way=True) for reading in by_repeats(finding, 0.5, auc_of("")))
