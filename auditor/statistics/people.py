@@ -56,4 +56,5 @@ def infer(secrets: Sequence[Secret], scores: Mapping[str, NDArray[np.float64]], 
         for name, values in scores.items()
     }
     counts = " and ".join(f"{len(own[side]):,} people {what}" for side, what in ((True, "in it"), (False, "not")))
-    return tuple(roc.auc_measured(name, *sides, f"{note}, {counts}") for name, sides in means.items())
+    said = f"{note}, {counts}"
+    return tuple(roc.auc_measured(name, inside, others, said) for name, (inside, others) in means.items())
