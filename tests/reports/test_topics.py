@@ -56,9 +56,10 @@ def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_s
         "roc",
         "frontier",
         "untargeted",
+        "people",
         "unlearning",
     }
     assert {topic.id for topic in ALL} - shown == nothing
     brief = {section.id for section in contents.markdown_document(result).sections}
-    nothing = {"personal", "private", "membership", "frontier", "untargeted", "unlearning"}
+    nothing = {"personal", "private", "membership", "frontier", "untargeted", "unlearning", "people"}
     assert brief == {topic.id for topic in ALL if topic.turn} - nothing
