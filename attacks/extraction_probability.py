@@ -231,7 +231,7 @@ class ExtractionProbability(DistributionProbe):
                 "decoding makes of it is known to lie between two bounds (and members stand beside no threshold)"
             )
         if impossible:
-            said.append(f"a token of {impossible} members has probability 0 here: no number of samples extracts those")
+            said.append(f"this decoding never draws the whole suffix of {impossible} members; another one may")
         if not _ranked(observations):
             said.append("no rank bound: the target gives no ranks of tokens")
         if self.bracket:

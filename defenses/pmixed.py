@@ -188,7 +188,7 @@ class PMixed(Defense):
                 "sound up to an inequality that was checked numerically, not proved; for any number of members, which "
                 "is public in what is said of zero-out and replace"
             )
-        return "sound; the number of members is public"
+        return "sound; the number of ensemble models is public"
 
     def _epsilon(self, relation: str, queries: int, scenario: Scenario) -> float:
         """Epsilon in nats of so many drawn tokens at this defense's radius."""
@@ -206,8 +206,7 @@ class PMixed(Defense):
 
 @dataclass(frozen=True)
 class Unmixed(Defense):
-    """The private ensemble without mixing: each member sees 1/N of the data, and their distributions are averaged. No
-    claim."""
+    """The ensemble without mixing: each model saw 1/N of the data; the mean of their distributions. No claim."""
 
     name: ClassVar[str] = "ensemble-unmixed"
     title: ClassVar[str] = "Ensemble, unmixed"

@@ -5,7 +5,6 @@ Nothing generic: what the run does not show is not advised.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from auditor.records.details import Details
 from auditor.records.extraction import PERSONAL, VERBATIM
 from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
-from auditor.records.signals import NOT_TESTED, Assessment, assess_signals
+from auditor.records.signals import Assessment, assess_signals
 from auditor.reports import inert, signals, words
 from auditor.reports.blocks import Block, Bullets, Group, Table
 from auditor.reports.topics import DECIDE, Topic, titled
@@ -45,6 +44,10 @@ class Advice:
     said: str
     row: str
 
+    @property
+    def line(self) -> str:
+        return f"{self.kind} ({self.row}): {self.said}"
+
 
 def advice(result: AuditResult, details: Details = NO_DETAILS) -> tuple[Advice, ...]:
     """What forbids a conclusion, what leaks and how to hold it to a limit, where it sits, what defenses change.
@@ -67,7 +70,7 @@ def _leaks(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
     for target in seen.targets:
         for found in signals.by_kind(seen.shown(target)):
             best = signals.strongest(found)
-            hold = f"; limit it in CI: audit gate --max {shlex.quote(best.limit)}" if best.limit else ""
+            hold = f"; limit it in CI: {signals.gate_command(seen, best)}" if best.limit else ""
             row = words.target_title(result, target)
             yield Advice(
                 LEAKS, f"{signals.describe_kind(found)}{hold}", f"{row} · {best.row.attack}" if best.row else row
@@ -77,19 +80,20 @@ def _leaks(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
 def _left(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
     """What the run does not tell; that nothing is to be fixed is said where every signal agrees."""
     for target in filter(seen.reassures, seen.targets):
-        tested, gated = signals.by_kind(seen.tested(target)), seen.gated()
-        keep = f"; keep it so in CI: audit gate --max {shlex.quote(gated.limit)}" if gated else ""
-        said = f"{signals.CLEAR} by {counted(len(tested), 'signal')} tested{keep}"
+        tested, gated = len(signals.by_kind(seen.tested(target))), seen.gated(target)
+        keep = f"; keep it so in CI: {signals.gate_command(seen, gated)}" if gated else ""
+        of = len({s.kind for s in seen.of(target)})
+        said = f"{signals.CLEAR} by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
         yield Advice(CLEAR, said, words.target_title(result, target))
-    measured = {s.kind for s in seen.signals if s.measured}
-    untested = dict.fromkeys(s.kind for s in seen.signals if s.status == NOT_TESTED and s.kind not in measured)
-    told = [
-        f"{words.lower_first(kind.title)} (--attack {found[0]})"
-        for kind in untested
-        if kind is not PERSONAL and (found := result.measuring(*kind.measured_by[:1]))
-    ]
-    if told:
-        yield Advice(TEST, ", ".join(told), "audit run")
+    for targets, untested in signals.untested(seen).items():
+        told = [
+            f"{words.lower_first(kind.title)} (--attack {' or '.join(found)})"
+            for kind in untested
+            if kind is not PERSONAL and (found := result.measuring(*kind.measured_by[:1]))
+        ]
+        if told:
+            on = ", ".join(signals.title(result, target) for target in targets)
+            yield Advice(TEST, ", ".join(told), on or "audit run")
 
 
 def _of_outcomes(result: AuditResult, details: Details) -> tuple[Advice, ...]:
@@ -132,8 +136,8 @@ def _sits(members: Outcome, facts: Mapping[str, SecretFacts]) -> Iterator[str]:
     for parts in (_by_repeats(members), _by_group(members, facts), _by_length(members, facts)):
         if (one := dose.concentrated(parts, members.hit, _LEVEL)) is not None:
             yield (
-                f"{one.hits:,} of the {one.of_hits:,} extracted members are {one.part}; of all "
-                f"{counted(one.of_members, 'member')}, {one.members:,} are (Fisher p {one.p:.2g})"
+                f"{one.hits:,} of the {one.of_hits:,} extracted members are {one.part}, as are {one.members:,} of all "
+                f"{counted(one.of_members, 'member')} (Fisher p {one.p:.2g})"
             )
 
 
@@ -174,10 +178,10 @@ def _copies(members: Outcome) -> Iterator[tuple[int, Measurement]]:
 def _fewer(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
     """What some of the limits on copies would leave, the strictest first."""
     told = limits[:: -(-len(limits) // _MOST_LIMITS)]
-    left = "; ".join(f"{counted(most, 'time')}: {words.with_bounds(recall)}" for most, recall in told)
+    left = "; ".join(f"{most:,}: {words.with_bounds(recall)}" for most, recall in told)
     return (
-        f"recall with no record trained on more than {left}; now {words.percent(float(members.hit.mean()))}%. "
-        "Predicted from this run's repeat counts, not measured"
+        f"extracted verbatim if copies of a record were capped at {left}; now "
+        f"{words.percent(float(members.hit.mean()))}%. Predicted from this run's repeat counts, not measured"
     )
 
 
@@ -192,7 +196,7 @@ def fewer_copies(result: AuditResult, details: Details) -> str:
         return ""
     within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
     most, left = within[-1] if within else limits[0]
-    return f"no record more than {counted(most, 'time')}: {words.with_bounds(left)} predicted, not measured"
+    return f"at most {counted(most, 'copy', 'copies')} of a record: {words.with_bounds(left)} predicted, not measured"
 
 
 def recall_with_copies_left(
@@ -223,16 +227,14 @@ def recall_with_copies_left(
 
 
 def _defenses(result: AuditResult, details: Details, worst: Finding, members: Outcome) -> Iterator[Advice]:
-    """Each target at the setting and attack of the worst row: verbatim and near-verbatim, paired, and what it costs.
+    """Each defense at the setting and attack of the worst row: verbatim and near-verbatim, paired, and what it costs.
 
-    Not the controls beyond a defense: a model without the private data is no way to mend one with them.
+    No control: it promises nothing.
     """
     found = {finding.key: finding for finding in result.findings if not finding.not_applicable}
-    chains = [(finding.chain, finding.target) for finding in result.findings if finding.chain]
-    beyond = {step.after for chain, own in chains for step in words.steps(chain, own, beyond=True)}
     for target in result.targets:
         finding = found.get(worst.key._replace(target=target.name))
-        aside = target.name in (UNDEFENDED, *beyond)
+        aside = target.companion or target.name == UNDEFENDED
         seen = None if finding is None or aside else details.rows.get(finding.key)
         if finding is None or seen is None or seen.outcome is None:
             continue
@@ -240,8 +242,7 @@ def _defenses(result: AuditResult, details: Details, worst: Finding, members: Ou
         if pair is None:
             continue
         verbatim, near = pair
-        control = " (a control, which promises nothing)" if target.companion else ""
-        said = f"{target.title}{control}: verbatim {words.points(verbatim)}, near-verbatim {words.points(near)}"
+        said = f"verbatim {words.points(verbatim)}, near-verbatim {words.points(near)}"
         if verbatim.high < 0 and near.high < 0:
             yield Advice(HELPS, f"{said}; {_cost(result, target.name)}", titled(result, finding))
         elif verbatim.high < 0:
@@ -282,7 +283,7 @@ def blocks(result: AuditResult, details: Details) -> Sequence[Block]:
     return (
         Table(
             "advice-table",
-            "Worked out from the numbers of this run",
+            "Worked out from the numbers of this run; the limits of gates are examples, yours to choose",
             ("About", "What the run says", "Of"),
             (Group("", rows),),
         ),
@@ -292,7 +293,7 @@ def blocks(result: AuditResult, details: Details) -> Sequence[Block]:
 def brief(result: AuditResult, details: Details) -> Sequence[Block]:
     """As a list, for a pull request."""
     found = advice(result, details)
-    return (Bullets(tuple(f"{one.kind}: {one.said}" for one in found)),) if found else ()
+    return (Bullets(tuple(one.line for one in found)),) if found else ()
 
 
 TOPICS = (

@@ -34,9 +34,9 @@ def sentence(stands: ClaimEvidence) -> str:
 
 
 def brief(stands: ClaimEvidence) -> str:
-    """`PMixED: claimed ε 8 (zero-out, shard of whole records, δ 1e-5); 6,400 drawn tokens; not audited`"""
+    """`PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not audited`"""
     claim = stands.target.claim
-    covers = () if claim is None else (words.covers(claim),)
+    covers = () if claim is None else tuple(filter(None, (words.inside_unit(claim), words.covers(claim))))
     why = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
     return f"{'; '.join((f'{stands.target.title}: {_claimed(stands)}', *covers, judged(stands)))}{why}"
 

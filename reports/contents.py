@@ -24,8 +24,9 @@ from auditor.reports.verdict import doubts, headline, summaries, verdict
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 READING = (
-    "Undefended is the model as it was trained. Text-only access is sampled text, as an API gives it; white-box access "
-    "is the model itself. Brackets hold 95% intervals; what is extracted of non-members is guessing."
+    "Undefended is the model as it was trained. Text-only access is text drawn at random, as an API gives it; at "
+    "temperature 0 an API gives greedy decoding. White-box access is the model itself. Brackets hold 95% intervals; "
+    "what is extracted of non-members is guessing."
 )
 PARTS = (DECIDE, MEND, CHECK)
 

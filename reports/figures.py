@@ -104,7 +104,7 @@ def _any_of_rows(finding: Finding) -> list[tuple[str, ...]]:
 
 
 def _curve_rows(curve: Sequence[tuple[int, float]]) -> list[tuple[str, ...]]:
-    """A few points: 0, 1, 2, 5, 10, … and the last. The rest is in result.json."""
-    last = curve[-1][0]
-    wanted = {0, last, *(step * 10**power for power in range(7) for step in (1, 2, 5))}
-    return [(f"{errors:,}", f"{words.percent(recall)}%") for errors, recall in curve if errors in wanted]
+    """Few of its points: the first from 0, 1, 2, 5, 10, … on, and the last. The rest is in result.json."""
+    wanted = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
+    shown = {next((i for i, (errors, _) in enumerate(curve) if errors >= least), -1) % len(curve) for least in wanted}
+    return [(f"{curve[i][0]:,}", f"{words.percent(curve[i][1])}%") for i in sorted(shown)]

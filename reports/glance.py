@@ -49,8 +49,8 @@ def _limits(result: AuditResult) -> list[Block]:
         ]
     if result.benchmark.of_lab:
         limits.append(
-            "The lab is a small model on synthetic records. Its numbers show that the method works, not what your "
-            "model leaks."
+            "The lab is a small model on synthetic records, and its attacks are sized to it (a few samples a secret). "
+            "Its numbers show that the method works, not what your model leaks."
         )
     return [Bullets(tuple(limits))]
 

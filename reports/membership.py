@@ -41,7 +41,7 @@ def _scores(result: AuditResult) -> list[Block]:
     if not shown:
         return []
     rates = [f"{100 * rate:g}" for rate in FALSE_POSITIVES]
-    head = ("Score", "AUC", *(f"Found at {rate}% false positives" for rate in rates), f"Behind the rate at {rates[0]}%")
+    head = ("Score", "AUC", *(f"Found at {rate}% false positives" for rate in rates), f"Counts behind the {rates[0]}%")
     groups = tuple(Group(titled(result, f), tuple(_score_rows(f))) for f in shown)
     table = Table("membership-table", "Members told from non-members, by score", head, groups, frozenset({1, 2, 3}))
     return [table, *_other_way(result, shown), *_by_repeats(result, shown), Paragraph(_NOTE)]
@@ -69,7 +69,7 @@ def _score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
 
 
 def _too_few(rate: float) -> str:
-    return f"takes {roc.needed(rate):,} non-members"
+    return f"needs {roc.needed(rate):,} non-members"
 
 
 def _by_repeats(result: AuditResult, shown: list[Finding]) -> list[Block]:

@@ -17,6 +17,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import details as detailed
@@ -243,11 +244,11 @@ def _joined(row: Sequence[str], widths: Sequence[int]) -> str:
 
 def _method(finding: Finding) -> str:
     """An attack that ranks samples has one to rank where it decodes greedily: that is then what extracts."""
-    return f"{finding.attack}, greedy decoding" if finding.decoding == "greedy" else finding.attack
+    return f"{finding.attack}, greedy decoding" if finding.decodes_greedily else finding.attack
 
 
 def _never(result: AuditResult, found: Sequence[Signal]) -> str:
-    """`never trained on: 0/100 Undefended, 0/20 PMixED (ethicist; 95% intervals)`"""
+    """`of non-members: 0/100 Undefended, 0/20 PMixED (ethicist; 95% intervals)`"""
     used = {s.row for s in found}
     attacks = ", ".join(dict.fromkeys(_method(finding) for finding in result.findings if finding.key in used))
     how = f"({attacks}; 95% intervals)" if attacks else "(95% intervals)"
@@ -256,7 +257,7 @@ def _never(result: AuditResult, found: Sequence[Signal]) -> str:
     if not highest:
         return f"no non-members: what guessing alone would extract is not known {how}"
     told = (f"{words.hits(m):,}/{m.n:,} {_title(result, target)}" for target, m in highest.items())
-    return f"never trained on: {', '.join(told)} {how}"
+    return f"of non-members: {', '.join(told)} {how}"
 
 
 # --- below the table --------------------------------------------------------------------------------------------------
@@ -305,7 +306,9 @@ def _what(result: AuditResult, seen: Assessment) -> _Entry:
     best = _undefended(result, seen)
     if best is None or not best.by_kind:
         return _Entry("WHAT", (), 2)
-    return _Entry("WHAT", (f"{personal.counts(best)} {_of(result, best)}",), 2)
+    shown = any(s.kind is PERSONAL and s.row == best.key and s.status == SHOWN for s in seen.signals)
+    told = f"{personal.counts(best)} {_of(result, best)}{'' if shown else ', not significant'}"
+    return _Entry("WHAT", (told,), 2)
 
 
 def _why(result: AuditResult) -> _Entry:
@@ -316,7 +319,8 @@ def _why(result: AuditResult) -> _Entry:
         if told is not None and told.chain is not None:
             found = words.steps(told.chain, target.name)
             steps = [words.step_effect_briefly(step) for step in found if step.difference is not None]
-            whose = f"{_cut(target.title, _LONGEST)} ({told.setting}{words.note_above_nonmembers(told.chain.whole)})"
+            n, above = told.chain.whole.n, words.note_above_nonmembers(told.chain.whole)
+            whose = f"{_cut(target.title, _LONGEST)} ({told.setting}, the same {counted(n, 'secret')}{above})"
             items += [f"{whose}: {'; '.join(steps)}"] if steps else []
     return _Entry("WHY", tuple(items), 2, ". ")
 
@@ -332,11 +336,10 @@ def _claims(result: AuditResult) -> _Entry:
 
 def _limits(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) -> _Entry:
     """What the smallest count that is zero leaves open, what was not tested, and what no run tells."""
-    none = [m for s in seen.signals if s.kind is VERBATIM and (m := s.measured) and m.value == 0]
-    items = []
-    if none:
-        worst = max(none, key=lambda m: m.high)
-        items.append(f"0/{worst.n:,} still allows {words.percent(worst.high)}%.")
+    none = [s for s in seen.signals if s.measured and s.measured.value == 0]
+    zeros = [[s for s in none if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
+    most_open = [max(found, key=lambda s: s.measured.high if s.measured else 0.0) for found in zeros if found]
+    items = [f"Still possible: {', '.join(map(signals.possible, most_open))}."] if most_open else []
     stopped = ((f, f.stopped) for f in result.findings if f.stopped)
     items += dict.fromkeys(f"{_title(result, f.target)}, {f.attack}: {row.said}." for f, row in stopped)
     items += remarks.limits
@@ -369,9 +372,7 @@ def next_command(seen: Assessment, folder: Path) -> str:
     where, gated = shlex.quote(inert.clean(str(folder))), seen.gated()
     if gated is None or signals.doubts(seen) or any(map(seen.shown, seen.targets)):
         return f"audit advise {where}"
-    judged = {s.target for s in seen.signals} - {UNDEFENDED}
-    target = f" --target {UNDEFENDED}" if judged and gated.target == UNDEFENDED else ""
-    return f"audit gate {where} --max {shlex.quote(gated.limit)}{target}"
+    return signals.gate_command(seen, gated, where)
 
 
 def _report(folder: Path) -> _Entry:

@@ -6,6 +6,7 @@ Says what is shown, what is not, up to which bound, and what was not tested; dec
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -27,11 +28,11 @@ from auditor.statistics.roc import AUC
 CLEAR = "no leakage seen"  # the reassuring words: said where `Assessment.reassures`, and nowhere else
 _EXTRACTION = (VERBATIM, NEARLY, GREEDILY)
 _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
-_HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
+_HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Smallest detectable")
 _NOTE = (
     "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on records that were "
-    "never trained on, or chance. Not shown: nothing beyond it was seen; a leak smaller than “Shown from” may still be "
-    "there. Seen, not significant: above it, but chance could explain that. Not tested: this run cannot say. "
+    "never trained on, or chance. Not shown: nothing beyond it was seen; a leak below “Smallest detectable” would "
+    "be missed. Seen, not significant: above it, but chance could explain that. Not tested: this run cannot say. "
     "The bar spans the interval, the dot is the number, an open ring the non-members."
 )
 
@@ -56,7 +57,7 @@ def describe_number(signal: Signal) -> str:
     if m.name == VIOLATIONS:
         return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
     if tries := EXPECTED_ANY_OF.numbers_in(m.name):
-        return f"one of {counted(int(tries[0]), 'sample')} is right with probability {words.with_bounds(m)}"
+        return f"with {counted(int(tries[0]), 'sample')} {words.with_bounds(m)} of members are expected to be extracted"
     return f"{words.lower_first(words.label(m.name))} {words.with_bounds(m)}{at}"
 
 
@@ -103,10 +104,26 @@ def _none(of_a_kind: Sequence[Signal]) -> str:
     return f"none of {m.n:,} {worst.kind.counted[m.name]}{access} (up to {words.percent(m.high)}% not ruled out)"
 
 
+def possible(none: Signal) -> str:
+    """`verbatim up to 6.0% (0/60)`, of a signal that counts secrets and found none."""
+    m = none.measured
+    assert m is not None  # it was tested
+    what = personal.kind_in_sentence(none.part) if none.kind is PERSONAL else none.kind.short
+    return f"{what} up to {words.percent(m.high)}% (0/{m.n:,})"
+
+
 def _is_zero(signal: Signal) -> bool:
     """Whether it counts secrets, and there are none."""
     m = signal.measured
     return m is not None and m.name in signal.kind.counted and m.value == 0
+
+
+def gate_command(seen: Assessment, signal: Signal, run: str = "RUN") -> str:
+    """A gate on what this signal measures, of its own target: without --target one judges defended targets first."""
+    named = {s.target for s in seen.signals}
+    judged = named - {UNDEFENDED} or named
+    only = "" if judged == {signal.target} else f" --target {signal.target}"
+    return f"audit gate {run} --max {shlex.quote(signal.limit)}{only}"
 
 
 def strongest(found: Sequence[Signal]) -> Signal:
@@ -191,8 +208,8 @@ def _reach(seen: Assessment, target: str) -> list[str]:
     """The smallest leaks that this run would have shown."""
     clear = (s for s in seen.tested(target) if s.status == signals.NOT_SHOWN)
     from_on = {s.kind.title: text for s in clear if (text := least_detectable(s)) != words.NOTHING}
-    told = ", ".join(f"{words.lower_first(kind)} from {number}" for kind, number in from_on.items())
-    return [f"Would have been shown: {told}."] if told else []
+    told = ", ".join(f"{words.lower_first(kind)} below {number}" for kind, number in from_on.items())
+    return [f"Smaller leaks would be missed: {told}."] if told else []
 
 
 def least_detectable(signal: Signal) -> str:

@@ -157,7 +157,7 @@ def _cost(target: TargetRecord) -> Facts:
         *((words.label(m.name), words.with_bounds(m)) for m in target.other_perplexities),
         ("Time per token", words.NOTHING if per_token is None else f"{words.number(per_token)} ms"),
         ("Peak memory", words.NOTHING if memory is None else words.memory(memory)),
-        ("Training time", words.NOTHING if training is None else words.duration(training)),
+        ("Training time, when it was trained", words.NOTHING if training is None else words.duration(training)),
     )
 
 

@@ -343,21 +343,29 @@ def epsilon_line(claim: Claim) -> str:
 
 
 def covers(claim: Claim) -> str:
-    """`1,024 drawn tokens`, or that there is no end of them."""
-    return "any number of drawn tokens" if claim.queries is None else f"{claim.queries:,} drawn tokens"
+    """`1,024 drawn tokens`, and whether this audit has drawn them all; or that there is no end of them."""
+    if claim.queries is None:
+        return "any number of drawn tokens"
+    gone = ", all spent" if claim.spent_queries and claim.spent_queries >= claim.queries else ""
+    return f"{claim.queries:,} drawn tokens{gone}"
 
 
 def unit(claim: Claim) -> str:
-    """What is protected; of a shard of whole records or users, what holds for one in it.
+    """What is protected; of a shard of whole records or users, what holds for one in it."""
+    return "; ".join(filter(None, (claim.unit, inside_unit(claim))))
+
+
+def inside_unit(claim: Claim) -> str:
+    """`for a single record in it, ε 18.9 (replace)`; "" where the unit is no shard of whole records or users.
 
     A record or user more or less is another shard (formulas B2.2, F5), and no other shard changes: all that it has lies
     there. Users who share a record lie together, so one who joins two others may move them.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:
-        return claim.unit
+        return ""
     alone = " who shares no record" if claim.whole == "user" else ""
-    return f"{claim.unit}; for a single {claim.whole} in it{alone}, ε {number(replaced)} (replace)"
+    return f"for a single {claim.whole} in it{alone}, ε {number(replaced)} (replace)"
 
 
 def violations(finding: Finding) -> tuple[str, ...]:

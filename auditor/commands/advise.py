@@ -45,7 +45,7 @@ def _of_run(folder: Path) -> list[str]:
     found = advice.advice(words.clean_result(run.result), details.read_details(folder))
     if not found:
         return ["nothing can be advised: nothing was measured"]
-    return [inert.clean(f"{one.kind}: {one.said} · {one.row}") for one in found]
+    return [inert.clean(one.line) for one in found]
 
 
 def _of_checkpoints(folder: Path, at_most: str | None) -> str:

@@ -15,8 +15,8 @@ from auditor.reports import inert
 
 Found = Mapping[str, Mapping[str, Any]]  # kind -> name -> class
 _KINDS = {  # kind -> what it is called, how it is asked for, where it is explained
-    "Attack": ("attack", "audit run --attack {}", ""),  # by its own class
-    "Probe": ("probe", "audit run --attack {}", ""),
+    "Attack": ("attack", "audit run --attack {}", "how-to/audit-your-model"),  # or what its class names
+    "Probe": ("probe", "audit run --attack {}", "how-to/audit-your-model"),
     "Defense": ("defense", "audit run --defense {}", "how-to/defenses"),
     "Trainer": ("training", "audit train {}", "how-to/train-privately"),
     "Benchmark": ("data", "audit run", "how-to/audit-your-model"),
@@ -83,7 +83,7 @@ def whole(found: Found, name: str) -> Iterator[Text]:
         yield from _facts(kind, cls)
         yield from _fact("source", [_source(cls)])
         if cls.__module__.startswith("auditor."):
-            told = "how-to/defenses" if name in found["Defense"] else getattr(cls, "page", page)
+            told = "how-to/defenses" if name in found["Defense"] else getattr(cls, "page", "") or page
             yield from _fact("page", [f"docs/{told}.md"])
 
 

@@ -127,6 +127,11 @@ class Finding:
     stopped: Stopped | None = None  # None: all of its secrets were to be asked, and intervals are those of a fixed size
 
     @property
+    def decodes_greedily(self) -> bool:
+        """Whether the attack's one sample is the likeliest token at every step."""
+        return self.decoding == "greedy"
+
+    @property
     def key(self) -> CellKey:
         return CellKey(self.target, self.setting, self.attack)
 

@@ -108,14 +108,15 @@ class Assessment:
     def targets(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s.target for s in self.signals))
 
-    def gated(self) -> Signal | None:
+    def gated(self, target: str | None = None) -> Signal | None:
         """What a gate should be about: what leaks, of the targets that a gate judges first; else what was measured.
 
-        None where no gate has a rule for it.
+        target: of this one alone. None where no gate has a rule for it.
         """
-        judged = [s for s in self.signals if s.target != UNDEFENDED]
-        leaking = [s for s in (*judged, *self.signals) if s.status == SHOWN]
-        others = sorted((s for s in (*judged, *self.signals) if s.limit), key=lambda s: not s.suspected)
+        asked = self.signals if target is None else self.of(target)
+        judged = [s for s in asked if s.target != UNDEFENDED]
+        leaking = [s for s in (*judged, *asked) if s.status == SHOWN]
+        others = sorted((s for s in (*judged, *asked) if s.limit), key=lambda s: not s.suspected)
         return next((s for s in (leaking or others) if s.limit), None)
 
 
@@ -166,6 +167,8 @@ def _read_signals(result: AuditResult, target: str) -> Iterator[Signal]:
         told = [(kind, setting, reading) for (kind, setting, _), reading in zip(told, shared, strict=True)]
     for kind in KINDS:
         own = [(setting, reading) for other, setting, reading in told if other is kind]
+        if kind is GREEDILY and any(f.decodes_greedily and is_measured(f.measurement(RECALL)) for f in rows):
+            continue  # it is what the verbatim signal says: one measurement is not two signals
         if kind is GREEDILY:
             asked = target == UNDEFENDED
             yield _greedily(result) if asked else Signal(kind, target, "", NOT_TESTED, why="undefended model only")
@@ -176,16 +179,25 @@ def _read_signals(result: AuditResult, target: str) -> Iterator[Signal]:
 
 
 def _decided(kind: Kind, target: str, setting: str, readings: Sequence[Reading]) -> Signal:
-    """By the reading that says most: a shown one, a suspected one, else the kind's own number at its highest."""
+    """By the reading that says most: a shown one, a suspected one, else the kind's own number at its highest.
+
+    Of several that are zero, the one that leaves most open.
+    """
     shown = [r for r in readings if r.is_shown]
     suspected = [] if shown else [r for r in readings if r.is_suspected]
     first = {name: i for i, (name, _) in enumerate(kind.limits)}
     least = min(reading.looks for reading in readings)
 
-    def place(reading: Reading) -> tuple[bool, bool, int, float, int]:
+    def place(reading: Reading) -> tuple[bool, bool, int, float, float]:
         m = reading.measured
         size = abs(m.value - 0.5) if reading.either_way else m.value
-        return (not reading.alone, reading.looks > least, first.get(m.name, len(first)), -size, -m.n)
+        return (
+            not reading.alone,
+            reading.looks > least,
+            first.get(m.name, len(first)),
+            -size,
+            -m.n if size else -m.high,
+        )
 
     best = min(shown or suspected or readings, key=place)
     status = SHOWN if shown else NOT_SHOWN

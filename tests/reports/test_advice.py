@@ -12,7 +12,8 @@ from auditor.core.result import AuditResult
 from auditor.records.details import Details
 from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
-from auditor.reports import advice, contents
+from auditor.records.signals import assess_signals
+from auditor.reports import advice, contents, signals
 from auditor.statistics.judging import Outcome
 
 TIMES = [1] * 40 + [4] * 20 + [16] * 20
@@ -43,7 +44,7 @@ def details(result: AuditResult, **rows: Outcome) -> Details:
 def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for one in advice.advice(result, details(result, **rows)):
-        assert one.row.endswith("white-box · ethicist") or one.kind in (advice.LEAKS, advice.TEST)
+        assert one.row.endswith("white-box · ethicist") or one.kind in (advice.LEAKS, advice.TEST, advice.CLEAR)
         found.setdefault(one.kind, []).append(one.said)
     return found
 
@@ -52,10 +53,10 @@ def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
     found = said(result, undefended=outcome(LEAKS))
     sits = found[advice.WHERE]
     assert any(text.startswith("25 of the 25 extracted members are those trained on 4 times or more") for text in sits)
-    assert any("of the group ward; of all 80 members, 20 are" in text for text in sits) and len(sits) == 2
+    assert any("of the group ward, as are 20 of all 80 members" in text for text in sits) and len(sits) == 2
     (copies,) = found[advice.COPIES]
-    assert copies.startswith("recall with no record trained on more than 1 time: 0.0% [")
-    assert "; 4 times: 12% [" in copies  # 40 of 80 at 5 of 20
+    assert copies.startswith("extracted verbatim if copies of a record were capped at 1: 0.0% [")
+    assert "; 4: 12% [" in copies  # 40 of 80 at 5 of 20
     assert "; now 31%. Predicted from" in copies
 
 
@@ -63,26 +64,29 @@ def test_what_helps_and_what_only_hides(result: AuditResult) -> None:
     """A defense that changes the words and leaves them near is no help."""
     found = said(result, undefended=outcome(LEAKS), pmixed=outcome(NOTHING), uniform_mixing=outcome(NOTHING, LEAKS))
     (helps,), (hides,) = found[advice.HELPS], found[advice.HIDES]
-    assert (
-        helps.startswith("PMixED (sound): verbatim −31 points") and "held-out perplexity" in helps and "times" in helps
-    )
-    assert hides.startswith("Uniform mixing: verbatim −31 points") and "near-verbatim 0" in hides
+    assert helps.startswith("verbatim −31 points") and "held-out perplexity" in helps and "times" in helps
+    assert hides.startswith("verbatim −31 points") and "near-verbatim 0" in hides
     same = said(result, undefended=outcome(LEAKS), pmixed=outcome(LEAKS))
     assert advice.HELPS not in same and advice.HIDES not in same
 
 
-def test_a_model_without_the_private_data_is_no_advice(result: AuditResult) -> None:
-    """The control beyond a defense: here the other one stands in its place."""
+def test_a_control_is_no_advice(result: AuditResult) -> None:
+    """It promises nothing, as the public model or an ensemble whose models are not mixed."""
     rows = {"undefended": outcome(LEAKS), "uniform_mixing": outcome(NOTHING)}
-    chains = [(one, one.chain) for one in result.findings]
-    beyond = [
-        replace(one, chain=replace(c, steps=(*c.steps[:-1], replace(c.steps[-1], after="uniform-mixing"))))
-        if c
-        else one
-        for one, c in chains
-    ]
+    control = tuple(replace(one, companion=one.name == "uniform-mixing") for one in result.targets)
     assert advice.HELPS in said(result, **rows)
-    assert advice.HELPS not in said(replace(result, findings=tuple(beyond)), **rows)
+    assert advice.HELPS not in said(replace(result, targets=control), **rows)
+
+
+def test_a_gate_that_is_advised_is_about_the_model_that_leaks(result: AuditResult) -> None:
+    """Without --target a gate judges the defended models first, of which none need leak."""
+    seen = assess_signals(result)
+    for target in seen.targets:
+        for signal in (s for s in seen.shown(target) if s.limit):
+            assert signals.gate_command(seen, signal).endswith(f" --target {target}")
+    alone = replace(result, targets=result.targets[:1], findings=result.findings[:1])
+    (only,) = {signals.gate_command(assess_signals(alone), s) for s in assess_signals(alone).signals if s.limit}
+    assert "--target" not in only
 
 
 def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:
@@ -95,7 +99,9 @@ def test_nothing_is_advised_of_nothing(result: AuditResult) -> None:
 
 def test_what_leaks_comes_with_the_rule_that_holds_it(result: AuditResult) -> None:
     leaks = said(result, undefended=outcome(NOTHING))[advice.LEAKS]
-    assert leaks[0].endswith("white-box (non-members 0/160); limit it in CI: audit gate --max recall=0.05")
+    assert leaks[0].endswith(
+        "white-box (non-members 0/160); limit it in CI: audit gate RUN --max recall=0.05 --target undefended"
+    )
     assert leaks[1].startswith("150/320 (47% [41–53]) extracted by greedy decoding") and "--max" not in leaks[1]
 
 

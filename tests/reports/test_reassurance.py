@@ -216,7 +216,7 @@ def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
     for where, text in told(result).items():
         assert "no leakage seen" in text or where in ("verdict", "answers", "severity"), (where, text)
     said = told(result)["verdict"]
-    assert "Would have been shown: verbatim extraction from 12%, membership from 0.560." in said
+    assert "Smaller leaks would be missed: verbatim extraction below 12%, membership below 0.560." in said
     assert "| Membership | white-box | not shown |" in markdown.render(result)
 
 

@@ -126,7 +126,7 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
         rows[key] = replace(seen, outcome=replace(seen.outcome, hit=times > 4))
     monkeypatch.setattr(screen.detailed, "read_details", lambda folder: replace(known, rows=rows))
     said = entry(lines(result), "NEXT")
-    assert said.startswith("no record more than 4 times: 0.0% [") and said.endswith("-> audit advise runs/latest")
+    assert said.startswith("at most 4 copies of a record: 0.0% [") and said.endswith("-> audit advise runs/latest")
     assert "predicted, not measured" in said
     far = "runs/20261123T083510-lab-ethicist-pmixed"
     assert lines(result, Path(far))[-2].strip() == f"audit advise {far}"  # on a line of its own: it can be copied
@@ -137,7 +137,7 @@ def test_a_clean_run_goes_on_to_a_gate() -> None:
     shown = lines(result)
     assert entry(shown, "RESULT") == "Undefended: no leakage seen (verbatim)."
     assert entry(shown, "NEXT") == "audit gate runs/latest --max recall=0.05"
-    assert entry(shown, "LIMITS").startswith("0/60 still allows 6.0%. Not tested: ")
+    assert entry(shown, "LIMITS").startswith("Still possible: verbatim up to 6.0% (0/60). Not tested: ")
 
 
 def test_what_was_tested_on_one_target_alone_is_a_limit_of_the_others() -> None:

@@ -108,8 +108,8 @@ def test_an_open_result_says_all_that_is_open(found: Assessment) -> None:
         (
             seen(signal(GREEDILY, SHOWN, ""), signal(PERSONAL, SHOWN, "text-only")),
             HIGH,
-            "text of training records is extracted by greedy decoding and with text-only access, personal data among "
-            "it",
+            "text of training records is extracted by greedy decoding and with text-only access, including personal "
+            "data",
         ),
         (
             seen(signal(VERBATIM, NOT_SHOWN), signal(membership.KIND, SHOWN), signal(claims.KIND, SHOWN, "text-only")),

@@ -18,7 +18,7 @@ def test_the_whole_story(result: AuditResult) -> None:
     text = verdict(result)
     assert "166/320 (52% [46–57]) extracted verbatim, white-box (non-members 0/160)" in text
     assert "PMixED (sound): Seen, but not significant: 4/320 (1.2% [0.3–3.2]) extracted verbatim, white-box" in text
-    assert "Would have been shown: verbatim extraction from 2.8%" in text
+    assert "Smaller leaks would be missed: verbatim extraction below 2.8%" in text
     assert "21.3 against 11.2 (+90%)" in text
     assert "does not cover white-box access (log-probabilities, top-p 0.7)" in text
     assert "Ensemble, unmixed: " not in text  # a control is judged for the sake of what it isolates
@@ -177,7 +177,7 @@ def with_recall(finding: Finding, *measured: Measurement) -> Finding:
 def test_probes_are_told_as_attacks_are(probe_only: AuditResult, with_probe: AuditResult) -> None:
     bare = replace(probe_only, benchmark=replace(probe_only.benchmark, greedy_recall={}))
     probed = "extraction probability, mean 31% [27–35], white-box (non-members <0.01%)"
-    assert headline(bare).startswith(f"Undefended leaks: {probed}. PMixED (sound) leaks: one of 100 samples is right")
+    assert headline(bare).startswith(f"Undefended leaks: {probed}. PMixED (sound) leaks: with 100 samples 87%")
     assert "Not tested: verbatim extraction" in verdict(bare) and "Uniform mixing: Nothing was measured" in verdict(
         bare
     )
