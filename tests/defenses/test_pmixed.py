@@ -257,7 +257,7 @@ def test_the_radius_of_add_remove_serves_any_number_of_members() -> None:
         radii.add(PMixed(adjacency="add_remove").claim(case, 0).details["radius"])
         for adjacency in ("zero_out", "replace"):
             claim = PMixed(adjacency=adjacency).claim(case, 0)  # type: ignore[arg-type]
-            assert claim.status == "sound; the number of members is public"
+            assert claim.status == "sound; the number of ensemble models is public"
             assert set(claim.epsilon) == {"zero_out", "replace"}  # a member less has another radius
     assert len(radii) == 1
     assert "checked numerically, not proved" in PMixed(adjacency="add_remove").claim(case, 0).status

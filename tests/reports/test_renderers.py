@@ -20,6 +20,7 @@ from auditor.core.result import AuditResult
 from auditor.records.texts import SecretText
 from auditor.reports import html, markdown, terminal
 from auditor.reports.contents import markdown_document
+from auditor.reports.figures import all_figures
 from auditor.reports.plots import svg
 
 FACTS = (
@@ -131,6 +132,15 @@ def test_a_probe_shows_its_own_number_where_an_attack_shows_recall(with_probe: A
         assert cell in screen(with_probe, 120) and cell in text
     assert f"| {' | '.join(map(markdown.escape, row))} |" in markdown.render(with_probe)
     assert "(10, 0.9)-discoverable" in text and "Expected recall of any of 100, non-members" in text
+
+
+def test_the_curve_of_errors_keeps_its_steep_part(result: AuditResult) -> None:
+    """A saved curve has few of its points, and need not have one at 1, 2 or 5 errors."""
+    thin = ((0, 0.0), (4, 0.07), (9, 0.075), (44, 0.08), (96, 0.107), (258, 0.14))
+    finding = replace(result.findings[1], curve=thin)
+    drawn = all_figures(replace(result, findings=(finding,)))
+    (group,) = next(f for f in drawn if f.title.startswith("Recall by wrong guesses")).groups
+    assert [errors for errors, _ in group.rows] == ["0", "4", "9", "44", "96", "258"] and group.rows[1][1] == "7.0%"
 
 
 @pytest.mark.parametrize("alone", [False, True])
