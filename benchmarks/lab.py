@@ -56,6 +56,7 @@ class Lab(Benchmark):
     training_kind: ClassVar[type[LabTraining]] = LabTraining
     ensemble_limit = 60  # all of its parts are asked at every token
     marks_all = True
+    trains_ahead: ClassVar[bool] = True  # whether two of its models may be trained at once, in two processes
     # Sized to the lab: paper sizes by flags and plans.
     attack_defaults = MappingProxyType(
         {
@@ -110,11 +111,11 @@ class Lab(Benchmark):
         self.recipe.check()
         texts = self._make_texts()
         self.folder = (cache or cache_folder()) / self.name / digest(self.recipe, texts, self._versions())
-        self.parts = LabParts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._note)
+        self.progress = progress or (lambda what, done, total: None)
+        self.parts = LabParts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._note, self.progress)
         self.description = f"{self._described()}; records occur {', '.join(map(str, self.recipe.counts))} times"
         self.tokenizer = self._tokenizer(texts)
         self.texts = TrainingTexts(self.recipe, texts)
-        self.progress = progress or (lambda what, done, total: None)
         self.cut = cut_secrets(self.recipe, texts, self.tokenizer)
         self.secrets, self.known, self.canaries = self.cut.secrets, self.cut.known, self.cut.canaries
         self.forgotten = self.cut.forgotten
@@ -187,7 +188,7 @@ class Lab(Benchmark):
 
     @property
     def training(self) -> LabTraining:
-        return self.training_kind(self.recipe, self.texts, self.tokenizer, self.folder, self.progress)
+        return self.training_kind(self.recipe, self.texts, self.tokenizer, self.folder, self.parts.tell)
 
     def public(self) -> HuggingFaceModel:
         """Trained on public text only."""

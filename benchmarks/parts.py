@@ -10,18 +10,22 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
 
 _PIECES = "pieces"  # folder of what was trained apart, until its part takes it
 _SECONDS, _SUMS = "seconds.json", "sha256.json"  # what building a part took; what it wrote
+_BETWEEN = 1.0  # seconds from one look at another process, or one word to it, to the next
+
+Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class LabParts:
     """The lab's parts below one folder.
 
     makes: whether what is missing is built; else that is refused. first: the part that all others are built on.
-    foundations: how the names of the parts begin that others are built on. told: what the user must know.
+    foundations: how the names of the parts begin that others are built on. told: what the user must know. progress:
+    of what is built here, or by another process that this one waits for.
     """
 
     folder: Path
@@ -45,7 +50,9 @@ class LabParts:
     first: str
     foundations: tuple[str, ...]
     told: Callable[[str], None]
+    progress: Progress = lambda what, done, total: None
     seconds: dict[str, float] = field(default_factory=dict)  # what building each part took
+    _under_way: list[tuple[Path, float]] = field(default_factory=list)  # parts, and when others were last told of them
 
     def get(self, name: str, build: Callable[[Path], None], load: Callable[[Path], Any], version: str = "") -> Any:
         """Loads a part, building it first where it is missing; a part may come in several versions.
@@ -62,7 +69,7 @@ class LabParts:
             )
         if not _is_whole(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with FileLock(self.folder / f"{final.name}.lock"):
+            with self._lock(final):
                 if final.is_dir() and not _is_whole(final):
                     self._remove(final)
                     self.told(f"the lab's {name} in the cache was not as it was built: it was built anew")
@@ -70,6 +77,25 @@ class LabParts:
                     self._build(final, build)
         self.seconds[name] = _seconds(final)
         return load(final)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """How far the part is that is under way: to whoever asked for it here, and to processes that wait for it."""
+        self.progress(what, done, total)
+        if self._under_way and time.monotonic() - self._under_way[-1][1] >= _BETWEEN:
+            final, _ = self._under_way.pop()
+            disk.replace(_progress_of(final), json.dumps([what, done, total]))
+            self._under_way.append((final, time.monotonic()))
+
+    def _lock(self, final: Path) -> FileLock:
+        """Taken; while another process has it, what that one does is told."""
+        lock = FileLock(self.folder / f"{final.name}.lock")
+        while True:
+            try:
+                lock.acquire(timeout=_BETWEEN)
+                return lock
+            except Timeout:
+                with suppress(OSError, ValueError):  # it has said nothing yet
+                    self.progress(*json.loads(_progress_of(final).read_text()))
 
     def alone(self, part: str, make: Callable[[], object]) -> Alone:
         """A part that is one model."""
@@ -93,12 +119,21 @@ class LabParts:
             made.mkdir()
             start = time.perf_counter()
             _take(pieces, made)
-            build(made)
+            self._under_way.append((final, time.monotonic()))
+            try:
+                build(made)
+            finally:
+                self._under_way.pop()
+                _progress_of(final).unlink(missing_ok=True)
             elsewhere = sum(_seconds(piece) for piece in pieces)
             (made / _SECONDS).write_text(json.dumps(time.perf_counter() - start + elsewhere))
             (made / _SUMS).write_text(json.dumps(_sums(made)))
         for piece in pieces:
             shutil.rmtree(piece)
+
+
+def _progress_of(final: Path) -> Path:
+    return final.with_name(f"{final.name}.progress")
 
 
 def _take(pieces: Sequence[Path], made: Path) -> None:

@@ -72,6 +72,7 @@ class RealTraining(LabTraining):
     """As in the small lab, but that the public model was there before."""
 
     kinds: ClassVar[tuple[Callable[[Faker], str], ...]] = tuple(KINDS.values())
+    threads: ClassVar[int | None] = None
     together: ClassVar[int] = 1  # one fills two cores, and 49,152 logits a token fill the memory
 
     @property
@@ -87,6 +88,7 @@ class RealLab(Lab):
     training_kind: ClassVar[type[LabTraining]] = RealTraining
     ensemble_limit = 20
     framed = True
+    trains_ahead = False  # a training fills the memory of many machines by itself
     attack_defaults = MappingProxyType(
         {
             "ethicist": {**Lab.attack_defaults["ethicist"], "epochs": 3},

@@ -15,6 +15,8 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,22 @@ def set_thread_count(count: int | None = None) -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # which GNU's OpenMP heeds over the policy
+
+
+@contextmanager
+def at_most(count: int | None) -> Iterator[None]:
+    """Of torch's, for work so small that more of them wait for each other: and its results are those of any machine.
+
+    None: as many as there are.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(count or before, before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def processors() -> int:

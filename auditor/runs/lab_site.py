@@ -55,6 +55,7 @@ class LabSite(Site):
         own = {name: value for name, value in subject.items() if name != "seed"} | {"lab_recipe": to_json(self.recipe)}
         super().__init__(data_plan, seed, own, reporter, shared)
         self.kind, self.attacks = LABS[target.lab], attacks.attack
+        self.trains_ahead = self.kind.trains_ahead
         self.mitigation = mitigation(target, self.recipe)  # refused now rather than when it is trained
 
     @property

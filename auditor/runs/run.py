@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -36,6 +36,7 @@ from auditor.records.frontier import frontiers, models_of_runs
 from auditor.records.outcomes import Run
 from auditor.records.unlearning import measure_unlearning
 from auditor.runs import machine, personal, plan_weights, scoring, until
+from auditor.runs.ahead import trained_ahead
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context
 from auditor.runs.cells import TargetRun, cells
 from auditor.runs.chains import Chains
@@ -72,10 +73,11 @@ def run(
     personal.parse_phone_regions(plan.data.phone_region)
     digests = plan_weights.digests_with_site(plan, site)
     folder.check_weights(digests)  # before minutes of loading
-    with closing(_engine(plan, site)) as engine:
+    with ExitStack() as stack, closing(_engine(plan, site)) as engine:
         if engine.workers and site.trains_on_demand:
             _train_apart(engine, SiteThere(plan), site, selection, clock)
         with clock.stage("prepare"):
+            settle = stack.enter_context(trained_ahead(plan, site, selection))
             audit = replace(_prepared(plan, site, selection, folder), stops=stops)
         targets, collector = Targets(audit), Collector(folder)
         targets.check_claims()
@@ -89,6 +91,7 @@ def run(
         there = SiteThere(_settled(plan, site.benchmark.text_form))
         engine.open(place, WorkplaceThere(there, audit.prefix_token, fingerprints(plan, site)))
         for target in targets.each(clock):
+            settle()
             place.take(target)
             target_run = TargetRun(audit, target, place, engine, collector)
             records.append(_measured(target_run, clock, findings))

@@ -1,0 +1,81 @@
+"""Models of later rows, trained in a process of its own while the first rows are measured.
+
+It leaves what it trains in the lab's cache, where the run finds it; where it fails, the run trains it itself.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+from auditor.core import threads
+from auditor.core.plan import Plan
+from auditor.core.safe import is_safe_mode
+from auditor.runs.selection import Selection
+from auditor.runs.site import Site
+from auditor.runs.work import SiteThere
+
+_THREADS = 1  # of the other process
+
+
+@contextmanager
+def trained_ahead(plan: Plan, site: Site, selection: Selection) -> Iterator[Callable[[], None]]:
+    """While the block lasts, what its rows need is trained beside it: where there is a processor and a thread for it.
+
+    Gives what takes the other process's thread back once it has ended. Nothing is left running behind the block.
+    """
+    before = torch.get_num_threads()
+    spare = before > _THREADS and threads.processors() > _THREADS and not is_safe_mode()
+    asked = selection.defenses, selection.references
+    if not (spare and site.trains_ahead) or plan.objects or not site.models_to_train(*asked):
+        yield lambda: None
+        return
+    site.public  # noqa: B018 - what all others are made of: the other process would wait for it
+    with subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": str(_THREADS)},
+    ) as other:
+        assert other.stdin is not None  # a pipe
+        torch.set_num_threads(before - _THREADS)
+        try:
+            with suppress(BrokenPipeError):  # it could not begin
+                pickle.dump(SiteThere(plan), other.stdin)
+                other.stdin.flush()
+            yield lambda: torch.set_num_threads(before - _THREADS * (other.poll() is None))
+        finally:
+            torch.set_num_threads(before)
+            other.kill()
+
+
+def _train(there: SiteThere) -> None:
+    """In the order in which the run asks for them."""
+    site, selection = there()
+    for defense in selection.defenses.values():
+        if "ensemble" in defense.needs:
+            site.defense_parts.ensemble(defense)
+        if "trained" in defense.needs:
+            site.defense_parts.trained(defense)
+        if "whole" in defense.needs:
+            site.defense_parts.whole(defense)
+
+
+def _end_with_the_run() -> None:
+    """The pipe ends where the run does, however it ends."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    given: SiteThere = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
+    _train(given)
