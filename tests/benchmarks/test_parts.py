@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,3 +157,24 @@ def test_two_processes_end_with_one_valid_part(tmp_path: Path) -> None:
     assert [texts for texts, _ in found] == [ALL, ALL]
     assert sorted(found[0][1] + found[1][1]) == sorted(PARTS)  # each was built by one of them
     assert there(tmp_path) == sorted(PARTS)
+
+
+def test_who_waits_is_told_how_far_the_other_is(tmp_path: Path) -> None:
+    heard = list[tuple[str, int, int]]()
+    waits = LabParts(tmp_path, True, "first", (), print, lambda *told: heard.append(told))
+    builds = LabParts(tmp_path, True, "first", (), print)
+
+    def build(path: Path) -> None:
+        builds._under_way[-1] = (builds._under_way[-1][0], 0.0)  # it has said nothing for long
+        builds.tell("training", 3, 7)
+        other = threading.Thread(target=waits.get, args=("one", lambda path: None, lambda path: None))
+        other.start()
+        begun.append(other)
+        deadline = time.monotonic() + _PATIENCE
+        while not heard and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    begun = list[threading.Thread]()
+    builds.get("one", build, lambda path: None)
+    begun[0].join(_PATIENCE)
+    assert set(heard) == {("training", 3, 7)} and not list(tmp_path.glob("*.progress"))
