@@ -29,7 +29,7 @@ _SEEDS = 64  # places that a record is aligned at, at most
 
 
 @dataclass
-class Words:
+class WordIds:
     """Words by id, from 1, in the order in which they were first seen."""
 
     ids: dict[str, int] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Words:
         return tuple(self.ids.setdefault(word, len(self.ids) + 1) for word in _WORD.findall(text))
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Words with a space between."""
+        """WordIds with a space between."""
         names = list(self.ids)
         return " ".join(names[token - 1] for token in tokens)
 
@@ -70,7 +70,7 @@ def _said(one: talks.Conversation | talks.Unusable) -> str:
 
 
 def read(
-    data: str, nonmembers: str, words: Words, without: Iterable[str] = ()
+    data: str, nonmembers: str, words: WordIds, without: Iterable[str] = ()
 ) -> tuple[list[ReleasedRecord], list[str]]:
     """Members and non-members, each text once, and what was left out, a sentence each.
 
@@ -101,7 +101,7 @@ def read(
 
 
 @dataclass(frozen=True)
-class Passage:
+class CopiedSpan:
     """n words of a record, or more where they stand word for word in released text, and what stands there instead.
 
     edits: words to change; text: which released text it stands in, -1: none. length: of the longest run in common.
@@ -119,7 +119,7 @@ class Passage:
 
 def passages(
     records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int
-) -> tuple[list[Passage], list[MemorisedTokens], NGramIndex]:
+) -> tuple[list[CopiedSpan], list[MemorisedTokens], NGramIndex]:
     """The nearest passage to each record; and of each text what it holds. Records have n words at least, members first.
 
     Verbatim: a run of n words or more that no other record has, of either kind, so that members and non-members count
@@ -129,7 +129,7 @@ def passages(
     index = ngrams.build_index(
         ((one.tokens, one.times) for one in members), (one.tokens for one in records if not one.member)
     )
-    every, best = list[MemorisedTokens](), dict[int, Passage]()
+    every, best = list[MemorisedTokens](), dict[int, CopiedSpan]()
     for start in range(0, len(texts), _AT_ONCE):
         some = texts[start : start + _AT_ONCE]
         for i, seen in enumerate(index.standing(some, n), start):
@@ -137,17 +137,17 @@ def passages(
             for record, run in memorised.longest_of_each(seen, n).items():
                 if record not in best or run.length > best[record].length:
                     out = texts[i][run.start : run.start + run.length]
-                    best[record] = Passage(out, out, i, run.length)
+                    best[record] = CopiedSpan(out, out, i, run.length)
     near = _nearly(records, texts, n, index, set(best))
-    none = [Passage(one.tokens[:n], ()) for one in records]
+    none = [CopiedSpan(one.tokens[:n], ()) for one in records]
     return [best.get(i) or near.get(i) or none[i] for i in range(len(records))], every, index
 
 
 def _nearly(
     records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int, index: NGramIndex, found: set[int]
-) -> Mapping[int, Passage]:
+) -> Mapping[int, CopiedSpan]:
     """Of each record that was not found, the passage with fewest edits, aligned at what stands word for word."""
-    half, seeds, best = max(1, n // 2), Counter[int](), dict[int, Passage]()
+    half, seeds, best = max(1, n // 2), Counter[int](), dict[int, CopiedSpan]()
     allowed = edits_allowed(n)
     for start in range(0, len(texts), _AT_ONCE):
         for i, seen in enumerate(index.standing(texts[start : start + _AT_ONCE], half), start):
@@ -157,14 +157,14 @@ def _nearly(
                 seeds[record] += 1
                 one = _aligned(records[record].tokens, texts[i], at, half, n)
                 if one.edits <= allowed and (record not in best or one.edits < best[record].edits):
-                    best[record] = Passage(one.own, one.there, i, half)
+                    best[record] = CopiedSpan(one.own, one.there, i, half)
     return best
 
 
-def _aligned(record: Tokens, text: Tokens, at: int, half: int, n: int) -> Passage:
+def _aligned(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
     """n words of the record around those that stand at this place of the text, with fewest edits."""
     seed = text[at : at + half]
     place = next(i for i in range(len(record)) if record[i : i + half] == seed)
     begins = range(max(0, place - n + half), min(place, len(record) - n) + 1)
-    ways = (Passage(record[i : i + n], text[max(0, at - place + i) : at - place + i + n]) for i in begins)
+    ways = (CopiedSpan(record[i : i + n], text[max(0, at - place + i) : at - place + i + n]) for i in begins)
     return min(ways, key=lambda way: way.edits)

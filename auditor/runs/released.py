@@ -20,7 +20,7 @@ from auditor import __version__
 from auditor.benchmarks import manifests, pii, released
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.benchmarks.occurrences import occurrences
-from auditor.benchmarks.released import Passage, ReleasedRecord, Words
+from auditor.benchmarks.released import CopiedSpan, ReleasedRecord, WordIds
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Guess, Guesses, Observation, Secret
 from auditor.core.plan import Plan
@@ -60,7 +60,7 @@ class ReleasedText:
     """What is held against what. records: members first; texts: what was released, as words and as it is written."""
 
     plan: Plan
-    words: Words
+    words: WordIds
     records: tuple[ReleasedRecord, ...]
     texts: tuple[tuple[int, ...], ...]
     written: tuple[str, ...]
@@ -96,7 +96,7 @@ def plan_of(text: Path, data: str, nonmembers: str, canaries: str | None, seed: 
 
 def read(plan: Plan, text: Path) -> ReleasedText:
     """All files, before anything is measured. Raises AuditError for what cannot be told from them."""
-    data, nonmembers, words = plan.data.data, plan.data.nonmembers, Words()
+    data, nonmembers, words = plan.data.data, plan.data.nonmembers, WordIds()
     assert data is not None and nonmembers is not None  # both are asked for
     manifest = None if plan.data.canaries is None else manifests.read_manifest(Path(plan.data.canaries))
     if manifest is not None and not isinstance(manifest, AuditManifest):
@@ -233,7 +233,7 @@ def _passages(
     return finding, counts
 
 
-def _guess(secret: Secret, found: Passage) -> Guesses:
+def _guess(secret: Secret, found: CopiedSpan) -> Guesses:
     return Guesses(secret.id, (Guess(found.there, float(found.length)),), 1, 0)
 
 
@@ -331,7 +331,7 @@ def _membership(held: ReleasedText, secrets: Sequence[Secret], rows: _Rows) -> F
 def _epsilon(held: ReleasedText, manifest: AuditManifest, rows: _Rows) -> tuple[Finding, tuple[Secret, ...]]:
     """A lower bound from which canaries the released text tells. Coins decide --data, so only --nonmembers are a
     reference."""
-    words = Words(dict(held.words.ids))
+    words = WordIds(dict(held.words.ids))
     whole = [words(one.text) for one in manifest.canaries]
     behind = [len(words(one.prefix)) for one in manifest.canaries]
     kinds = len(words.ids) + 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from auditor.benchmarks import audit_canaries, manifests
-from auditor.benchmarks.released import ReleasedRecord, Words, passages
+from auditor.benchmarks.released import ReleasedRecord, WordIds, passages
 from auditor.cli import call
 from auditor.core.nouns import UNDEFENDED
 from auditor.records.saved import read_result
@@ -88,7 +88,7 @@ def test_no_torch(files: list[str]) -> None:
 
 
 def test_passages_are_those_that_are_found_by_looking() -> None:
-    rng, words = np.random.default_rng(0), Words()
+    rng, words = np.random.default_rng(0), WordIds()
     made = [" ".join(rng.choice(WORDS[:6], rng.integers(4, 9))) for _ in range(30)]
     held = [ReleasedRecord(i, text, words(text), i < 15) for i, text in enumerate(dict.fromkeys(made))]
     texts = [words(" ".join(rng.choice(WORDS[:6], 12))) for _ in range(40)]

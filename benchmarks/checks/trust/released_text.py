@@ -23,7 +23,7 @@ from scipy.stats import t as student
 from auditor.benchmarks import audit_canaries
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, draw_texts
-from auditor.benchmarks.released import ReleasedRecord, Words
+from auditor.benchmarks.released import ReleasedRecord, WordIds
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult
 from auditor.records.folder import RunFolder
@@ -74,7 +74,7 @@ def audited(
     seed: int = 0,
 ) -> tuple[AuditResult, dict[str, Sides]]:
     """The audit, and the scores of members and non-members by each score."""
-    words = Words()
+    words = WordIds()
     sides = ((private, True), (fresh, False))
     records = tuple(
         ReleasedRecord(i, t, words(t), side, 1 if side else None) for own, side in sides for i, t in enumerate(own)
