@@ -38,7 +38,7 @@ class WordIds:
         return tuple(self.ids.setdefault(word, len(self.ids) + 1) for word in _WORD.findall(text))
 
     def text(self, tokens: Sequence[int]) -> str:
-        """WordIds with a space between."""
+        """Words with a space between."""
         names = list(self.ids)
         return " ".join(names[token - 1] for token in tokens)
 
