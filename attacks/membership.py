@@ -22,8 +22,8 @@ from auditor.models.references import References
 from auditor.plugins.probe import Observed, Probe, column, is_member, observed
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import learned, membership, people, roc
-from auditor.statistics.membership import FALSE_POSITIVES, SCORES
-from auditor.statistics.metrics import auc_of, rate_of, score_of
+from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
+from auditor.statistics.metrics import auc_of, partial_auc_of, rate_of, score_of
 
 _SECRETS_AT_ONCE = 64
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution whose moments are taken at once: 16 MiB of float32
@@ -358,6 +358,7 @@ def auc_and_rates(
     """Of one score, as far as there are non-members enough. name: "" for the main one."""
     own, others = scores[member], scores[~member]
     rates = [roc.rate_measured(rate_of(name, rate), own, others, rate) for rate in FALSE_POSITIVES]
+    rates.append(roc.partial_auc_measured(partial_auc_of(name), own, others, BELOW))
     return [roc.auc_measured(auc_of(name), own, others, note, widen), *(m for m in rates if m is not None)]
 
 

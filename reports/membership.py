@@ -13,8 +13,8 @@ from auditor.reports import words
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import CHECK, Topic, titled
 from auditor.statistics import roc
-from auditor.statistics.membership import FALSE_POSITIVES, SCORES
-from auditor.statistics.metrics import CONTROLS, auc_of, rate_of, score_of
+from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
+from auditor.statistics.metrics import CONTROLS, auc_of, partial_auc_of, rate_of, score_of
 
 _SHOWN = 60  # steps of a curve in its table
 _NOTE = (
@@ -41,9 +41,10 @@ def _scores(result: AuditResult) -> list[Block]:
     if not shown:
         return []
     rates = [f"{100 * rate:g}" for rate in FALSE_POSITIVES]
-    head = ("Score", "AUC", *(f"Found at {rate}% false positives" for rate in rates), f"Counts behind the {rates[0]}%")
+    found = (f"Found at {rate}% false positives" for rate in rates)
+    head = ("Score", "AUC", *found, f"Mean up to {100 * BELOW:g}%", f"Counts behind the {rates[0]}%")
     groups = tuple(Group(titled(result, f), tuple(_score_rows(f))) for f in shown)
-    table = Table("membership-table", "Members told from non-members, by score", head, groups, frozenset({1, 2, 3}))
+    table = Table("membership-table", "Members told from non-members, by score", head, groups, frozenset({1, 2, 3, 4}))
     return [table, *_other_way(result, shown), *_by_repeats(result, shown), Paragraph(_NOTE)]
 
 
@@ -64,7 +65,9 @@ def _score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         if auc is None:
             continue
         found = [finding.measurement(rate_of(name, rate)) for rate in FALSE_POSITIVES]
-        cells = (words.with_bounds(m) if m else _too_few(rate) for m, rate in zip(found, FALSE_POSITIVES, strict=True))
+        partial = finding.measurement(partial_auc_of(name))
+        cells = [words.with_bounds(m) if m else _too_few(rate) for m, rate in zip(found, FALSE_POSITIVES, strict=True)]
+        cells.append(words.with_bounds(partial) if partial else words.NOTHING)
         yield (title, words.with_bounds(auc), *cells, found[0].note if found[0] else words.NOTHING)
 
 

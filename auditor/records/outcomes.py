@@ -180,14 +180,15 @@ def _per_secret(columns: Sequence[Column]) -> PerSecret:
 
 
 def evidence_of_rate(metric: str, row: PerSecret | None) -> Evidence | None:
-    """Members found at a rate of false positives, with bounds at any level; None for what is no such number of it."""
+    """Members found at rates of false positives, with bounds at any level; None for what is no such number of it."""
     about = find_metric(metric)
-    if not about.rate or row is None or about.scores not in row.values:
+    most = about.rate or about.below
+    if not most or row is None or about.scores not in row.values:
         return None
     own, others = (row.chosen(members, None)[about.scores] for members in (True, False))
-    if len(others) < roc.needed(about.rate) or np.isnan(row.values[about.scores]).any() or not len(own):
+    if len(others) < roc.needed(most) or np.isnan(row.values[about.scores]).any() or not len(own):
         return None
-    return roc.FoundRate(own, others, about.rate)
+    return roc.FoundRate(own, others, most) if about.rate else roc.PartialAuc(own, others, most)
 
 
 def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) -> Evidence | str:
@@ -209,6 +210,8 @@ def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) 
     one, other = (tuple(side[column] for column in about.columns) for side in (first, second))
     if about.errors is not None:
         return contrast(one, other, errors=about.wrong(n))
+    if about.below:
+        return f"{metric} has no difference with bounds: hold a share at one rate to the baseline"
     if about.scores:
         one, other = ((*own, rows.chosen(False, None)[about.scores]) for own, rows in ((one, new), (other, base)))
         if np.isnan(np.concatenate([*one, *other])).any():

@@ -9,8 +9,11 @@ from math import nan
 from auditor.core.counts import counted
 from auditor.reports import words
 from auditor.reports.tables import Grid
+from auditor.statistics import roc
+from auditor.statistics.membership import FALSE_POSITIVES
 
 LIMIT, SAMPLES = "--limit", "--samples"
+_SIDE = 0.025  # of a two-sided interval of 95%
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class CostEstimate:
     held: int  # bytes, once everything is loaded
     secrets: tuple[int, int] = (0, 0)
     samples: int | None = None
+    rates: bool = False  # whether members are told from non-members at rates of false positives
 
     @property
     def seconds(self) -> float:
@@ -94,6 +98,13 @@ def table(found: CostEstimate) -> Grid:
         note += f"; {' or '.join(found.halving)} would take half as long"
     else:
         note += f"; no smaller {LIMIT} or {SAMPLES} would take half as long"
+    if found.rates:
+        needs = (
+            f"{roc.needed(r):,} for {100 * r:g}% ({roc.bounding(r, _SIDE):,} to bound it)" for r in FALSE_POSITIVES
+        )
+        note += (
+            f"; non-members that a rate of false positives takes: {', '.join(needs)}, there are {found.secrets[1]:,}"
+        )
     return Grid("what this run would take", _HEAD, tuple(map(_row, found.costs)), note)
 
 

@@ -29,6 +29,7 @@ SCORES = {  # by name, what each is called; in the order of a table
     "stacked": "stacked",
 }
 FALSE_POSITIVES = (0.01, 0.001)  # rates at which the share of members found is told
+BELOW = 0.1  # up to which rate of false positives a partial AUC goes
 WINDOWS = (2, 3, 4, 5, 8, 11, 15, 21, 29, 40)  # WBC's formula, grid(2, 40, 10); its code has 6, 9, 13, 18, 25, 32, 40
 SHADOWS = 64  # reference models below which LiRA's variances are shared by all records (Carlini et al. 2022, VI-B)
 OFFLINE = 0.3  # RMIA's a: how p(x) is told from the models that did not see x (Zarifzadeh et al. 2024)

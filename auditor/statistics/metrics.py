@@ -20,7 +20,7 @@ from auditor.statistics import people, roc
 from auditor.statistics.bootstrap import Draws, Values
 from auditor.statistics.intervals import estimate, excess
 from auditor.statistics.judging import Outcome
-from auditor.statistics.membership import FALSE_POSITIVES, SCORES
+from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
 from auditor.statistics.ranking import recall_at_errors, solved_before
 
 SHARES = ("share", "probability")  # units between 0 and 1, written in percent
@@ -60,6 +60,8 @@ class Metric:
     number: int = 0  # of a family's member
     scores: str = ""  # the column of scores by which members are told from non-members; this is how well
     rate: float = 0.0  # of false positives, at which it is the share of members found; 0: it is the AUC
+
+    below: float = 0.0  # it is the mean of those shares over all rates up to this one
 
     @property
     def column(self) -> str:
@@ -143,6 +145,11 @@ def rate_of(score: str, rate: float) -> str:
     return "_".join(filter(None, (f"tpr_at_{100 * rate:g}pct_fpr", score)))
 
 
+def partial_auc_of(score: str) -> str:
+    """What the mean share of members found at low rates of false positives is called."""
+    return "_".join(filter(None, (f"partial_auc_{100 * BELOW:g}pct_fpr", score)))
+
+
 def score_of(score: str) -> str:
     """What the column of a membership score is called."""
     return "_".join(filter(None, ("membership_score", score)))
@@ -156,6 +163,8 @@ def _of_membership() -> Iterator[Metric]:
         for rate in FALSE_POSITIVES:
             found = f"Members found at {100 * rate:g}% false positives{by}"
             yield Metric(rate_of(score, rate), found, scores=score_of(score), rate=rate)
+        mean = f"Members found, mean up to {100 * BELOW:g}% false positives{by}"
+        yield Metric(partial_auc_of(score), mean, scores=score_of(score), below=BELOW)
 
 
 # --- of untargeted extraction -----------------------------------------------------------------------------------------

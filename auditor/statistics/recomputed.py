@@ -48,6 +48,8 @@ def remeasured(metric: Metric, members: Columns, others: Columns) -> Measurement
         sides = members[metric.scores], others[metric.scores]
         if metric.rate:
             return roc.rate_measured(metric.name, *sides, metric.rate)
+        if metric.below:
+            return roc.partial_auc_measured(metric.name, *sides, metric.below)
         return roc.auc_measured(metric.name, *sides)
     values = (members if metric.members else others)[metric.column]
     if metric.unit == "share" and not np.isin(values, (0, 1)).all():
@@ -61,6 +63,8 @@ def _separated(metric: Metric, members: Columns, others: Columns) -> tuple[float
     own, theirs = members[metric.scores], others[metric.scores]
     if metric.rate:
         return roc.tpr_at_fpr(own, theirs, metric.rate).value, len(own)
+    if metric.below:
+        return roc.PartialAuc(own, theirs, metric.below).value, len(own)
     return roc.auc(own, theirs), len(own) + len(theirs)
 
 

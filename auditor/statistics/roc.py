@@ -25,6 +25,7 @@ LEAST = 4  # members, and non-members: of three and three even a perfect order c
 _Z = float(norm.ppf((1 + bootstrap.CONFIDENCE) / 2))
 _SIDE = (1 - bootstrap.CONFIDENCE) / 2
 _ROUNDING = 1e-9
+_PARTS = 5  # of the false-positive rates of a partial AUC
 _OF_THRESHOLD = 0.8  # of a level, for where the threshold is: that is what few non-members say least of
 
 
@@ -195,6 +196,45 @@ class FoundRate:
     def high(self, level: float) -> float:
         above, wrong = _perhaps_above(self.own, self.others, self.rate, level * _OF_THRESHOLD)
         return BinomialCount(int(above.sum()), self.n).high((level - wrong) / (1 - wrong))
+
+
+@dataclass(frozen=True)
+class PartialAuc:
+    """The mean share of members found over all false-positive rates up to `below`; by chance half of that rate.
+
+    The partial AUC over its range. Each end adds up those of `FoundRate` at a grid of rates, which share the level: a
+    ROC only rises, so the mean lies between the steps below and above it. Holds for any two distributions. A member
+    that ties with non-members counts as below them.
+    """
+
+    own: Floats
+    others: Floats
+    below: float
+
+    @property
+    def value(self) -> float:
+        above = 1 - np.searchsorted(np.sort(self.others), self.own, side="left") / len(self.others)
+        return float(np.clip(1 - above / self.below, 0, None).mean())
+
+    @property
+    def n(self) -> int:
+        return len(self.own)
+
+    def low(self, level: float) -> float:
+        return sum(self._at(k).low(level / (_PARTS - 1)) for k in range(1, _PARTS)) / _PARTS
+
+    def high(self, level: float) -> float:
+        return sum(self._at(k).high(level / _PARTS) for k in range(1, _PARTS + 1)) / _PARTS
+
+    def _at(self, k: int) -> FoundRate:
+        return FoundRate(self.own, self.others, self.below * k / _PARTS)
+
+
+def partial_auc_measured(name: str, own: Floats, others: Floats, below: float) -> Measurement | None:
+    """None where there are too few non-members for a threshold of that rate."""
+    if len(others) < needed(below):
+        return None
+    return measured(name, PartialAuc(own, others, below), note=f"{below / 2:.0%} by chance")
 
 
 def bounding(rate: float, level: float) -> int:

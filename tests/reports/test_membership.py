@@ -85,6 +85,7 @@ def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show
         "0.800 [0.750–0.850]",
         "25% [10–40]",
         "needs 999 non-members",
+        "–",
         "75/300 above 2",
     )
     assert repeats.groups[0].rows[1] == ("64", "0.990", "[0.980–1.00]", "400")

@@ -144,6 +144,12 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, mon
     assert "without 1 part that have no numbers" in table(found).note
 
 
+def test_it_says_how_many_non_members_a_rate_of_false_positives_takes() -> None:
+    takes = "99 for 1% (390 to bound it), 999 for 0.1% (3,911 to bound it), there are 100"
+    said = [table(CostEstimate((), 2.0, 30.0, 1000, (300, 100), rates=rates)).note for rates in (True, False)]
+    assert takes in said[0] and "non-members" not in said[1]
+
+
 def cost(name: str, of: int, seconds: float, *cut: str) -> Cost:
     return Cost(name, of, of, seconds=seconds, cut=cut)
 

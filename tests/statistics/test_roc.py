@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
 from scipy.stats import binom, cauchy, norm
 from sklearn.metrics import roc_auc_score
 
@@ -147,6 +148,28 @@ def test_the_interval_of_a_rate_holds_the_point_of_the_roc(distribution: str, m:
         failed += found.low(0.05) > truth
         assert found.low(0.025) <= found.low(0.05) <= found.value <= found.high(0.05) <= found.high(0.025)
     assert below <= most[0] and above <= most[0] and failed <= most[1]
+
+
+@pytest.mark.parametrize(("m", "n", "shift"), [(100, 100, 0.0), (100, 100, 1.5), (300, 400, 1.5)])
+def test_the_interval_of_a_partial_auc_holds_the_truth(m: int, n: int, shift: float) -> None:
+    truth = quad(lambda rate: norm.sf(norm.isf(rate) - shift), 0, 0.1)[0] / 0.1
+    rng, audits = generator("partial", m, n, shift), 200
+    wrong = 0
+    for _ in range(audits):
+        found = roc.PartialAuc(rng.normal(shift, 1, m), rng.normal(0, 1, n), 0.1)
+        wrong += not found.low(0.025) <= truth <= found.high(0.025)
+        assert 0 <= found.low(0.025) <= found.low(0.05) <= found.value <= found.high(0.05) <= found.high(0.025) <= 1
+    assert wrong <= binom.ppf(0.999, audits, 0.05)
+    assert n < 400 or 0 < found.low(0.025) < found.high(0.025) < 1  # it says something
+
+
+def test_a_partial_auc_is_the_area_under_the_staircase() -> None:
+    """Of scores without ties: the mean of the ROC's steps, rate by rate; a tie flatters nobody."""
+    own, others = scores(50, 40, 1.0)
+    steps = [float((own > cut).mean()) for cut in np.sort(others)[::-1][:4]]
+    assert roc.PartialAuc(own, others, 0.1).value == pytest.approx(np.mean(steps))
+    assert roc.PartialAuc(np.ones(9), np.ones(40), 0.1).value == 0
+    assert roc.partial_auc_measured("x", own, others[:8], 0.1) is None
 
 
 def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.integrate import quad
 from scipy.stats import cauchy, norm
 
 from auditor.statistics import roc
@@ -65,6 +66,10 @@ def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[
     for m, n in SIZES:
         for distribution, (draw, truth) in RATES.items():
             yield IntervalCase("TPR at 1% FPR", distribution, f"{m}/{n}", truth, scored(rate, draw, m, n))
+        for distribution in ("normal, 0σ", "normal, 1.5σ"):
+            by = float(distribution.split()[1][:-1])
+            case = scored(partial_of, shifted(by), m, n)
+            yield IntervalCase("partial AUC to 10% FPR", distribution, f"{m}/{n}", partial_truth(by), case)
     for (m, n), by in (((300, 100), 0.0), ((300, 100), 1.0), ((60, 20), 1.0)):
         truth = float(norm.cdf(by / math.sqrt(2)))
         yield IntervalCase("AUC", f"normal, {by:g}σ", f"{m}/{n}", truth, scored(auc_of, shifted(by), m, n), 0.5)
@@ -82,6 +87,15 @@ def auc_of(own: Floats, others: Floats) -> Ends:
     """By the interval on record in the direction above 1/2, as in a report."""
     found = roc.auc_measured("membership_auc", own, others)
     return (found.low, found.high, *ends(RecordedInterval(found.value, found.low, found.high, found.n))[2:])
+
+
+def partial_of(own: Floats, others: Floats) -> Ends:
+    return ends(roc.PartialAuc(own, others, 0.1))
+
+
+def partial_truth(by: float) -> float:
+    """Of normal scores that differ by so many deviations."""
+    return float(quad(lambda rate: norm.sf(norm.isf(rate) - by), 0, 0.1)[0]) / 0.1
 
 
 def of_rates(m: int, n: int) -> Callable[[Rng], Ends]:
