@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from auditor.benchmarks import forms
 from auditor.benchmarks.forms import Form
-from auditor.benchmarks.talks import REASONING, Conversation, Message, Unusable, is_assistant, message_text
+from auditor.benchmarks.talks import ASSISTANT, REASONING, Conversation, Message, Unusable, message_text, usual_role
 from auditor.benchmarks.wording import wording_of_tokens
 from auditor.core.errors import AuditError
 from auditor.core.knowledge import SYSTEM, share_known
@@ -88,12 +88,15 @@ class _Span:
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def render_chat(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
+def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASSISTANT) -> RenderedChat:
     """The conversation in this rendering. Raises Unusable where nothing can be written, or nothing of it be asked for.
 
-    Raises AuditError for a template that drops the system turn: the model never saw what it says.
+    turns: whose turns are its answers; what is learnt of it is told of the assistant's alone. Raises AuditError for a
+    template that drops the system turn: the model never saw what it says.
     """
     if form.source is None:
+        if turns != ASSISTANT:
+            raise AuditError(f"expected a chat template for --turns {turns}: without one only answers are told apart")
         return _plain(tokenizer, said, form)
     messages = forms.messages_of(said, form)
     remarks: list[str] = []
@@ -109,11 +112,10 @@ def render_chat(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
     def rendered(changed: Sequence[Message], answering: bool = False) -> str:
         return forms.render(tokenizer, said, form, changed, answering)
 
-    spans = [
-        span for i, one in enumerate(messages) if is_assistant(one) for span in _spans(rendered, whole, messages, i)
-    ]
+    asked = (i for i, one in enumerate(messages) if usual_role(one["role"]) == turns)
+    spans = [span for i in asked for span in _spans(rendered, whole, messages, i)]
     remarks += _unwritten(rendered, whole, said, messages)
-    return _written(tokenizer, whole, spans, _marked(tokenizer, said, form, messages), remarks)
+    return _written(tokenizer, whole, spans, _marked(tokenizer, said, form, messages), remarks, turns)
 
 
 def _plain(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
@@ -140,12 +142,13 @@ def _written(
     spans: Sequence[_Span | Unusable],
     marked: tuple[bool, ...] | None,
     remarks: Sequence[str],
+    turns: str = ASSISTANT,
 ) -> RenderedChat:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
     answers = tuple(span if isinstance(span, Unusable) else _answer(text, offsets, span) for span in spans)
     if not any(isinstance(answer, Answer) for answer in answers):
-        raise next((answer for answer in answers if isinstance(answer, Unusable)), Unusable("no assistant turn"))
+        raise next((answer for answer in answers if isinstance(answer, Unusable)), Unusable(f"no {turns} turn"))
     return RenderedChat(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
 
 

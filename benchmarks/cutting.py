@@ -39,6 +39,7 @@ class Cutting:
     windows: int | None = None
     knows: str | None = None
     form: Form | None = None  # of conversations; None: the usual one
+    turns: str | None = None  # of conversations, whose are attacked; None: the assistant's
 
 
 Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens and as written, or why there is none
@@ -81,11 +82,13 @@ def parts_of(table: RecordTable, cut: Cutting, remarks: Counter[str]) -> tuple[I
     layout = layout_of(table)
     if cut.knows is not None and layout in PLAIN:
         raise AuditError(f"--knows is about conversations (messages), but {table.where} has {' and '.join(layout)}")
+    if cut.turns is not None and layout in PLAIN:
+        raise AuditError(f"--turns is about conversations (messages), but {table.where} has {' and '.join(layout)}")
     if cut.windows is not None and layout != ("text",):
         raise AuditError(f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}")
     if cut.form is not None:
-        knows, texts = cut.knows or USER, list[str]()
-        how = f"assistant turns, {cut.suffix_length} tokens of each, as --template {cut.form.said} (--knows {knows})"
+        knows, texts, turns = cut.knows or USER, list[str](), cut.turns or talks.ASSISTANT
+        how = f"{turns} turns, {cut.suffix_length} tokens of each, as --template {cut.form.said} (--knows {knows})"
         return _cut_conversations(cut, cut.form, knows, conversations(table, layout), (texts, remarks)), how, texts
     said = prefix_and_suffix(table, layout)
     if layout == ("prefix", "suffix"):
@@ -163,7 +166,7 @@ def _cut_conversations(
         try:
             if isinstance(one, talks.Unusable):
                 raise one
-            written = chat.render_chat(cut.tokenizer, one, form)
+            written = chat.render_chat(cut.tokenizer, one, form, cut.turns or talks.ASSISTANT)
             found = list(
                 chat.cut_answers(cut.tokenizer, one, written, form, knows, cut.suffix_length, cut.prefix_length)
             )

@@ -63,6 +63,7 @@ class Files(Benchmark):
         prefix_length: int | None = None,
         suffix_length: int | None = None,
         knows: str | None = None,
+        turns: str | None = None,
         windows: int | None = None,
         known: str | None = None,
         known_fraction: float = 0.2,
@@ -78,15 +79,15 @@ class Files(Benchmark):
 
         `prefix_length` and `suffix_length`, 50 each where not given, cut a `text` column, at the start of each text, or
         with `windows` all along it, a stride of so many tokens apart; `prefix` and `suffix` columns are kept whole. Of
-        a conversation, each assistant turn is a suffix, behind what an attacker `knows` of what came before: all of it,
-        or its last `prefix_length` tokens.
+        a conversation, each assistant turn (or each of another of whom `turns` says) is a suffix, behind what an
+        attacker `knows` of what came before: all of it, or its last `prefix_length` tokens.
         `group_column` and `user_column` are read of `data`, and of `nonmembers` where they have them; the values of the
         first are shown in reports, those of the second under other names.
         """
         check_lengths(prefix_length, suffix_length)
         split = Split(known_fraction, limit, seed)
         self.tokenizer = fast_tokenizer(tokenizer)
-        cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form)
+        cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form, turns)
         members = _source("--data", data, cut, group_column, user_column)
         pairs = None if known is None else _source("--known", known, cut)
         others = None if nonmembers is None else _source("--nonmembers", nonmembers, cut, group_column, user_column)

@@ -14,7 +14,7 @@ from datetime import date
 from typing import Any, ClassVar, Literal
 
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import share_known
+from auditor.core.knowledge import SYSTEM, USER, share_known
 from auditor.core.plan_fields import (
     ATTACKS,
     AUTO,
@@ -160,6 +160,7 @@ class DataPlan:
     user_column: Column of --data, and of --nonmembers, that names whose a record is: leakage by person, without names.
     knows: What the attacker has of a conversation: the system turn; all before the answer; a share F of it too.
         [default: user]
+    turns: Whose turns of a conversation are attacked. [default: assistant]
     template: How conversations become text: by the model's chat template, a template FILE, Alpaca's or TRL's format, or
         none.
     date: Day that the chat template writes: the day of the training.
@@ -183,6 +184,9 @@ class DataPlan:
     group_column: str | None = described(None, SUBJECT | OWN, metavar="COLUMN")
     user_column: str | None = described(None, SUBJECT | OWN, metavar="COLUMN")
     knows: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="system|user|partial:F")
+    turns: Literal["assistant", "user", "system", "tool"] | None = described(
+        None, SUBJECT | OWN | RECORDS, metavar="assistant|user|system|tool"
+    )
     template: str = described(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|model|alpaca|trl|FILE")
     date: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="YYYY-MM-DD")
     prefix_token: str = described(AUTO, COMPARED, metavar="auto|none|bos|eos|TEXT")
@@ -195,6 +199,8 @@ class DataPlan:
         """Raises AuditError for what cannot be read as what it is."""
         if self.knows is not None:
             share_known(self.knows)
+        if self.knows == SYSTEM and self.turns not in (None, "assistant"):
+            raise AuditError(f"expected --knows {USER} or partial:F beside --turns {self.turns}, got {self.knows}")
         if not self.prefix_token:
             raise AuditError("expected --prefix-token as auto, none, bos, eos or a text, got an empty one")
         if not self.template:

@@ -58,14 +58,14 @@ def _load_records(
         for field in ("group_column", "user_column"):
             if getattr(asked, field) is not None:
                 raise AuditError(f"{command_line_flag(field)} names a column, which the arrays of {data!r} do not have")
-        for field in ("knows", "windows", "forget", "template", "date"):
+        for field in ("knows", "turns", "windows", "forget", "template", "date"):
             if getattr(asked, field) not in (None, AUTO):
                 raise AuditError(f"--{field} is about text, which the arrays of {data!r} do not have")
         arrays = LMExtraction(data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common)
         arrays.tokenizer = model.tokenizer
         benchmark: Benchmark = arrays
     elif is_tokenised(data):
-        for field in ("knows", "windows", "group_column", "user_column", "template", "date"):
+        for field in ("knows", "turns", "windows", "group_column", "user_column", "template", "date"):
             if getattr(asked, field) not in (None, AUTO):
                 raise AuditError(f"{command_line_flag(field)} is about text, and {data!r} holds token ids")
         benchmark = Tokenised(
@@ -81,6 +81,7 @@ def _load_records(
             prefix_length=prefix,
             suffix_length=suffix,
             knows=asked.knows,
+            turns=asked.turns,
             windows=asked.windows,
             group_column=asked.group_column,
             user_column=asked.user_column,

@@ -21,6 +21,7 @@ from auditor.benchmarks.forms import Form
 from auditor.benchmarks.talks import Conversation
 from auditor.core.errors import AuditError
 from auditor.core.knowledge import share_known
+from auditor.core.plan_parts import DataPlan
 from auditor.runs import training
 
 CHATML = (
@@ -101,6 +102,36 @@ def test_prefix_and_suffix_are_what_the_model_read_and_said(template: str) -> No
         assert "".join(one.wording.pieces) == one.wording.suffix
         ids = words(whole, add_special_tokens=False)["input_ids"]
         assert tuple(ids[: len(one.prefix) + len(one.suffix)]) == (*one.prefix, *one.suffix)  # as it was trained on
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED, INST])
+@pytest.mark.parametrize(("turns", "said"), [("user", [0, 2]), ("system", []), ("tool", [])])
+def test_whose_turns_are_attacked(template: str, turns: str, said: list[int]) -> None:
+    """The turns of users, the system prompt and results of tools, as the model read them; each behind all before it."""
+    contents = ["Hello, I am Ann.", "The code is 4711.", "And of door seven?", "It is 0815."]
+    wanted = [contents[i] for i in said] or {"system": ["You are a clerk."], "tool": ["Door 7: 0815."]}[turns]
+    row = TWO
+    if turns == "tool":
+        if template == INST:
+            return  # writes no tools
+        row = Conversation((*TWO.messages[:4], {"role": "tool", "content": "Door 7: 0815."}, TWO.messages[4]))
+    words = tokenizer(template)
+    shown = chat.render_chat(words, row, own(words, row), turns)
+    found = list(chat.cut_answers(words, row, shown, own(words, row), "user", 50, None))
+    kept = [one for one in found if isinstance(one, chat.AnswerCut)]
+    assert [text(words, one.suffix).strip() for one in kept] == wanted
+    assert all(shown.tokens[: one.at] == one.prefix and one.prefix for one in kept)
+    assert shown.tokens == chat.render_chat(words, row, own(words, row)).tokens
+
+
+def test_turns_that_are_not_there_or_not_told_apart_are_refused() -> None:
+    words = tokenizer()
+    with pytest.raises(chat.Unusable, match="no tool turn"):
+        chat.render_chat(words, TWO, own(words, TWO), "tool")
+    with pytest.raises(AuditError, match="expected a chat template for --turns user"):
+        chat.render_chat(words, TWO, Form(forms.NONE), "user")
+    with pytest.raises(AuditError, match="expected --knows user or partial:F beside --turns user, got system"):
+        DataPlan(turns="user", knows="system").check()
 
 
 def test_what_an_attacker_knows() -> None:
