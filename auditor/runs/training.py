@@ -262,8 +262,8 @@ def _form(asked: Training, tokenizer: Any, talks: Sequence[Conversation]) -> For
     """The rendering that is asked for, else the usual one. Raises AuditError for a day that nobody named."""
     if asked.date is not None:
         check_day(asked.date)
-    usual = forms.candidate_forms(tokenizer, talks)[0].name
-    form = forms.parse_form(usual if asked.template == AUTO else asked.template, asked.date, tokenizer)
+    chosen = forms.candidate_forms(tokenizer, talks)[0].name if asked.template == AUTO else asked.template
+    form = forms.parse_form(chosen, asked.date, tokenizer)
     if form.writes_day and form.day is None:
         raise AuditError(
             "expected --date YYYY-MM-DD, as the chat template writes the day: what is learnt must not hang on when"

@@ -124,6 +124,12 @@ def test_whose_turns_are_attacked(template: str, turns: str, said: list[int]) ->
     assert shown.tokens == chat.render_chat(words, row, own(words, row)).tokens
 
 
+def test_a_template_that_is_given_is_taken_where_the_tokenizer_has_none(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(CHATML)
+    asked = training.Training("none", "base", "rows", tmp_path, template=str(tmp_path / "chat.jinja"))
+    assert training._form(asked, tokenizer(None), [TWO]).source == CHATML
+
+
 def test_turns_that_are_not_there_or_not_told_apart_are_refused() -> None:
     words = tokenizer()
     with pytest.raises(chat.Unusable, match="no tool turn"):

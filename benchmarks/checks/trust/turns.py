@@ -1,0 +1,109 @@
+"""Do user turns leak where the loss was masked to the answers? Masked against unmasked training, paired by turn.
+
+    python -m benchmarks.checks.trust.turns [--seeds 0 1 2] [--out FOLDER]  (two minutes a seed on one core)
+
+Conversations: a user tells a private record of the small lab's kinds, the assistant says which kind it is and for whom.
+The lab's public model is fine-tuned on them with the loss on all tokens, or on the answers alone (--loss-on); then user
+turns are attacked (--turns user), behind half of them (--knows partial:0.5), and answers (--turns assistant).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.lab_texts import PRIVATE_KINDS, draw_texts
+from auditor.cli import call
+from auditor.records.outcomes import PerSecret, read_outcomes
+from auditor.records.saved import read_result
+from auditor.statistics.compare import contrast
+from benchmarks.checks.harness import Page, refuse, run
+
+COUNT, REPEATS = 80, 8
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+PROBABILITY = "extraction_probability"
+MODELS = ("public", "assistant", "all")  # not tuned, and what the loss is on
+Rows = dict[tuple[str, str], list[dict[str, PerSecret]]]  # (turns, model) -> of each seed, by attack
+
+
+def main(seeds: tuple[int, ...] = (0, 1, 2), out: Path | None = None) -> None:
+    page = Page(out and out / "turns.md")
+    page.say(f"{COUNT} conversations that were trained on {REPEATS} times, as many that were not, of each seed:\n")
+    page.head("turns", "loss on", "seed", "extraction probability", "of non-members", "membership AUC")
+    rows: Rows = {}
+    for seed in seeds:
+        for (turns, model), numbers, kept in of_seed(seed):
+            page.row(turns, model, seed, *numbers)
+            rows.setdefault((turns, model), []).append(kept)
+    page.say("\nDifferences of the extraction probability, in points, paired by turn; all seeds together:\n")
+    page.head("turns", "masked minus not tuned", "unmasked minus masked")
+    for turns in ("user", "assistant"):
+        public, masked, whole = (_values(rows[turns, model]) for model in MODELS)
+        page.row(turns, _difference(masked, public), _difference(whole, masked))
+
+
+def _values(found: list[dict[str, PerSecret]]) -> np.ndarray:
+    return np.concatenate([one["extraction-probability"].chosen(True, None)[PROBABILITY] for one in found])
+
+
+def _difference(new: np.ndarray, base: np.ndarray) -> str:
+    seen = contrast((new,), (base,))
+    value, low, high = (100 * x for x in (seen.value, seen.low(0.025), seen.high(0.025)))
+    return f"{value:+.2f} [{low:+.2f} to {high:+.2f}]"
+
+
+def of_seed(seed: int) -> Iterator[tuple[tuple[str, str], list[str], dict[str, PerSecret]]]:
+    lab = Lab(LabRecipe())
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        write_conversations(folder, seed)
+        lab.public().model.save_pretrained(folder / "public")
+        lab.tokenizer.save_pretrained(folder / "public")
+        form = ["--template", folder / "template.jinja"]
+        data = ["--data", folder / "private.jsonl", *form]
+        course = ["-D", "epochs=5", "-D", "learning_rate=2e-3", "--seed", seed]
+        for loss in MODELS[1:]:
+            _call("train", "none", "--model", folder / "public", *data, "--loss-on", loss, *course, "-o", folder / loss)
+        for turns, knows in (("user", "partial:0.5"), ("assistant", "user")):
+            for model in MODELS:
+                attacks = ["--attack", "extraction-probability", "--attack", "membership", "--setting", "white-box"]
+                cut = ["--turns", turns, "--knows", knows, "--suffix-length", 10, "--known-fraction", 0]
+                score = ["-A", "membership.score=loss", "--nonmembers", folder / "fresh.jsonl"]
+                at = folder / f"run-{turns}-{model}"
+                _call("run", "--model", folder / model, *data, *cut, *attacks, *score, "-o", at)
+                told = {m.name: f"{m.value:.4f} [{m.low:.4f}–{m.high:.4f}]" for f in read_result(at).findings
+                        for m in f.measurements}  # fmt: skip
+                numbers = [told[name] for name in (PROBABILITY, f"{PROBABILITY}_nonmembers", "membership_auc")]
+                yield (turns, model), numbers, {key.attack: row for key, row in read_outcomes(at).items()}
+
+
+def _call(*parts: object) -> None:
+    if code := call([str(part) for part in parts]):
+        refuse(f"audit {parts[0]} ended with {code}")
+
+
+def write_conversations(folder: Path, seed: int) -> None:
+    made = list(draw_texts(seed, 3 * COUNT, PRIVATE_KINDS))
+    np.random.default_rng(seed).shuffle(made)
+    for name, texts, repeats in (("private", made[:COUNT], REPEATS), ("fresh", made[COUNT : 2 * COUNT], 1)):
+        rows = []
+        for text in texts:
+            names = re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+", text) or ["nobody"]
+            answer = (
+                f"Thank you. This is kept for {names[0]}, with {len(text.split())} words and {text.count(',')} commas."
+            )
+            said = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+            rows.append({"messages": said, "repeats": repeats})
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "template.jinja").write_text(TEMPLATE)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
