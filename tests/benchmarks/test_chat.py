@@ -124,6 +124,16 @@ def test_whose_turns_are_attacked(template: str, turns: str, said: list[int]) ->
     assert shown.tokens == chat.render_chat(words, row, own(words, row)).tokens
 
 
+def test_a_file_of_conversations_is_attacked_by_the_turns_of_users(tmp_path: Path) -> None:
+    data = rows(tmp_path, messages(TWO))
+    made = Files(data, tokenizer(), known_fraction=0, turns="user")
+    assert [text(tokenizer(), one.suffix) for one in made.secrets] == ["Hello, I am Ann.", "And of door seven?"]
+    assert "user turns" in made.notes[1]
+    (tmp_path / "plain.jsonl").write_text('{"text": "Hello, I am Ann."}\n')
+    with pytest.raises(AuditError, match="--turns is about conversations"):
+        Files(str(tmp_path / "plain.jsonl"), tokenizer(), turns="user")
+
+
 def test_a_template_that_is_given_is_taken_where_the_tokenizer_has_none(tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text(CHATML)
     asked = training.Training("none", "base", "rows", tmp_path, template=str(tmp_path / "chat.jinja"))
