@@ -69,7 +69,7 @@ class Lab(Benchmark):
                 "epochs": 6,
                 "validation": 0.2,
             },
-            # By 16 tokens in a row, records come out that nothing was trained on, by 20 none.
+            # By 16 tokens in a row, records are extracted that nothing was trained on, by 20 none.
             "untargeted": {"length": 64, "cooling": 6, "n": 20},
             **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
         }

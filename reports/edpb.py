@@ -114,7 +114,7 @@ def _number(m: Measurement | None) -> str:
 
 
 def _most_exposed(e: EdpbEvidence) -> list[str]:
-    """The repeat count at which most comes out, of each target's row with the highest such number."""
+    """The repeat count at which most is extracted, of each target's row with the highest such number."""
     found = []
     for target in _targets(e):
         groups = [

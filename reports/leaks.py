@@ -139,7 +139,7 @@ def _secrets(result: AuditResult, details: Details, texts: Mapping[str, SecretTe
 
 
 def _counts(result: AuditResult, details: Details) -> list[Block]:
-    """How each row came out over the members: what the list below adds up to."""
+    """What each row extracted of the members: what the list below adds up to."""
     rows = []
     for finding in words.rows(result):
         seen = details.rows.get(finding.key)

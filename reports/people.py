@@ -52,7 +52,7 @@ def _inferred(result: AuditResult) -> list[Block]:
 
 
 def _spread(result: AuditResult, details: Details, rows: Sequence[Finding]) -> list[Block]:
-    """People by how much of theirs came out, and who is hit worst."""
+    """People by how much of theirs was extracted, and who is hit worst."""
     by_row = [(f, by_person(details, details.rows[f.key])) for f in rows if f.key in details.rows]
     groups, spans, worst = [], [], []
     for finding, found in by_row:
@@ -65,7 +65,7 @@ def _spread(result: AuditResult, details: Details, rows: Sequence[Finding]) -> l
             worst = [(one, f"{out:,} of {asked:,}") for one, (out, asked) in found.items() if out][:_WORST]
     if not groups:
         return []
-    caption = "People by the share of their records that was extracted"
+    caption = "People by the share of their records that were extracted"
     spread = Table("people-spread", caption, ("Extracted of theirs", "People"), tuple(groups), frozenset({1}))
     blocks: list[Block] = [Forest(spread, tuple(spans))]
     if worst:

@@ -1,4 +1,4 @@
-"""How much of the personal data came out, by kind: never what it says. For the first table of every report."""
+"""How much of the personal data was extracted, by kind: never what it says. For the first table of every report."""
 
 from __future__ import annotations
 

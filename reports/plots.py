@@ -166,7 +166,7 @@ def _exposure(axes: Axes, block: Block) -> None:
 
 
 def _tradeoff(axes: Axes, block: Block) -> None:
-    """A point a row: what comes out over what the model costs in perplexity; hollow where no claim covers it."""
+    """A point a row: what is extracted over what the model costs in perplexity; hollow where no claim covers it."""
     _draw(axes, block, linestyle="")
     costs = [point.x for series in block.series for point in series.points]
     if max(costs) > 10 * min(costs) > 0:

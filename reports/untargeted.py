@@ -109,7 +109,7 @@ def _kept(details: Details, shown: list[Finding]) -> list[tuple[Finding, Mapping
 
 
 def _copies(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
-    """Which records come out, by how often they were trained on."""
+    """Which records are extracted, by how often they were trained on."""
     groups = []
     for f, found in _kept(details, shown):
         out, trained = Counter(found["generations"].repeats), found["trained"]

@@ -66,7 +66,7 @@ class Rule:
     limit: float
     against_baseline: bool = False
     count: int | None = None  # among the secrets that stood in the data so often
-    kind: str | None = None  # of personal data: of those secrets that hold some, the share that came out
+    kind: str | None = None  # of personal data: of those secrets that hold some, the share that was extracted
     target: str | None = None
     setting: str | None = None
     attack: str | None = None

@@ -126,8 +126,8 @@ class Defense:
     def chain(self) -> tuple[Cause, ...]:
         """Why this model leaks less than the undefended one: the rows between the two, each one cause further.
 
-        A run shows the other rows beside this one and credits each cause with its own step. What is behind this
-        defense's own row is no part of its effect: what less still would leak.
+        A run shows the other rows beside this one and attributes the reduction to one change at a time. What is behind
+        this defense's own row is no part of its effect: what less still would leak.
         """
         return ()
 

@@ -83,7 +83,7 @@ def _bits(p: float) -> float:
 
 
 def by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, int]]:
-    """Of members' documents: tokens of the longest block that came out, parts out, parts asked for. Worst first."""
+    """Of members' documents: tokens of the longest block that was extracted, extracted parts, parts asked for."""
     if seen.outcome is None:
         return {}
     hit = dict(zip(seen.outcome.ids, seen.outcome.hit.tolist(), strict=True))
@@ -99,7 +99,7 @@ def by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, 
 
 
 def by_person(details: Details, seen: PerSecret) -> dict[str, tuple[int, int]]:
-    """Of people whose records were trained on: records that came out, records asked for. Worst first."""
+    """Of people whose records were trained on: records that were extracted, records asked for. Worst first."""
     if seen.outcome is None:
         return {}
     whose = {secret.id: secret.user for secret in details.secrets if secret.member and secret.user is not None}

@@ -43,7 +43,7 @@ class SecretText:
 
 
 Out = Mapping[str, Mapping[str, tuple[Tokens, Tokens]]]
-"""By row and alias of a record, the longest part of it that came out, and the generation that it came out in."""
+"""By row and alias of a record, the longest part of it that was extracted, and the generation that holds it."""
 
 
 def write_texts(
@@ -60,7 +60,7 @@ def write_texts(
 
 
 def _out(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
-    """Records extracted of generations, as secrets without a prefix: what came out, and within what."""
+    """Records extracted of generations, as secrets without a prefix: what was extracted, and from what."""
     for alias in dict.fromkeys(alias for found in out.values() for alias in found):
         own = {row: found[alias] for row, found in out.items() if alias in found}
         longest = max((part for part, _ in own.values()), key=len)

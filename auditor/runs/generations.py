@@ -1,4 +1,4 @@
-"""Texts that were drawn from a model, held against all that it was trained on: what of it came out, and which records.
+"""Texts that were drawn from a model, held against all that it was trained on: what of it they give, and which records.
 
 One index is made a run, before any model is asked; every row is judged by it.
 """
@@ -86,7 +86,7 @@ class TrainingCorpus:
 
 @dataclass(frozen=True)
 class JudgedGenerations:
-    """One row. costs: of each generation, without its text; texts: what came out of each record, by its alias.
+    """One row. costs: of each generation, without its text; texts: what was extracted of each record, by its alias.
 
     columns: what the table keeps of the generations and of the records in them.
     """
@@ -95,7 +95,7 @@ class JudgedGenerations:
     notes: tuple[str, ...]
     costs: list[Guesses]
     columns: tuple[Column, ...]
-    texts: dict[str, tuple[Tokens, Tokens]]  # with the whole generation that it came out in
+    texts: dict[str, tuple[Tokens, Tokens]]  # with the whole generation that holds it
 
 
 def training_corpus(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> TrainingCorpus:
@@ -125,7 +125,7 @@ def judge_generations(
 ) -> JudgedGenerations:
     """done: all generations; drawn: those of this row, by id, in order."""
     every, costs, scores, heads = list[MemorisedTokens](), list[Guesses](), list[dict[str, float]](), Counter[bytes]()
-    best: dict[int, tuple[TokenRun, str]] = {}  # the longest run of each record, and where it came out
+    best: dict[int, tuple[TokenRun, str]] = {}  # the longest run of each record, and where it stands
 
     def text(i: int) -> Tokens:
         return done[drawn[i]].ranked[0].suffix

@@ -1,4 +1,4 @@
-"""Personal data in what is attacked, followed into the guesses: how much of each kind came out.
+"""Personal data in what is attacked, followed into the guesses: how much of each kind was extracted.
 
 Followed is what lies whole in a suffix and is not in its prefix: what an attacker is told, nobody extracts.
 """

@@ -209,7 +209,7 @@ def _passages(
         flag = "--data" if few[0] else "--nonmembers"
         raise AuditError(f"expected records of {n} words or more in {flag}, got none (--words sets how many)")
     found, every, index = released.passages([held.records[i] for i in long], held.texts, n)
-    # What is asked for of a record is its passage: the longest that came out, else the nearest n words, else its first.
+    # What is asked for of a record is its passage: the longest there, else the nearest n words, else its first.
     asked = [replace(secrets[i], suffix=one.own) for i, one in zip(long, found, strict=True)]
     guesses = [_guess(secret, one) for secret, one in zip(asked, found, strict=True)]
     outcome = judging.judge(guesses, {one.id: one for one in asked})

@@ -1,4 +1,4 @@
-"""Records that several secrets are parts of, as windows of a text or answers of a conversation: what came out of each.
+"""Records that several secrets are parts of, as windows of a text or answers of a conversation: what each gives away.
 
 Parts of one record are not independent, so that an interval over secrets is too narrow. Here records are counted.
 """
@@ -19,7 +19,7 @@ RECALL, LONGEST = "document_recall", "longest_block"
 
 @dataclass(frozen=True)
 class DocumentPart:
-    """A secret that is a part of a document: where its suffix begins in that, its length (tokens); did it come out?"""
+    """A secret that is a part of a document: where its suffix begins in that, its length (tokens); was it extracted?"""
 
     document: str
     at: int
@@ -28,7 +28,7 @@ class DocumentPart:
 
 
 def longest_blocks(parts: Iterable[DocumentPart]) -> dict[str, int]:
-    """Tokens of the longest block that came out, by document: suffixes that overlap or touch are one block."""
+    """Tokens of the longest block that was extracted, by document: suffixes that overlap or touch are one block."""
     found: dict[str, list[DocumentPart]] = {}
     for part in parts:
         found.setdefault(part.document, []).append(part)
@@ -46,7 +46,7 @@ def _longest(out: Sequence[DocumentPart]) -> int:
 
 
 def document_recall(secrets: Iterable[Secret], hit: Mapping[str, bool]) -> tuple[Measurement, ...]:
-    """The share of members' documents of which something came out, its floor, the longest block; () where none is.
+    """The share of members' documents of which something was extracted, its floor, the longest block; () where none is.
 
     Of the secrets that were asked for, which `hit` has.
     """

@@ -38,7 +38,7 @@ def predicted_recall(
 
 @dataclass(frozen=True)
 class Concentrated:
-    """A part of the members that holds more of what came out than its size says. p: Fisher's exact, corrected."""
+    """A part of the members that holds more of what was extracted than its size says. p: Fisher's exact, corrected."""
 
     part: str
     hits: int

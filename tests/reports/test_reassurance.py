@@ -25,7 +25,7 @@ from auditor.reports.terminal import summary
 from auditor.statistics.intervals import clopper_pearson, excess_mean
 from tests.conftest import methods
 
-REASSURING = ("no leakage", "nothing came out", "no secret came out", "nothing here to mend", "none seen")
+REASSURING = ("no leakage", "nothing here to mend", "none seen")
 EXAMPLES = 120
 N, OTHERS = 60, 40
 

@@ -20,9 +20,9 @@ PROBABILITY = "extraction_probability"
 def of_attacks() -> Iterator[IntervalCase]:
     for n, p in ((300, 0.01), (300, 0.15), (60, 0.15), (20, 0.25)):
         kind = "recall" if n > 20 else "recall by group or repeat count"
-        yield IntervalCase(kind, f"{p:.0%} come out", f"{n}", p, shared("recall", n, p))
+        yield IntervalCase(kind, f"{p:.0%} extracted", f"{n}", p, shared("recall", n, p))
     for n in (300, 60):
-        yield IntervalCase("near-verbatim recall", "20% come out", f"{n}", 0.2, shared("near_verbatim_recall", n, 0.2))
+        yield IntervalCase("near-verbatim recall", "20% extracted", f"{n}", 0.2, shared("near_verbatim_recall", n, 0.2))
     for (m, n), p, q in (((300, 100), 0.15, 0.05), ((300, 100), 0.02, 0.0), ((60, 20), 0.15, 0.05)):
         yield IntervalCase("excess", f"{p:.0%} of members, {q:.0%} of others", f"{m}/{n}", p - q, beyond(m, n, p, q))
     for n, errors in ((300, 100), (300, 30), (60, 20)):
@@ -170,7 +170,7 @@ def ranked(n: int, errors: int) -> IntervalCase:
 
 
 def by_document(count: int) -> tuple[float, Callable[[Rng], Ends]]:
-    """A document is learnt or not (20%); of one that is, each of three parts comes out in half of the cases."""
+    """A document is learnt or not (20%); of one that is, each of three parts is extracted in half of the cases."""
     secrets = [
         Secret(f"{d}.{i}", (0,), (1, 2), 1, True, document=str(d), at=10 * i) for d in range(count) for i in range(3)
     ]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.checks.trust.people [--seeds 0 1 2] [--out FOLDER]  (two minutes a seed on one core)
 
-First table: 95% intervals of a mean over people of whom all records come out or none, over people and over records.
+First table: 95% intervals of a mean over people of whom all records are extracted or none, over people and records.
 Second: 100 people, each with a vocabulary of their own; the small lab's public model is fine-tuned on 8 records each of
 50 of them, those of 5 people 10 times. What it tells, also of the 4 others of each, which it has not seen, by
 --user-column; the untuned model beside it.
@@ -32,7 +32,7 @@ NUMBERS = ("user_recall", "users_extracted", "recall", "user_inference_auc", "us
 
 def main(seeds: tuple[int, ...] = (0, 1, 2), runs: int = 2000, out: Path | None = None) -> None:
     page = Page(out and out / "people.md")
-    page.say("40 people, 1 to 20 records each; of 30% of the people all records come out:\n")
+    page.say("40 people, 1 to 20 records each; of 30% of the people all records are extracted:\n")
     page.head("interval", "covers", "mean width")
     for name, held, width in covered(runs):
         low, high = clopper_pearson(held, runs)
