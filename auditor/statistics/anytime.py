@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_FIRST, _GROWTH = 16, 1.2  # secrets before the first look, and each later one's share of those before it
-_SMALL = np.geomspace(1e-3, 0.5, 50)
-STAKES = np.concatenate([_SMALL, 1 - _SMALL[:-1], [1.0]])  # each has the same part of the capital
+_FIRST, _GROWTH = 16, 1.1  # secrets before the first look, and each later one's share of those before it
+_ALL = 0.3  # of the capital: what is staked whole, which pays most where nothing leaks, and is lost at the first leak
+STAKES = np.append(np.geomspace(0.008, 0.7, 8), 1.0)  # few: what is shared out over many is missing from the best
+CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 _STEPS = 40  # bisections of a bound: 2^-40
 
 
@@ -43,7 +44,7 @@ def log_capital(values: Floats, counts: NDArray[np.int64], mean: float) -> Float
     each[:, -1] = np.where(np.isinf(each[:, -1]), -1e300, each[:, -1])  # 0 times it is 0
     grown = counts @ each
     most = grown.max(-1, keepdims=True)
-    found: Floats = most[..., 0] + np.log(np.exp(grown - most).mean(-1))
+    found: Floats = most[..., 0] + np.log(np.exp(grown - most) @ CAPITAL)
     return found
 
 
