@@ -19,6 +19,7 @@ import torch
 
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.splitting import plural
 from auditor.core.nouns import Secret, Tokens
 from auditor.defenses.deployed_forms import DeployedForm, Int4, Int8, Pruned
 from auditor.defenses.gradient_ascent import GradientAscent
@@ -39,7 +40,9 @@ def main(seeds: tuple[int, ...] = (0, 1, 2), out: Path | None = None) -> None:
             found.setdefault(key, []).append(numbers)
     joined = {key: tuple(map(np.concatenate, zip(*many, strict=True))) for key, many in found.items()}
     records = len(joined["fine-tuned", FULL][0])
-    page.say(f"{records} records to be forgotten, of {len(seeds)} labs; 95% intervals, of changes paired by record:\n")
+    page.say(
+        f"{records} records to be forgotten, of {plural(len(seeds), 'lab')}; 95% intervals, of changes paired by record:\n"
+    )
     page.head("model", "form", "greedy", "minus full", "exact probability", "minus full", "perplexity, times full")
     for (model, form), (greedy, exact, nll) in joined.items():
         full = joined[model, FULL]
