@@ -40,9 +40,8 @@ def main(seeds: tuple[int, ...] = (0, 1, 2), out: Path | None = None) -> None:
             found.setdefault(key, []).append(numbers)
     joined = {key: tuple(map(np.concatenate, zip(*many, strict=True))) for key, many in found.items()}
     records = len(joined["fine-tuned", FULL][0])
-    page.say(
-        f"{records} records to be forgotten, of {plural(len(seeds), 'lab')}; 95% intervals, of changes paired by record:\n"
-    )
+    labs = plural(len(seeds), "lab")
+    page.say(f"{records} records to be forgotten, of {labs}; 95% intervals, of changes paired by record:\n")
     page.head("model", "form", "greedy", "minus full", "exact probability", "minus full", "perplexity, times full")
     for (model, form), (greedy, exact, nll) in joined.items():
         full = joined[model, FULL]

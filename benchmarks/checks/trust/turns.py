@@ -4,7 +4,7 @@
 
 Conversations: a user tells a private record of the small lab's kinds, the assistant says which kind it is and for whom.
 The lab's public model is fine-tuned on them with the loss on all tokens, or on the answers alone (--loss-on); then user
-turns are attacked (--turns user), behind half of them (--knows partial:0.5), and answers (--turns assistant).
+turns are attacked (--turns user), behind half of them (--knows partial:0.5).
 """
 
 from __future__ import annotations
@@ -24,42 +24,37 @@ from auditor.cli import call
 from auditor.records.outcomes import PerSecret, read_outcomes
 from auditor.records.saved import read_result
 from auditor.statistics.compare import contrast
+from auditor.statistics.metrics import score_of
 from benchmarks.checks.harness import Page, refuse, run
 
 COUNT, REPEATS = 80, 8
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 PROBABILITY = "extraction_probability"
 MODELS = ("public", "assistant", "all")  # not tuned, and what the loss is on
-Rows = dict[tuple[str, str], list[dict[str, PerSecret]]]  # (turns, model) -> of each seed, by attack
 
 
 def main(seeds: tuple[int, ...] = (0, 1, 2), out: Path | None = None) -> None:
     page = Page(out and out / "turns.md")
     page.say(f"{COUNT} conversations that were trained on {REPEATS} times, as many that were not, of each seed:\n")
-    page.head("turns", "loss on", "seed", "extraction probability", "of non-members", "membership AUC")
-    rows: Rows = {}
+    page.head(
+        "seed", "loss on", "extraction probability", "of non-members", "membership AUC", "minus not tuned, paired"
+    )
     for seed in seeds:
-        for (turns, model), numbers, kept in of_seed(seed):
-            page.row(turns, model, seed, *numbers)
-            rows.setdefault((turns, model), []).append(kept)
-    page.say("\nDifferences of the extraction probability, in points, paired by turn; all seeds together:\n")
-    page.head("turns", "masked minus not tuned", "unmasked minus masked")
-    for turns in ("user", "assistant"):
-        public, masked, whole = (_values(rows[turns, model]) for model in MODELS)
-        page.row(turns, _difference(masked, public), _difference(whole, masked))
+        base: PerSecret | None = None
+        for model, numbers, kept in of_seed(seed):
+            page.row(seed, model, *numbers, "" if base is None else _difference(kept, base))
+            base = base or kept
 
 
-def _values(found: list[dict[str, PerSecret]]) -> np.ndarray:
-    return np.concatenate([one["extraction-probability"].chosen(True, None)[PROBABILITY] for one in found])
+def _difference(new: PerSecret, base: PerSecret) -> str:
+    """Of two AUCs of the same turns."""
+    sides = ([row.chosen(member, None)[score_of("")] for member in (True, False)] for row in (new, base))
+    seen = contrast(*map(tuple, sides), rate=0.0)
+    return f"{seen.value:+.3f} [{seen.low(0.025):+.3f} to {seen.high(0.025):+.3f}]"
 
 
-def _difference(new: np.ndarray, base: np.ndarray) -> str:
-    seen = contrast((new,), (base,))
-    value, low, high = (100 * x for x in (seen.value, seen.low(0.025), seen.high(0.025)))
-    return f"{value:+.2f} [{low:+.2f} to {high:+.2f}]"
-
-
-def of_seed(seed: int) -> Iterator[tuple[tuple[str, str], list[str], dict[str, PerSecret]]]:
+def of_seed(seed: int) -> Iterator[tuple[str, list[str], PerSecret]]:
+    """Of each model its numbers, and the membership scores of each turn."""
     lab = Lab(LabRecipe())
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -71,17 +66,16 @@ def of_seed(seed: int) -> Iterator[tuple[tuple[str, str], list[str], dict[str, P
         course = ["-D", "epochs=5", "-D", "learning_rate=2e-3", "--seed", seed]
         for loss in MODELS[1:]:
             _call("train", "none", "--model", folder / "public", *data, "--loss-on", loss, *course, "-o", folder / loss)
-        for turns, knows in (("user", "partial:0.5"), ("assistant", "user")):
-            for model in MODELS:
-                attacks = ["--attack", "extraction-probability", "--attack", "membership", "--setting", "white-box"]
-                cut = ["--turns", turns, "--knows", knows, "--suffix-length", 10, "--known-fraction", 0]
-                score = ["-A", "membership.score=loss", "--nonmembers", folder / "fresh.jsonl"]
-                at = folder / f"run-{turns}-{model}"
-                _call("run", "--model", folder / model, *data, *cut, *attacks, *score, "-o", at)
-                told = {m.name: f"{m.value:.4f} [{m.low:.4f}–{m.high:.4f}]" for f in read_result(at).findings
-                        for m in f.measurements}  # fmt: skip
-                numbers = [told[name] for name in (PROBABILITY, f"{PROBABILITY}_nonmembers", "membership_auc")]
-                yield (turns, model), numbers, {key.attack: row for key, row in read_outcomes(at).items()}
+        attacks = ["--attack", "extraction-probability", "--attack", "membership", "-A", "membership.score=loss"]
+        cut = ["--turns", "user", "--knows", "partial:0.5", "--suffix-length", 10, "--known-fraction", 0]
+        asked = [*data, "--nonmembers", folder / "fresh.jsonl", *cut, *attacks, "--setting", "white-box"]
+        for model in MODELS:
+            at = folder / f"run-{model}"
+            _call("run", "--model", folder / model, *asked, "-o", at)
+            measured = {m.name: m for f in read_result(at).findings for m in f.measurements}
+            found = [measured[name] for name in (PROBABILITY, f"{PROBABILITY}_nonmembers", "membership_auc")]
+            (kept,) = (row for key, row in read_outcomes(at).items() if key.attack == "membership")
+            yield model, [f"{m.value:.4f} [{m.low:.4f}–{m.high:.4f}]" for m in found], kept
 
 
 def _call(*parts: object) -> None:
