@@ -239,10 +239,7 @@ class Membership(Probe):
         return [*(m for part in measured for m in part), *self._of_people(secrets, observations)]
 
     def _of_people(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Measurement, ...]:
-        """Of people, by what was not trained on: mean log ratio to the reference, the main score where there is none.
-
-        Beside it the reference alone, which has not seen the target.
-        """
+        """Of people, by what was not trained on: mean log ratio to the reference, else the main score; its control."""
         if all(secret.user is None for secret in secrets):
             return ()
         chosen = "reference" if "reference" in self._sound(observations) else self.score

@@ -216,6 +216,14 @@ def _against_likelihood(o: Outcome) -> NDArray[np.float64]:
     return np.where(np.isnan(passed), np.nan, o.hit & (passed == 1))
 
 
+def _by_person(name: str, title: str) -> Metric:
+    return Metric(
+        *(name, title, "probability"),
+        trait=people.USER,
+        values=lambda o: people.share_of_each(o.hit, o.traits[people.USER]),
+    )
+
+
 # Those with `values` or `errors` are what every attack's row measures, in this order. From `recall_top_3` on: where the
 # true suffix ranks, and how right and wrong first guesses differ (Ethicist, Table 4, Figures 6 and 7).
 METRICS = (
@@ -311,24 +319,13 @@ METRICS = (
         trait="passed_over",
         values=_against_likelihood,
     ),
-    Metric(
-        "user_recall",
-        "Recall by person: mean over people of the share of their records",
-        "probability",
-        trait=people.USER,
-        values=lambda o: people.share_of_each(o.hit, o.traits[people.USER]),
-    ),
-    Metric(
-        "user_recall_nonmembers",
-        "The same of people of whom nothing was trained on (the baseline)",
-        "probability",
+    _by_person("user_recall", "Recall by person: mean over people of the share of their records"),
+    replace(
+        _by_person("user_recall_nonmembers", "The same of people of whom nothing was trained on (the baseline)"),
         members=False,
-        trait=people.USER,
-        values=lambda o: people.share_of_each(o.hit, o.traits[people.USER]),
     ),
     Metric(
-        "users_extracted",
-        "People of whom some record was extracted",
+        *("users_extracted", "People of whom some record was extracted"),
         exact=True,
         trait=people.USER,
         values=lambda o: people.share_of_each(o.hit, o.traits[people.USER]) > 0,
