@@ -23,10 +23,18 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.runs import coining, text_form
 
 
-def load_data(asked: DataPlan, name: str, seed: int, model: LanguageModel, held: TextForm | None = None) -> Benchmark:
+def load_data(
+    asked: DataPlan,
+    name: str,
+    seed: int,
+    model: LanguageModel,
+    held: TextForm | None = None,
+    form_rows: int | None = None,
+) -> Benchmark:
     """The records and canaries of a plan outside the lab.
 
-    name: of the model, a folder or a hub id; held: how a run that is resumed renders conversations.
+    name: of the model, a folder or a hub id; held: how a run that is resumed renders conversations; else form_rows:
+    how many of them a choice looks at, at most.
     """
     canaries: tuple[Secret, ...] = ()
     if asked.canaries is not None:
@@ -38,13 +46,19 @@ def load_data(asked: DataPlan, name: str, seed: int, model: LanguageModel, held:
         return manifests.Canaries(
             canaries, model.tokenizer, f"{Path(str(asked.canaries)).name}: {len(canaries)} canaries"
         )
-    benchmark = _load_records(asked, asked.data, name, seed, model, held)
+    benchmark = _load_records(asked, asked.data, name, seed, model, held, form_rows)
     benchmark.canaries = canaries
     return benchmark
 
 
 def _load_records(
-    asked: DataPlan, data: str, name: str, seed: int, model: LanguageModel, held: TextForm | None
+    asked: DataPlan,
+    data: str,
+    name: str,
+    seed: int,
+    model: LanguageModel,
+    held: TextForm | None,
+    form_rows: int | None,
 ) -> Benchmark:
     common: dict[str, Any] = {
         "known": asked.known,
@@ -73,7 +87,7 @@ def _load_records(
         )
         benchmark.tokenizer = model.tokenizer
     else:
-        chosen = text_form.choose_text_form(asked, name, model, held)
+        chosen = text_form.choose_text_form(asked, name, model, held, form_rows or text_form.ROWS)
         form, said = (None, None) if chosen is None else chosen
         benchmark = Files(
             data,

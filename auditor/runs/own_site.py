@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 
 from auditor.benchmarks.lab import Lab
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
 from auditor.core.nouns import Secret
 from auditor.core.plan_fields import NONE
 from auditor.core.plan_parts import DataPlan, LoadingOptions, TargetPlan
@@ -154,13 +156,16 @@ class OwnSite(Site):
         return found
 
     def data(self) -> Benchmark:
-        held = None if self._folder is None else self._folder.text_form()
+        chosen = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
+        held = (None if self._folder is None else self._folder.text_form()) or self.shared.forms.get(chosen)
         key = [self.subject, held and held.digest]
         benchmark = self.shared.get(
             "data",
             key,
-            lambda: load_data(self.data_plan, str(self.target.model), self.seed, self.model, held),
+            lambda: load_data(self.data_plan, str(self.target.model), self.seed, self.model, held, self.form_rows),
         )
+        if benchmark.text_form is not None:
+            self.shared.forms[chosen] = benchmark.text_form
         if self._folder is not None and benchmark.text_form is not None:
             self._folder.save_text_form(benchmark.text_form)
         return benchmark

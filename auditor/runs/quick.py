@@ -13,9 +13,12 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+import torch
+
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import PrefixToken, Secret
 from auditor.core.plan import FIELDS, Plan
+from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import adapter_base
 from auditor.plugins import registry
@@ -23,7 +26,7 @@ from auditor.plugins.method import Method
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX
 from auditor.reports import words
-from auditor.runs import scoring
+from auditor.runs import scoring, text_form
 from auditor.runs.audit import Scene
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.selection import select
@@ -36,6 +39,7 @@ FEWEST = 10  # records: of fewer, none extracted would say next to nothing
 KNOWN, PAIRS = 0.1, 10  # share of the data that is not attacked, and pairs of it that tell the prefix token of training
 _TEXTS, _ROWS = (1, 6), (2, 32)  # few and many: texts that are read, and texts that are begun to be completed
 _STEPS = 4  # tokens of a beginning
+_FORM_TOKENS = 128  # of a row, about, that a text form is chosen by
 _SHARE = 0.05  # of the time, for each kind of work that is timed
 _AFTER = 0.15  # of the time, for loading files anew, statistics and reports
 Limits = tuple[str, ...]  # sentences: what a check does not say
@@ -86,10 +90,11 @@ def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, 
     if site.network:
         raise AuditError(f"expected a model that is loaded here, got {plan.target.model}: audit run --model asks it")
     with clock.stage("loading the model"):
-        site.model, site.benchmark, site.reference  # noqa: B018 - each is loaded as it is asked for
+        if isinstance(site.model, HuggingFaceModel):
+            site.model.remember()
+        site.form_rows = _form_rows(site.model, _SHARE * seconds)
+        site.benchmark, site.reference  # noqa: B018 - each is loaded as it is asked for
     plan, limits = _answerable(plan, site)
-    if isinstance(site.model, HuggingFaceModel):
-        site.model.remember()
     scene = Scene(site, select(plan, site), PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
     with clock.stage("measuring the model's speed"):
         takes = _takes(scene, _SHARE * seconds)
@@ -156,6 +161,18 @@ def seconds_per_text(work: Callable[[int], object], few: int, many: int, seconds
         if took > seconds:
             break
     return took / n
+
+
+def _form_rows(model: LanguageModel, seconds: float) -> int:
+    """Rows of members, and of non-members, in two text forms, of which so many seconds are enough to read."""
+    if not implies_capability(model.capabilities, "likelihood"):
+        return text_form.ROWS
+
+    def read(n: int) -> None:
+        model.log_probs(torch.arange(_FORM_TOKENS).repeat(n, 1) % model.vocab_size, 1)
+
+    texts = seconds / seconds_per_text(read, 1, 2, seconds)
+    return max(FEWEST, min(text_form.ROWS, int(texts / 4)))
 
 
 def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:

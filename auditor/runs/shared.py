@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from auditor.core.nouns import TextForm
+
 T = TypeVar("T")
 
 
@@ -14,6 +16,7 @@ class Shared:
     def __init__(self) -> None:
         self._held: dict[str, tuple[Any, Any]] = {}
         self.fits: dict[str, dict[str, Any]] = {}  # soft prompts and the like: small, and worth minutes each
+        self.forms: dict[str, TextForm] = {}  # that were chosen, by model and data: however few of them are attacked
 
     def get(self, kind: str, key: Any, make: Callable[[], T]) -> T:
         """The thing of this kind if the last one had this key, else a new one; the last one goes first."""

@@ -50,11 +50,11 @@ class _Sample:
 
 
 def choose_text_form(
-    plan: DataPlan, name: str, model: LanguageModel, held: TextForm | None = None
+    plan: DataPlan, name: str, model: LanguageModel, held: TextForm | None = None, most: int = ROWS
 ) -> tuple[Form, TextForm] | None:
     """The rendering of `--data`, with what is to be said of it; None for data that have none: texts and tokens.
 
-    **Which.** Rows of `--known`, else of `--data`, at most `ROWS`: each answer's mean nll a token in every candidate.
+    **Which.** Rows of `--known`, else of `--data`, at most `most`: each answer's mean nll a token in every candidate.
     The usual rendering stays unless another is more likely beyond chance (`most_likely`); after that, of a template
     that writes the day, the day is chosen alike. `--template` and `--date` settle it; the others are scored all the
     same, and one that is more likely is a doubt. A form that was asked for needs no more: nobody else can know it.
@@ -72,7 +72,7 @@ def choose_text_form(
     """
     assert plan.data is not None
     flag, file = ("--data", plan.data) if plan.known is None else ("--known", plan.known)
-    rows = sample_conversations(flag, file, ROWS)
+    rows = sample_conversations(flag, file, most)
     words = model.tokenizer
     if rows is None:
         if plan.template != AUTO or plan.date is not None:
@@ -82,7 +82,7 @@ def choose_text_form(
         return None  # `Files` says what is wrong
     if held is not None:
         return _as_held(held, plan, words), held
-    others = (sample_conversations("--nonmembers", plan.nonmembers, ROWS) or []) if plan.nonmembers is not None else []
+    others = (sample_conversations("--nonmembers", plan.nonmembers, most) or []) if plan.nonmembers is not None else []
     usual, tried = _tried(plan, words, rows, _days(plan.date, name))
     settled = plan.template != AUTO
     if not implies_capability(model.capabilities, "likelihood"):

@@ -16,13 +16,13 @@ from auditor.models import self_check
 from auditor.models.huggingface import traffic
 from auditor.plugins import registry
 from auditor.records.folder import RunFolder
-from auditor.runs import quick
+from auditor.runs import quick, text_form
 from auditor.runs.quick import seconds_per_text
 from auditor.runs.reporter import Silence
 from auditor.runs.run import check_plan, run
 from auditor.runs.shared import Shared
 from auditor.runs.sites import site_of
-from tests.conftest import save_tiny
+from tests.conftest import save_tiny, tiny
 
 MEMBERS, OTHERS = 30, 20
 TEXT = len("ward 0 bed 00 code 000") - 1  # tokens that are read of a record: its last one is not
@@ -63,6 +63,16 @@ def test_what_a_text_takes_is_told_by_many_and_by_few_where_they_are_slow(monkey
     assert seconds_per_text(clock.work, 1, 6, 1000.0) == pytest.approx(0.5 + 3.0 / 6)
     begun = clock.now
     assert seconds_per_text(clock.work, 1, 6, 1.0) == pytest.approx(3.5) == clock.now - begun
+
+
+@pytest.mark.parametrize(("each", "rows"), [(1e-6, text_form.ROWS), (0.1, 15), (3.0, quick.FEWEST)])
+def test_a_text_form_is_chosen_by_fewer_rows_of_a_slow_model(
+    each: float, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, model = Slow(each, fixed=0.0), tiny(1)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(model, "log_probs", lambda texts, last: clock.work(len(texts)))
+    assert quick._form_rows(model, 6.0) == pytest.approx(rows, abs=1)
 
 
 @pytest.mark.parametrize("nonmembers", [True, False])

@@ -17,9 +17,12 @@ from auditor.core.nouns import TextForm
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
+from auditor.runs import text_form
 from auditor.runs.own_data import load_data
 from auditor.runs.prefix_token import usual_prefix_token, with_prefix_token
 from auditor.runs.scoring import greedy_recall, likelihood_doubt
+from auditor.runs.shared import Shared
+from auditor.runs.sites import site_of
 from benchmarks.checks.trust import text_forms as forms
 
 MEMBERS = 8
@@ -178,6 +181,22 @@ def test_a_day_that_nobody_names_is_found_by_the_models_files_or_is_a_doubt(tmp_
     found = load_data(world.plan().data, str(folder), 0, live)
     assert found.text_form is not None and found.text_form.day == forms.DAY
     assert world.recall(found) == MEMBERS > world.recall(today)
+
+
+def test_a_form_is_chosen_once_for_however_many_records_of_the_same_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, scored, shared = World("messages", tmp_path, steps=0), list[int](), Shared()
+    score = text_form._scored
+    monkeypatch.setattr(text_form, "_scored", lambda *given: (scored.append(len(given[3])), score(*given))[1])
+    found = []
+    for limit in (None, 3):
+        live = {"model": HuggingFaceModel(world.model, world.words, "tiny")}
+        site = site_of(world.plan(limit=limit), shared=shared, live=live)
+        site.form_rows = 5
+        found.append(site.benchmark)
+    assert scored == [5] and len(found[1].secrets) < len(found[0].secrets)
+    assert found[0].text_form == found[1].text_form and found[0].doubts == found[1].doubts
 
 
 def test_a_run_keeps_its_day(tmp_path: Path) -> None:
