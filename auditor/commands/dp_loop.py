@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import psutil
 import typer
 
 from auditor.commands import console
@@ -88,6 +87,8 @@ def dp_loop(
 @contextlib.contextmanager
 def _given_up(seconds: float) -> Iterator[None]:
     """Ends this process, and those that it started, behind so much time: for trainings that nothing in them ends."""
+    import psutil  # needs a module of Unix: whoever asks for help alone does without
+
     from auditor.crash.watch import LONG, started
 
     def end() -> None:

@@ -179,7 +179,7 @@ def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: 
         if high > _MOST_CANARIES:
             raise AuditError(
                 f"expected an epsilon that up to a million canaries can prove at delta {delta:g}: {low:,}, all guessed "
-                f"rightly, prove {best_provable(low, delta, level, copies):.2g}, got {epsilon:g}"
+                f"rightly, prove less than {logit_bound(low, low, level) / copies:.3g}, got {epsilon:g}"
             )
     while high - low > 1:
         middle = (low + high) // 2

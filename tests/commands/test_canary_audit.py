@@ -202,7 +202,7 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(world:
         (["--audit", "60", "--kind", "prefixed", "-o", "{x}"], "expected --data beside --kind prefixed, got none"),
         (["--audit", "60", "--data", "d", "-o", "{x}"], "beside --data, got words"),
         (["--audit", "60", "--kind", "word", "-o", "{x}"], "did you mean 'words'"),
-        (["--for-epsilon", "8"], "that up to .* canaries can prove at delta 1e-05"),
+        (["--for-epsilon", "40"], "that up to .* canaries can prove at delta 1e-05"),
         (["-o", "{w}/audit.json"], "exists"),
     ],
 )
