@@ -17,7 +17,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -299,7 +299,7 @@ def _ended(until: float) -> Iterator[None]:
     def late(*_: Any) -> None:
         raise _Late
 
-    before = set(started())
+    before = set(psutil.Process().children())
     alarmed = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if alarmed:
         handler, begun = signal.signal(signal.SIGALRM, late), time.monotonic()
@@ -313,12 +313,20 @@ def _ended(until: float) -> Iterator[None]:
         if alarmed:
             signal.signal(signal.SIGALRM, handler)
             signal.setitimer(signal.ITIMER_REAL, left and max(left - (time.monotonic() - begun), 1e-3))
-        for child in set(started()) - before:
+        for process in started(before):
             with contextlib.suppress(psutil.Error):
-                child.kill()
+                process.kill()
 
 
-def started() -> list[psutil.Process]:
-    """The processes that this one started, and those that they did, but for what multiprocessing keeps of its own."""
+def started(before: Collection[psutil.Process] = ()) -> list[psutil.Process]:
+    """The processes that this one started, and those that they did, but for what multiprocessing keeps of its own.
+
+    before: those of them that were there, which go on starting their own.
+    """
     own = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
-    return [process for process in psutil.Process().children(recursive=True) if process.pid != own]
+    found = list[psutil.Process]()
+    for child in psutil.Process().children():
+        if child.pid != own and child not in before:
+            with contextlib.suppress(psutil.Error):  # it may end meanwhile
+                found += [*child.children(recursive=True), child]
+    return found

@@ -88,7 +88,9 @@ def test_a_rate_by_the_bootstrap_of_before_is_seen_to_be_wrong_at_the_labs_sizes
     """The suite is red on it, and green on what is printed now."""
     for rate, red in ((bootstrapped, True), (interval_membership.rate_of, False)):
         every = interval_membership.of_membership(rate)
-        (case,) = [c for c in every if c.size == "500/100" and c.distribution == "normal, 1.5σ"]
+        (case,) = [
+            c for c in every if (c.quantity, c.size, c.distribution) == ("TPR at 1% FPR", "500/100", "normal, 1.5σ")
+        ]
         assert interval_case.simulated(case, 60).failed == red
 
 

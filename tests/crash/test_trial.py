@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from opacus import privacy_engine
@@ -28,7 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from auditor.cli import call
 from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
-from auditor.crash import claim, report, subject, trial
+from auditor.crash import claim, report, subject, trial, watch
 from auditor.crash.claim import LoopClaim
 from auditor.crash.one_run import one_run
 from auditor.crash.subject import Gradients
@@ -302,6 +303,19 @@ def test_a_training_that_hangs_is_ended_and_so_is_what_it_started() -> None:
     started[0].join(timeout=60)
     assert not started[0].is_alive() and started[1].wait(timeout=60) < 0 and time.monotonic() - begun < 120
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_what_was_there_before_a_training_goes_on_and_so_does_what_it_starts_meanwhile() -> None:
+    """As a browser, or a server that the user's program keeps."""
+    before = subprocess.Popen(["sh", "-c", "sleep 0.5; sleep 600 & wait"])
+    with contextlib.suppress(AuditError), watch._ended(time.monotonic() + 2):
+        time.sleep(60)
+    parent = psutil.Process(before.pid)
+    (child,) = parent.children()
+    assert parent.is_running() and child.is_running() and watch.started([parent]) == []
+    child.kill()
+    before.kill()
+    before.wait()
 
 
 def test_a_training_that_nothing_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
