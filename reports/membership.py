@@ -83,7 +83,7 @@ def _by_repeats(result: AuditResult, shown: list[Finding]) -> list[Block]:
         Group(titled(result, f), tuple((count, *_number(m)) for count, m in words.by_repeats(f.by_repeats)))
         for f in known
     )
-    caption = "The main score, by how often members stood in the training data; each against all non-members"
+    caption = "The main score, by copies of members in the data; each against all non-members"
     return [
         Table("membership-repeats", caption, ("Repetitions", "AUC", "95% interval", "n"), groups, frozenset({1, 2, 3}))
     ]

@@ -392,7 +392,7 @@ def _ruling(case: _Case, level: float) -> Ruling:
         verdict, reason = "inconclusive", f"{reason}; it is not kept secret by secret, so it cannot be recomputed"
     missed = high if verdict == "held" else None
     if verdict == "held":
-        reason = f"{reason}; of {high:.4g} or more so little is seen at most once in twenty"
+        reason = f"{reason}; a true {high:.4g} or more is missed at most once in twenty"
     return Ruling(*case.row, metric, limit, low, high, verdict, reason, words, seen.value, seen.n, unmeasured, missed)
 
 

@@ -115,7 +115,7 @@ def test_what_held_says_which_leak_it_would_have_missed(tmp_path: Path, capsys: 
         assert power_said(LEAKS[0], 4.0, SURE) in said and "95% probability" in said
         assert load_decisions(folder)[-1].decision.rulings[0].missed == epsilon_caught(LEAKS[0], 4.0, SURE)
     assert gate(folder, "--max", "recall=0.05") == 0
-    assert "of 0.02951 or more so little is seen at most once in twenty" in " ".join(capsys.readouterr().out.split())
+    assert "a true 0.02951 or more is missed at most once in twenty" in " ".join(capsys.readouterr().out.split())
     assert load_decisions(folder)[-1].decision.rulings[0].missed == pytest.approx(1 - 0.05**0.01)
     assert gate(folder, "--max", "recall=0.02") == 4
     assert load_decisions(folder)[-1].decision.rulings[0].missed is None
