@@ -33,8 +33,7 @@ def trained_ahead(plan: Plan, site: Site, selection: Selection) -> Iterator[Call
     """
     before = torch.get_num_threads()
     spare = before > _THREADS and threads.processors() > _THREADS and not is_safe_mode()
-    asked = selection.defenses, selection.references
-    if not (spare and site.trains_ahead) or plan.objects or not site.models_to_train(*asked):
+    if not (spare and site.trains_ahead) or plan.objects or not site.models_to_train(selection.defenses, ()):
         yield lambda: None
         return
     site.public  # noqa: B018 - what all others are made of: the other process would wait for it
@@ -58,7 +57,7 @@ def trained_ahead(plan: Plan, site: Site, selection: Selection) -> Iterator[Call
 
 
 def _train(there: SiteThere) -> None:
-    """In the order in which the run asks for them."""
+    """What the defenses hold, in the order in which the run asks for it."""
     site, selection = there()
     for defense in selection.defenses.values():
         if "ensemble" in defense.needs:

@@ -90,9 +90,9 @@ def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, 
     if site.network:
         raise AuditError(f"expected a model that is loaded here, got {plan.target.model}: audit run --model asks it")
     with clock.stage("loading the model"):
+        site.form_rows = _form_rows(site.model, _SHARE * seconds)  # before it remembers what it read
         if isinstance(site.model, HuggingFaceModel):
             site.model.remember()
-        site.form_rows = _form_rows(site.model, _SHARE * seconds)
         site.benchmark, site.reference  # noqa: B018 - each is loaded as it is asked for
     plan, limits = _answerable(plan, site)
     scene = Scene(site, select(plan, site), PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
@@ -182,7 +182,9 @@ def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
     """
     told, model, rows = scene.benchmark, scene.site.model, _rows(scene.benchmark.secrets)
     some = sorted(told.secrets, key=lambda secret: -len(secret.prefix + secret.suffix))[: len(told.secrets) // 2 + 1]
-    begin = [replace(secret, prefix=secret.prefix[-1:], suffix=secret.suffix[:_STEPS]) for secret in some]
+    # As in the run, prefixes of one length are completed together: each other length is another, as short as can be.
+    short = {length: i for i, length in enumerate(sorted({len(secret.prefix) for secret in some}), 1)}
+    begin = [replace(s, prefix=s.prefix[-short[len(s.prefix)] :], suffix=s.suffix[:_STEPS]) for s in some]
     steps = max(len(secret.suffix) for secret in some) / max(1, min(_STEPS, *(len(secret.suffix) for secret in some)))
     view = scene.view(Targets(scene).undefended, WHITE_BOX)
 

@@ -198,6 +198,23 @@ def test_steps_and_rates_that_follow_the_number_of_records_are_seen() -> None:
     assert of("number of records", public).verdict == UNKNOWN
 
 
+def test_a_tensor_of_one_free_dimension_is_not_silent_in_a_step_by_chance() -> None:
+    """In all of its steps it is, and in one where three are free."""
+
+    def in_steps(count: int, free: int) -> Runs:
+        given = runs()
+        first = given.traces[0]
+        steps = [
+            replace(s, scales={**s.scales, "d": (0.0, free)}) if i < count else s for i, s in enumerate(first.steps)
+        ]
+        return replace(given, traces=(replace(first, steps=steps), *given.traces[1:]))
+
+    assert of("noise in every tensor", in_steps(1, 1)).verdict != BROKEN
+    assert of("noise in every tensor", in_steps(1, 3)).verdict == BROKEN
+    everywhere = changed(runs(), lambda one: replace(one, scales={**one.scales, "d": (0.0, 1)}))
+    assert of("noise in every tensor", everywhere).verdict == BROKEN
+
+
 def test_without_noise_nothing_else_is_said() -> None:
     none = changed(runs(), lambda one: replace(one, scale=0.0, scales=dict.fromkeys(SHAPES, (0.0, 100))))
     found = {check.name: check.verdict for check in checks.all_checks(none)}

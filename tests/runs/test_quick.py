@@ -13,7 +13,7 @@ import pytest
 from auditor.attacks.perplexity import Perplexity
 from auditor.core.errors import AuditError
 from auditor.models import self_check
-from auditor.models.huggingface import traffic
+from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.plugins import registry
 from auditor.records.folder import RunFolder
 from auditor.runs import quick, text_form
@@ -88,6 +88,23 @@ def test_each_record_is_read_once_and_completed_once(
     known = round(quick.KNOWN * MEMBERS)
     texts = 2 * (MEMBERS - known + nonmembers * OTHERS) + quick._PREFIX_TOKENS * known
     assert 0.7 < (traffic.tokens - before) / (TEXT * texts) < 1.15
+
+
+def test_the_speed_that_rows_are_chosen_by_is_of_texts_that_are_read(
+    given: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that remembers what it read answers again at once, however slow it is."""
+    asked, rows = list[int](), quick._form_rows
+
+    def counted(model: HuggingFaceModel, seconds: float) -> int:
+        before = traffic.tokens
+        found = rows(model, seconds)
+        asked.append(traffic.tokens - before)
+        return found
+
+    monkeypatch.setattr(quick, "_form_rows", counted)
+    fitted(given)
+    assert asked == [3 * quick._FORM_TOKENS]
 
 
 def test_what_was_read_before_changes_no_number(given: Path, tmp_path: Path) -> None:
