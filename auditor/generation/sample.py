@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Self
 
 import numpy as np
@@ -11,8 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.models.base import Completions, LanguageModel
-from auditor.models.decoding import Decoding
+from auditor.core.nouns import Tokens
+from auditor.core.streams import CHANNELS
+from auditor.models.base import Completions, LanguageModel, complete
+from auditor.models.decoding import Decoding, by_shape
+
+_RARE = 8  # of a shape, as many prefixes fill a forward pass well enough alone
 
 
 @dataclass(frozen=True)
@@ -66,22 +71,72 @@ def sample(
     """
     noise = torch.from_numpy(uniforms)
     drawn = model.completions(prefixes, length, decoding, noise, prompt=prompt, likelihood=distribution)
-    return _distinct(drawn, uniforms.shape[1])
+    return _distinct(drawn, uniforms.shape[1], [length] * len(prefixes))
 
 
-def _distinct(drawn: Completions, n_samples: int) -> list[Candidates]:
-    """Samples that share a path are one candidate; candidates come in the order of their first sample."""
+@torch.no_grad()
+def sample_together(
+    model: LanguageModel,
+    prefixes: Sequence[Tokens],
+    decoding: Decoding,
+    uniforms: Sequence[NDArray[np.float64]],
+    *,
+    prompt: Tensor | None = None,
+    distribution: bool = True,
+) -> list[Candidates]:
+    """As `sample`, of prefixes and suffixes that may differ in length where the model `joins` rows.
+
+    uniforms: of each prefix, (K, its own length, CHANNELS).
+    """
+    lengths, longest = [len(own[0]) for own in uniforms], max(len(own[0]) for own in uniforms)
+    tokens = [torch.tensor(prefix, device=model.device) for prefix in prefixes]
+    if len({*zip(map(len, tokens), lengths, strict=True)}) == 1:
+        noise = np.stack(uniforms)
+        return sample(model, torch.stack(tokens), longest, decoding, noise, prompt=prompt, distribution=distribution)
+    by_length = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
+    first, *others = [
+        model.start(torch.stack([tokens[i] for i in same]), longest, prompt=prompt, distribution=distribution)
+        for _, alike in groupby(by_length, key=lambda i: len(tokens[i]))
+        for same in [list(alike)]
+    ]
+    noise = np.zeros((len(tokens), len(uniforms[0]), longest, CHANNELS))
+    for row, i in enumerate(by_length):
+        noise[row, :, : lengths[i]] = uniforms[i]
+    ends = [lengths[i] for i in by_length]
+    drawn = complete(model, first.joined(others), torch.from_numpy(noise), ends, decoding, distribution)
+    found = dict(zip(by_length, _distinct(drawn, len(uniforms[0]), ends), strict=True))
+    return [found[i] for i in range(len(tokens))]
+
+
+def together(model: LanguageModel, shapes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+    """Indices of the (prefix, suffix) lengths that are drawn in one batch: those of one shape, and where the model
+    `joins` rows, what shapes are rare, by rising length."""
+    rare = list[int]()
+    for alike in by_shape(shapes):
+        if model.joins and len(alike) < _RARE:
+            rare += alike
+        else:
+            yield alike
+    if rare:
+        yield sorted(rare, key=lambda i: shapes[i])
+
+
+def _distinct(drawn: Completions, n_samples: int, lengths: Sequence[int]) -> list[Candidates]:
+    """Samples that share a path are one candidate; candidates come in the order of their first sample.
+
+    lengths: of the suffix of each prefix.
+    """
     result = []
-    for start in range(0, len(drawn.path), n_samples):
+    for start, length in zip(range(0, len(drawn.path), n_samples), lengths, strict=True):
         mine = slice(start, start + n_samples)
         _, first, counts = np.unique(drawn.path[mine].cpu().numpy(), return_index=True, return_counts=True)
         order = np.argsort(first)
         at = torch.from_numpy(first[order] + start).to(drawn.tokens.device)
         result.append(
             Candidates(
-                suffixes=drawn.tokens[at].cpu(),
+                suffixes=drawn.tokens[at, :length].cpu(),
                 counts=torch.from_numpy(counts[order]),
-                token_log_probs=None if drawn.log_probs is None else drawn.log_probs[at].cpu(),
+                token_log_probs=None if drawn.log_probs is None else drawn.log_probs[at, :length].cpu(),
                 near_boundary=int(drawn.near_boundary[mine].sum()),
             )
         )

@@ -56,6 +56,11 @@ class Rows(ABC):
         """(tokens,): the log-probability, in nats, of each token in its row's distribution."""
         return self.log_probs()[row_of_token, tokens]
 
+    def joined(self, others: Sequence[Rows]) -> Rows:
+        """These rows and then the others, advanced together from now on, none of them advanced yet. Their prefixes may
+        differ in length. Only of a model that `joins` rows."""
+        raise NotImplementedError
+
 
 class _WholeRows(Rows):
     """Rows of a model without a cache: each token reads its whole row again."""
@@ -138,6 +143,7 @@ class LanguageModel(ABC):
     eos: tuple[int, ...] = ()
     device: torch.device = torch.device("cpu")
     notes: tuple[str, ...] = ()  # what its user must know of how it was loaded and is served
+    joins = False  # whether its rows behind prefixes of several lengths may be `joined`
     parts: int = 1  # distributions behind each row: what a batch of rows costs in time and memory
     prefix_token: tuple[int, ...] = ()  # tokens that it reads before every text
     tokenizer: Any = None  # what writes its texts; None where it has none, or where others see to it
@@ -189,21 +195,8 @@ class LanguageModel(ABC):
         rows. prefixes: (B, n); uniforms: (B, K, length, CHANNELS); prompt: (P, d) soft prompt or None; likelihood:
         whether log-probabilities are asked for.
         """
-        count, samples = uniforms.shape[:2]
-        noise = uniforms.to(self.device).flatten(0, 1)  # (draws, length, CHANNELS)
         rows = self.start(prefixes, length, prompt=prompt, distribution=likelihood)
-        row_of_draw = torch.arange(count, device=self.device).repeat_interleave(samples)
-        tokens, scores, near = [], [], torch.zeros(count * samples, dtype=torch.long, device=self.device)
-        for position in range(length):
-            drawn, close = rows.draw(row_of_draw, noise[:, position], decoding.at(position))
-            near += close
-            tokens.append(drawn)
-            if likelihood:
-                scores.append(rows.token_log_probs(row_of_draw, drawn))
-            children, row_of_draw = torch.unique(row_of_draw * self.vocab_size + drawn, return_inverse=True)
-            if position + 1 < length:
-                rows.advance(children // self.vocab_size, children % self.vocab_size)
-        return Completions(torch.stack(tokens, -1), torch.stack(scores, -1) if likelihood else None, row_of_draw, near)
+        return complete(self, rows, uniforms, [length] * len(prefixes), decoding, likelihood)
 
     @torch.no_grad()
     def suffix_log_probs(
@@ -339,6 +332,41 @@ class LanguageModel(ABC):
                 f"{before}prefix ({n_prefix}) + suffix ({length}) + soft prompt ({rows}) = {needed} "
                 f"tokens, but {self.name} has {self.max_positions} positions"
             )
+
+
+@torch.no_grad()
+def complete(
+    model: LanguageModel, rows: Rows, uniforms: Tensor, lengths: Sequence[int], decoding: Decoding, likelihood: bool
+) -> Completions:
+    """As `LanguageModel.completions`, of rows that stand behind the prefixes, (B,), with so many tokens to come.
+
+    Tokens and log-probabilities of a suffix that is shorter than the longest end in zeros.
+    """
+    count, samples, longest = uniforms.shape[:3]
+    noise = uniforms.to(model.device).flatten(0, 1)  # (draws, length, CHANNELS)
+    row_of_draw = torch.arange(count, device=model.device).repeat_interleave(samples)
+    ends = torch.tensor(lengths, device=model.device).repeat_interleave(samples)
+    tokens, near = torch.zeros(len(noise), longest, dtype=torch.long, device=model.device), torch.zeros_like(ends)
+    scores: Tensor | None = None
+    live: Tensor | slice = slice(None)  # the draws that go on
+    for position in range(longest):
+        own = row_of_draw[live]
+        drawn, close = rows.draw(own, noise[live, position], decoding.at(position))
+        near[live] += close
+        tokens[live, position] = drawn
+        if likelihood:
+            found = rows.token_log_probs(own, drawn)
+            scores = found.new_zeros(tokens.shape) if scores is None else scores
+            scores[live, position] = found
+        children, row_of_draw[live] = torch.unique(own * model.vocab_size + drawn, return_inverse=True)
+        going = ends[live] > position + 1
+        if not going.all():
+            live = torch.arange(len(ends), device=model.device)[live][going]
+            kept, row_of_draw[live] = torch.unique(row_of_draw[live], return_inverse=True)
+            children = children[kept]
+        if len(children):
+            rows.advance(children // model.vocab_size, children % model.vocab_size)
+    return Completions(tokens, scores, row_of_draw, near)
 
 
 def perplexity_nll(

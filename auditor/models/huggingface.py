@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from auditor.models.caches import Dimensions, OwnCache, row_dimensions
 from auditor.models.decoding import Decoding, log_sum_exp
 from auditor.models.hidden_states import HiddenStates
 from auditor.models.memory import AtOnce
-from auditor.models.slots import SlotLayer, assign_slots
+from auditor.models.slots import PaddedCache, SlotLayer, assign_slots
 
 Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `HuggingFaceModel.logits`
 
@@ -138,6 +139,19 @@ class SlotRows(HuggingFaceRows):
     def _places(self, rows: Tensor) -> Tensor:
         return self.slots[rows]
 
+    def joined(self, others: Sequence[Rows]) -> Rows:
+        """What each of its slots holds ends at one position; what a slot does not hold is left out by a mask."""
+        parts = [self, *(rows for rows in others if isinstance(rows, SlotRows))]
+        filled = [rows.layers[0].filled for rows in parts]
+        more = max(rows.layers[0].length - own for rows, own in zip(parts, filled, strict=True))
+        new = copy.copy(self)
+        new.layers = [SlotLayer.joined(same, more) for same in zip(*(rows.layers for rows in parts), strict=True)]
+        empty = [torch.full_like(rows.slots, max(filled) - own) for rows, own in zip(parts, filled, strict=True)]
+        new.cache = PaddedCache(new.layers, torch.cat(empty))
+        new.slots = torch.arange(len(new.cache.empty), device=self.model.device)
+        new._logits, new._total = torch.cat([rows._logits for rows in parts]), None
+        return new
+
     @property
     def _in_order(self) -> bool:
         return bool((self.slots == torch.arange(len(self.slots), device=self.slots.device)).all())
@@ -149,6 +163,10 @@ class SlotRows(HuggingFaceRows):
             source, destination = self._parts(source), self._parts(destination)
             for layer in self.layers:
                 layer.copy(source, destination, len(slots) * self.width)
+        if isinstance(self.cache, PaddedCache):
+            empty = self.cache.empty[self.slots[parents]]
+            self.cache.empty = torch.empty_like(empty)
+            self.cache.empty[slots] = empty
         self.slots = slots
         in_slots = torch.empty_like(tokens)
         in_slots[slots] = tokens
@@ -339,6 +357,8 @@ class HuggingFaceModel(LanguageModel):
         extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
         if self._cache_name:
             extra |= {self._cache_name: own.held if own else cache, "use_cache": cache is not None}
+        if isinstance(cache, PaddedCache):
+            extra |= cache.where(read.shape[1])
         traffic.rows += len(read)
         traffic.tokens += len(read) * read.shape[1]
         name = "inputs_embeds" if read.is_floating_point() else "input_ids"

@@ -44,7 +44,7 @@ def check_model_agrees(model: HuggingFaceModel, reach: int | None = None) -> tup
     room = min(wanted, model.max_positions or wanted)
     if room <= max(_reached.get(model, 0), 1):
         return ()
-    before, model.begins = model.notes, None
+    before, model.begins, model.joins = model.notes, None, False
     with torch.no_grad(), library_errors(f"cannot ask {model.name!r} for a distribution"):
         trial = _Trial(model, room)
         if model not in _reached:
@@ -54,6 +54,7 @@ def check_model_agrees(model: HuggingFaceModel, reach: int | None = None) -> tup
         trial.rows()
         if reach is not None:
             trial.beginnings()
+            trial.joining()
     _reached[model] = room
     return model.notes[len(before) :]
 
@@ -171,6 +172,36 @@ class _Trial:
         else:
             self.model.begins = None
             self._note("what texts begin with is read anew for each of them: from no cache does it go on with them")
+
+    def joining(self) -> None:
+        """Lets the model's rows behind prefixes of several lengths be advanced together, where that changes nothing.
+
+        Where not, prefixes of each length are completed on their own: the same, later.
+        """
+        self.model.joins = self.model.served == "slots" and self._joined_agree()
+
+    def _joined_agree(self) -> bool:
+        """Whether rows behind a short text and a long one that are advanced and split together have the distributions
+        of their contexts."""
+        long = self.room - len(STEPS)
+        if long < 2:
+            return False
+        contexts = [self.texts[i, :begin].tolist() for i, begin in enumerate((1, long))]
+        try:
+            first, other = (self.model.rows(torch.tensor([text]), len(STEPS), None) for text in contexts)
+            rows = first.joined([other])
+            for step, parents in enumerate(STEPS):
+                tokens = self.texts.flatten()[step + torch.arange(len(parents), device=self.texts.device)]
+                rows.advance(torch.tensor(parents, device=tokens.device), tokens)
+                contexts = [[*contexts[i], token] for i, token in zip(parents, tokens.tolist(), strict=True)]
+                for found, text in zip(rows.log_probs(), contexts, strict=True):
+                    if not self.same(found, self.model.log_probs(torch.tensor([text]), 1)[0, 0]):
+                        return False
+        except Exception as error:  # whatever a model raises that cannot be told where a row begins
+            if is_out_of_memory(error):
+                raise
+            return False
+        return True
 
     def _begun_agree(self, begin: int) -> bool:
         """Whether texts that share their first `begin` tokens have the logits of whole contexts; nothing remembered."""

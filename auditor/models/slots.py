@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class SlotLayer(CacheLayerMixin):
@@ -86,6 +87,22 @@ class SlotLayer(CacheLayerMixin):
                 held = grown
             held[slots, :, : layer.filled] = theirs[rows, :, : layer.filled]
 
+    @classmethod
+    def joined(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
+        """The slots of these layers one behind the other, what each holds moved to one end; `more` positions follow."""
+        filled = max(layer.filled for layer in layers)
+        new = cls(filled + more)
+        new.filled, new.is_initialized = filled, True
+        for name in ("keys", "values"):
+            held = [getattr(layer, name) for layer in layers]
+            own = held[0].new_zeros(sum(map(len, held)), held[0].shape[1], new.length, held[0].shape[3])
+            setattr(new, name, own)  # zeros where a row holds nothing: masked, but never a NaN
+            start = 0
+            for layer, theirs in zip(layers, held, strict=True):
+                own[start : start + len(theirs), :, filled - layer.filled : filled] = theirs[:, :, : layer.filled]
+                start += len(theirs)
+        return new
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.filled + query_length, 0
 
@@ -94,6 +111,21 @@ class SlotLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return self.length
+
+
+class PaddedCache(Cache):
+    """Slots whose first positions hold nothing, so that all end at one position. empty: (slots,) how many those are."""
+
+    def __init__(self, layers: Sequence[SlotLayer], empty: Tensor) -> None:
+        super().__init__(layers=list(layers))
+        self.empty = empty
+
+    def where(self, length: int) -> dict[str, Tensor]:
+        """What a model must be told of `length` tokens behind what the slots hold: what to leave out, and how many
+        tokens are before each."""
+        end = self.get_seq_length() + length
+        positions = torch.arange(end, device=self.empty.device) - self.empty.unsqueeze(-1)
+        return {"attention_mask": (positions >= 0).long(), "position_ids": positions[:, -length:]}
 
 
 def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:

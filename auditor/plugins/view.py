@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Query, SettingName, Tokens
 from auditor.core.streams import CHANNELS, uniforms
 from auditor.generation.passes import Pass
-from auditor.generation.sample import Candidates, merge_candidates, sample
+from auditor.generation.sample import Candidates, merge_candidates, sample_together, together
 from auditor.generation.search import beam_search, search_tree
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
@@ -176,7 +177,8 @@ class View:
     def candidates(
         self, queries: Sequence[Query], sampling: Sampling, soft_prompt: Tensor | None = None, prompt: str = ""
     ) -> Iterator[Batch]:
-        """Candidates for each query, in batches of one shape. A pass with this recipe that was run before is reused."""
+        """Candidates for each query, in batches of one shape; those of rare shapes are drawn together. A pass with this
+        recipe that was run before is reused."""
         self.need("draw" if sampling.search == "sample" else "distribution")
         name = self.recipe(sampling, prompt)
         done = self._shared.setdefault(name, Pass())
@@ -184,18 +186,20 @@ class View:
         prompt_rows = 0 if soft_prompt is None else len(soft_prompt)
         rows = AtOnce(self._rows(queries, prompt_rows))
         at_once = AtOnce(self.prefixes_at_once(sampling, queries, prompt_rows))
-        for indices in by_shape([(len(q.prefix), q.length) for q in queries]):
-            alike = [queries[i] for i in indices]
+        batched = by_shape if sampling.search != "sample" else partial(together, self.target)
+        for indices in batched([(len(q.prefix), q.length) for q in queries]):
+            asked = [queries[i] for i in indices]
 
-            def find(some: slice, alike: Sequence[Query] = alike) -> None:
-                fresh = [query for query in alike[some] if query.id not in done]
+            def find(some: slice, asked: Sequence[Query] = asked) -> None:
+                fresh = [query for query in asked[some] if query.id not in done]
                 if fresh:
                     found = self._find(fresh, sampling, name, soft_prompt, rows)
                     for query, candidates in zip(fresh, found, strict=True):
                         done[query.id] = candidates
 
-            for some, _ in at_once.pieces(len(alike), find):
-                yield [(query, done[query.id]) for query in alike[some]]
+            for some, _ in at_once.pieces(len(asked), find):
+                for alike in by_shape([(len(query.prefix), query.length) for query in asked[some]]):
+                    yield [(asked[some][i], done[asked[some][i].id]) for i in alike]
 
     def prefixes_at_once(self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0) -> int:
         """Many, since the rows of memorised text are few, within what memory the rows may take."""
@@ -213,27 +217,32 @@ class View:
         self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None, rows: AtOnce
     ) -> Sequence[Candidates]:
         """rows: decoding rows at once."""
-        model, length, decoding = self.target, batch[0].length, self.decoding(sampling)
-        prefixes = torch.tensor([query.prefix for query in batch], device=model.device)
-        if sampling.search == "tree":
+        model, decoding = self.target, self.decoding(sampling)
+        if sampling.search != "sample":
+            prefixes, length = torch.tensor([query.prefix for query in batch], device=model.device), batch[0].length
+            if sampling.search == "beam":
+                return beam_search(model, prefixes, length, sampling.beams, forbidden=decoding.forbidden, prompt=prompt)
             max_rows = max(1, rows.size // _TREE_DISTRIBUTIONS)
             return search_tree(model, prefixes, length, decoding, sampling.threshold, prompt=prompt, max_rows=max_rows)
-        if sampling.search == "beam":
-            return beam_search(model, prefixes, length, sampling.beams, forbidden=decoding.forbidden, prompt=prompt)
-        noise = np.stack([self._uniforms(query, sampling.samples, name) for query in batch])
+        noise = [self._uniforms(query, sampling.samples, name) for query in batch]
         distribution = self.has("likelihood")
         # A batch is sized for all samples of its prefixes; those of a single one may still be too many for memory.
         # Where that is wrong, prefixes are parted first: samples of one prefix share what they agree in.
         size = max(1, rows.size // len(batch))
         drawn = (rows if len(batch) == 1 else AtOnce(size, least=size)).pieces(
             sampling.samples,
-            lambda some: sample(
-                model, prefixes, length, decoding, noise[:, some], prompt=prompt, distribution=distribution
+            lambda some: sample_together(
+                model,
+                [query.prefix for query in batch],
+                decoding,
+                [own[some] for own in noise],
+                prompt=prompt,
+                distribution=distribution,
             ),
         )
         passes = [candidates for _, candidates in drawn]
         if self.setting is TEXT_ONLY:
-            paid = (noise[..., 1] >= 0).sum((1, 2)).tolist()  # the others are answered by the public model
+            paid = [int((own[..., 1] >= 0).sum()) for own in noise]  # the others are answered by the public model
             self.meter.drawn |= {(name, query.id): tokens for query, tokens in zip(batch, paid, strict=True)}
         return passes[0] if len(passes) == 1 else [merge_candidates(parts) for parts in zip(*passes, strict=True)]
 

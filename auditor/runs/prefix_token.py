@@ -57,6 +57,10 @@ class PrefixedModel(WrappingModel):
         prefix_token = torch.tensor(self.prefix_token, device=self.device).expand(len(texts), -1)
         return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
 
+    @property
+    def joins(self) -> bool:  # type: ignore[override]  # what the model is found to do when its texts are known
+        return self.model.joins
+
     start = _behind("start")
     completions = _behind("completions")
     suffix_log_probs = _behind("suffix_log_probs")

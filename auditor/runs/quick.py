@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
+from statistics import mean
 from typing import Any
 
 import torch
@@ -97,6 +98,7 @@ def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, 
     plan, limits = _answerable(plan, site)
     scene = Scene(site, select(plan, site), PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
     with clock.stage("measuring the model's speed"):
+        scene.self_check((site.model, site.reference))  # which finds out how many can be completed at once
         takes = _takes(scene, _SHARE * seconds)
     sides = _rows(site.benchmark.secrets)
     there, most = len(sides[0]), max(map(len, sides))
@@ -182,10 +184,11 @@ def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
     """
     told, model, rows = scene.benchmark, scene.site.model, _rows(scene.benchmark.secrets)
     some = sorted(told.secrets, key=lambda secret: -len(secret.prefix + secret.suffix))[: len(told.secrets) // 2 + 1]
-    # As in the run, prefixes of one length are completed together: each other length is another, as short as can be.
-    short = {length: i for i, length in enumerate(sorted({len(secret.prefix) for secret in some}), 1)}
-    begin = [replace(s, prefix=s.prefix[-short[len(s.prefix)] :], suffix=s.suffix[:_STEPS]) for s in some]
-    steps = max(len(secret.suffix) for secret in some) / max(1, min(_STEPS, *(len(secret.suffix) for secret in some)))
+    # What reading prefixes takes is in `read`. Where those of other lengths are completed apart, each is another.
+    lengths = [1] if model.joins else sorted({len(secret.prefix) for secret in some})
+    short = {length: i for i, length in enumerate(lengths, 1)}
+    begin = [replace(s, prefix=s.prefix[-short.get(len(s.prefix), 1) :], suffix=s.suffix[:_STEPS]) for s in some]
+    steps = mean(len(secret.suffix) for secret in some) / mean(len(secret.suffix) for secret in begin)
     view = scene.view(Targets(scene).undefended, WHITE_BOX)
 
     def probed(n: int) -> None:

@@ -17,7 +17,7 @@ from scipy.stats import ttest_ind
 from auditor.core.nouns import Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.streams import CHANNELS
-from auditor.generation.sample import Candidates, sample
+from auditor.generation.sample import Candidates, sample_together, together
 from auditor.models.base import LanguageModel, implies_capability, perplexity_nll
 from auditor.models.decoding import GREEDY, by_shape
 from auditor.models.memory import AtOnce
@@ -75,16 +75,14 @@ def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
     """What greedy decoding gives behind each prefix, as many tokens as the suffix has."""
     written: list[Tokens] = [()] * len(secrets)
     at_once = AtOnce(GREEDY_AT_ONCE)
-    for alike in by_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
+    for batch in together(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
 
-        def decoded(some: slice, alike: Sequence[int] = alike) -> list[Candidates]:
-            batch = [secrets[i] for i in alike[some]]
-            prefixes = torch.tensor([secret.prefix for secret in batch], device=model.device)
-            noise = np.zeros((len(batch), 1, len(batch[0].suffix), CHANNELS))
-            return sample(model, prefixes, len(batch[0].suffix), GREEDY, noise, distribution=False)
+        def decoded(some: slice, batch: Sequence[int] = batch) -> list[Candidates]:
+            noise = [np.zeros((1, len(secrets[i].suffix), CHANNELS)) for i in batch[some]]
+            return sample_together(model, [secrets[i].prefix for i in batch[some]], GREEDY, noise, distribution=False)
 
-        for some, found in at_once.pieces(len(alike), decoded):
-            for i, candidates in zip(alike[some], found, strict=True):
+        for some, found in at_once.pieces(len(batch), decoded):
+            for i, candidates in zip(batch[some], found, strict=True):
                 written[i] = tuple(candidates.suffixes[0].tolist())
     return written
 
