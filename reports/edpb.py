@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -32,7 +33,6 @@ from auditor.statistics.membership import FALSE_POSITIVES
 from auditor.statistics.metrics import SHARES, auc_of, find_metric, floor_of, rate_of
 
 _NOT = "Not evaluated"
-_OPINION, _ASSESSMENT = "EDPB Opinion 28/2024", "Impact assessment (GDPR, Article 35)"
 _WHAT_IT_IS = (
     "Measured numbers beside the questions, in our own words, that a supervisory authority may ask of a model's file. "
     "This is not legal advice, and no number here says that a model is anonymous: whether a likelihood is "
@@ -80,34 +80,39 @@ def _targets(e: EdpbEvidence) -> list[TargetRecord]:
     return [target for target in e.result.targets if not target.companion]
 
 
+def _seen(
+    e: EdpbEvidence, target: TargetRecord, numbers: Callable[[Finding], Mapping[str, Measurement | None]]
+) -> list[tuple[Measurement, str, Finding]]:
+    """Of the rows of a target, all numbers that say something, each with the name of its part."""
+    rows = [f for f in e.result.findings if f.target == target.name]
+    return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _told(m)]
+
+
+def _largest(seen: Iterable[tuple[Measurement, str, Finding]]) -> tuple[Measurement, str, Finding]:
+    return max(seen, key=lambda one: one[0].value)
+
+
 def _highest(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
     """Of each target and measurement the row with the highest value, beside its floor."""
-
-    def answer(e: EdpbEvidence) -> list[str]:
-        return [said for target in _targets(e) for metric in metrics if (said := _top(e.result, target.name, metric))]
-
-    return answer
+    return lambda e: [said for target in _targets(e) for metric in metrics if (said := _top(e, target, metric))]
 
 
-def _top(result: AuditResult, target: str, metric: str) -> str:
-    seen = [(m, f) for f in result.findings if f.target == target and _told(m := f.measurement(metric))]
-    if not seen:
+def _top(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
+    if not (seen := _seen(e, target, lambda f: {metric: f.measurement(metric)})):
         return ""
-    m, row = max(seen, key=lambda one: one[0].value)  # type: ignore[union-attr]
+    m, _, row = _largest(seen)
     floor = row.measurement(floor_of(metric))
-    beside = f"; of records never trained on {_number(floor)}" if _told(floor) and floor else ""
+    beside = f"; of records never trained on {_number(floor)}" if floor and _told(floor) else ""
     among = f"; the highest of {len(seen)} configurations" if len(seen) > 1 else ""
-    return f"{titled(result, row)}: {words.label(metric)} {_number(m)}{beside}{among}."
+    return f"{titled(e.result, row)}: {words.label(metric)} {_number(m)}{beside}{among}."
 
 
-def _told(m: Measurement | None) -> bool:
-    return m is not None and m.n > 0 and not math.isnan(m.value)
+def _told(m: Measurement) -> bool:
+    return m.n > 0 and not math.isnan(m.value)
 
 
-def _number(m: Measurement | None) -> str:
+def _number(m: Measurement) -> str:
     """`43/300 = 14% [11–19]`, `0.3% [0.1–0.9] of 300`."""
-    if m is None:
-        return words.NOTHING
     if find_metric(m.name).exact:
         return f"{words.counted(m)} {words.bounds(m)}"
     return f"{words.with_bounds(m)} of {m.n:,}"
@@ -117,15 +122,10 @@ def _most_exposed(e: EdpbEvidence) -> list[str]:
     """The repeat count at which most is extracted, of each target's row with the highest such number."""
     found = []
     for target in _targets(e):
-        groups = [
-            (m, count, f)
-            for f in e.result.findings
-            if f.target == target.name
-            for count, m in f.by_repeats.items()
-            if count.isdecimal() and _told(m) and m.unit in SHARES
-        ]
+        seen = _seen(e, target, lambda f: f.by_repeats)
+        groups = [(m, count, f) for m, count, f in seen if count.isdecimal() and m.unit in SHARES]
         if len({count for _, count, _ in groups}) > 1:  # else it is the mean again
-            m, count, row = max(groups, key=lambda one: one[0].value)
+            m, count, row = _largest(groups)
             found.append(f"{titled(e.result, row)}: at repeat count {count}, {_number(m)}.")
     return found
 
@@ -225,11 +225,9 @@ def _measures(e: EdpbEvidence) -> list[str]:
     """What each defense changed, of its row with the highest recall, and what it cost."""
     found = []
     for target in _targets(e):
-        rows = [f for f in e.result.findings if f.target == target.name and _told(f.measurement("recall_difference"))]
-        if rows:
-            row = max(rows, key=_recall)
-            change = row.measurement("recall_difference")
-            assert change is not None  # it was told
+        seen = _seen(e, target, lambda f: {"recall": f.measurement("recall_difference")})
+        if seen:
+            change, _, row = max(seen, key=lambda one: _recall(one[2]))
             cost = f"; held-out perplexity {words.with_bounds(target.perplexity)}" if target.perplexity else ""
             found.append(f"{titled(e.result, row)}: {words.points(change)} against no defense{cost}.")
     return found
@@ -244,14 +242,10 @@ def _by_kind(e: EdpbEvidence) -> list[str]:
     """By kind of personal data, of each target's row with most of it; only kinds whose names are ours."""
     found = []
     for target in _targets(e):
-        rows = [(m, k, f) for f in e.result.findings if f.target == target.name for k, m in f.by_kind.items()]
-        for kind in dict.fromkeys(kind for _, kind, _ in rows if kind in personal.TITLES):
-            told = [(m, f) for m, own, f in rows if own == kind and _told(m)]
-            if told:
-                m, row = max(told, key=lambda one: one[0].value)
-                found.append(
-                    f"{titled(e.result, row)}: {personal.kind_in_sentence(kind)} {personal.extracted_share(m)}."
-                )
+        seen = [one for one in _seen(e, target, lambda f: f.by_kind) if one[1] in personal.TITLES]
+        for kind in dict.fromkeys(kind for _, kind, _ in seen):
+            m, _, row = _largest(one for one in seen if one[1] == kind)
+            found.append(f"{titled(e.result, row)}: {personal.kind_in_sentence(kind)} {personal.extracted_share(m)}.")
     return found
 
 
@@ -292,57 +286,52 @@ _LOWER = "An attack gives a lower bound; the interval is over the choice of secr
 _MEAN = "A mean over the secrets: of single ones it may be far higher."
 _OF_PLUGIN = "What a plug-in measures, as it says itself."
 _FPR = f"{100 * FALSE_POSITIVES[0]:g}%"
+_opinion = partial(EdpbQuestion, "EDPB Opinion 28/2024")
+_assessment = partial(EdpbQuestion, "Impact assessment (GDPR, Article 35)")
 QUESTIONS = (
-    EdpbQuestion(
-        _OPINION,
+    _opinion(
         "¶43 (i)",
         "How likely is personal data of the training records to be extracted directly, probabilities included?",
         _highest("extraction_probability", "near_verbatim_probability", "exposure"),
         f"{_MEAN} Of these suffixes, at this decoding.",
         measured_by=("probability",),
     ),
-    EdpbQuestion(
-        _OPINION,
+    _opinion(
         "¶43 (ii)",
         "How likely is personal data of the training records to be obtained by queries?",
         _highest("recall", "near_verbatim_recall"),
         f"{_LOWER} Asked with the start of a record; what the model says unasked is another signal.",
         measured_by=("verbatim",),
     ),
-    EdpbQuestion(
-        _OPINION,
+    _opinion(
         "¶43",
         "Does that hold for every person, not on average?",
         _most_exposed,
         "The worst repeat count, not the worst person: no sample shows what holds for everyone.",
         "repeat counts in the data (a repeats column) would",
     ),
-    EdpbQuestion(
-        _OPINION,
+    _opinion(
         "¶55",
         "What was tested: scope, quantity and quality?",
         _scope,
         "One run; how often tests are repeated, audit history shows.",
         measured_by=("verbatim",),
     ),
-    EdpbQuestion(
-        _OPINION,
+    _opinion(
         "¶55",
         "Membership inference",
         _highest(auc_of(""), rate_of("", FALSE_POSITIVES[0])),
         f"0.5 and {_FPR} are chance. It means something only where members and non-members are alike.",
         measured_by=("membership",),
     ),
-    EdpbQuestion(
-        _OPINION,
+    _opinion(
         "¶55",
         "Regurgitation of training data",
         _greedy,
         "Word for word behind the start of a record; paraphrase is not counted.",
         "`audit run --model MODEL --data RECORDS` would, where the data have repeat counts",
     ),
-    EdpbQuestion(
-        _OPINION,
+    _opinion(
         "¶55",
         "Exfiltration by an attacker with many tries",
         _highest("any_of_k", "rank_bound"),
@@ -350,60 +339,54 @@ QUESTIONS = (
         measured_by=("verbatim",),
     ),
     *(
-        EdpbQuestion(_OPINION, "¶55", asked, _of_plugin(what), _OF_PLUGIN, measured_by=(what,))
+        _opinion("¶55", asked, _of_plugin(what), _OF_PLUGIN, measured_by=(what,))
         for asked, what in (
             ("Attribute inference", "attribute inference"),
             ("Model inversion", "model inversion"),
             ("Reconstruction of records from nothing, or from gradients", "reconstruction"),
         )
     ),
-    EdpbQuestion(_OPINION, "¶58 (a), (b)", "Impact assessment, and the advice of the officer", _nothing, "", _FOR_YOU),
-    EdpbQuestion(
-        _OPINION,
+    _opinion("¶58 (a), (b)", "Impact assessment, and the advice of the officer", _nothing, "", _FOR_YOU),
+    _opinion(
         "¶58 (c), (d)",
         "Which technical measures lower the likelihood, and by how much?",
         _measures,
         "Measures that were put in front of the model in this run; organisational ones are not measured.",
         "`audit run --defense pmixed` and others would: `audit list` names them",
     ),
-    EdpbQuestion(
-        _OPINION,
+    _opinion(
         "¶58 (e)",
         "Theoretical resistance to re-identification",
         _promised,
         "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit can only refute it.",
         "a model trained with `audit train dp-sgd`, or `audit run --defense pmixed`, claims one",
     ),
-    EdpbQuestion(_OPINION, "¶58 (e)(i)", "Ratio of training data to parameters", _nothing, ""),
-    EdpbQuestion(
-        _OPINION,
+    _opinion("¶58 (e)(i)", "Ratio of training data to parameters", _nothing, ""),
+    _opinion(
         "¶58 (e)(ii)",
         "Metrics of the likelihood of re-identification",
         _highest("excess_recall", "excess_extraction_probability", "exposed_share", "epsilon_lower_bound"),
         "Beyond the baseline of records that were never trained on, if those are alike.",
         measured_by=("probability", "exposure"),
     ),
-    EdpbQuestion(
-        _OPINION,
+    _opinion(
         "¶58 (e)(iii), (iv)",
         "How, when and on what was it tested, and where are the results?",
         _reports,
         "By whom, the controller adds. The hashes tie this page to the run folder.",
         "",
     ),
-    EdpbQuestion(_OPINION, "¶58 (f)", "What deployers and data subjects are told", _nothing, "", _FOR_YOU),
-    EdpbQuestion(_ASSESSMENT, "35(7)(a), (b)", "Purpose, necessity, proportionality", _nothing, "", _FOR_YOU),
-    EdpbQuestion(
-        _ASSESSMENT,
+    _opinion("¶58 (f)", "What deployers and data subjects are told", _nothing, "", _FOR_YOU),
+    _assessment("35(7)(a), (b)", "Purpose, necessity, proportionality", _nothing, "", _FOR_YOU),
+    _assessment(
         "35(7)(c)",
         "Likelihood of the risk, by kind of personal data",
         _by_kind,
         "Kinds that patterns find, or the data mark; texts that no pattern knows are not counted.",
         "data with such texts in the attacked suffixes (`audit secrets`) would",
     ),
-    EdpbQuestion(_ASSESSMENT, "35(7)(c)", "Severity of the risk for the person", _nothing, "", _FOR_YOU),
-    EdpbQuestion(
-        _ASSESSMENT,
+    _assessment("35(7)(c)", "Severity of the risk for the person", _nothing, "", _FOR_YOU),
+    _assessment(
         "35(7)(d)",
         "Was the residual risk held to a limit?",
         _held_to,

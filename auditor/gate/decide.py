@@ -191,11 +191,11 @@ def judge_rules(
         _check_names(tuple(scope.values()), [finding.key for finding in result.findings])
         judged = [scope["target"]] if scope["target"] else list(result.plan.get("defense", ())) or [UNDEFENDED]
         for name in dict.fromkeys(judged):
-            rows = _rows(result, name, scope["setting"], scope["attack"])
             if rule.of_claim:
                 cases.append(_held_to_claim(result, name, rule, scope["setting"], scope["attack"]))
                 continue
-            cases += [_case(row, rule, own, baseline) for row in _rows_for(rule.metric, rows, result)]
+            rows = _rows_for(rule.metric, result, {**scope, "target": name})
+            cases += [_case(row, rule, own, baseline) for row in rows]
             if not rows:  # another target's rows do not answer for this one
                 row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
                 cases.append(_Case(row, rule, "no row was measured"))
@@ -238,16 +238,13 @@ class _Case:
     seen: _Number | _LowerBound | _Claimed | str
 
 
-def _rows(result: AuditResult, target: str, setting: str | None, attack: str | None) -> list[Finding]:
-    return [
+def _rows_for(metric: str, result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
+    """The rows that answer for a metric: a probe has no recall, and an attack no exact probability."""
+    rows = [
         f
         for f in result.findings
-        if f.target == target and setting in (None, f.setting) and attack in (None, f.attack) and not f.not_applicable
+        if not f.not_applicable and all(name in (None, getattr(f, part)) for part, name in scope.items())
     ]
-
-
-def _rows_for(metric: str, rows: list[Finding], result: AuditResult) -> list[Finding]:
-    """The rows that answer for a metric: a probe has no recall, and an attack no exact probability."""
     measuring = {finding.attack for finding in result.findings if finding.measurement(metric)}
     return [row for row in rows if row.attack in measuring] or rows
 
@@ -260,25 +257,23 @@ def _held_to_claim(result: AuditResult, name: str, rule: Rule, setting: str | No
         return _Case(row, rule, "no row was measured")
     stands = partial(claims.assess_claim, result, target, setting=setting, attack=attack)
     if stands().claimed is None:
-        nominal = (
-            "" if target.nominal_epsilon is None else f" (its nominal epsilon {target.nominal_epsilon:.4g} is none)"
-        )
+        said = target.nominal_epsilon
+        nominal = "" if said is None else f" (its nominal epsilon {said:.4g} is none)"
         return _Case(row, rule, f"it claims no epsilon{nominal}: there is nothing to hold it to")
     return _Case(row, rule, _Claimed(stands))
 
 
 def _case(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None, baseline: Run | None) -> _Case:
     measured, derived = _measured(finding, rule, own)
-    if isinstance(measured, Measurement) and rule.metric in BOUNDS.values() and not rule.relative:
+    if isinstance(measured, str):
+        return _Case(finding.key, rule, measured)
+    if rule.metric in BOUNDS.values() and not rule.relative:
         return _Case(finding.key, rule, _lower_bound(finding, rule.metric))
-    if isinstance(measured, Measurement):
-        kept = None if own is None else own.get(finding.key)
-        alone = partial(_alone, rule, measured, kept, derived)
-        seen = _paired(finding, rule, own or {}, baseline) if rule.relative else alone()
-        if measured.unit in SHARES:
-            check_share(rule)
-        return _Case(finding.key, rule, seen)
-    return _Case(finding.key, rule, measured)
+    if measured.unit in SHARES:
+        check_share(rule)
+    if rule.relative:
+        return _Case(finding.key, rule, _paired(finding.key, rule, own or {}, baseline))
+    return _Case(finding.key, rule, _alone(rule, measured, (own or {}).get(finding.key), derived))
 
 
 def _nearest(wanted: str, known: Sequence[str]) -> str:
@@ -341,8 +336,7 @@ def _alone(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: b
     return _Number(seen, f"{rule.name} {measured.value:.4g}{other}", derived)
 
 
-def _paired(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret], baseline: Run | None) -> _Number | str:
-    row = finding.key
+def _paired(row: CellKey, rule: Rule, own: Mapping[CellKey, PerSecret], baseline: Run | None) -> _Number | str:
     if rule.against_undefended:
         if row.target == UNDEFENDED:
             return "it is the undefended model's own row: a form or a defense is held against it"
@@ -449,9 +443,7 @@ def _stands(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
 
 def one_sided_bounds(measurement: Measurement) -> Evidence:
     """One-sided bounds: exact for counts; for others from the two-sided 95% interval that is on record."""
-    if (
-        find_metric(measurement.name).exact and measurement.unit != "probability"
-    ):  # a mean of parts of texts is no count
+    if find_metric(measurement.name).exact and measurement.unit != "probability":  # a mean of parts is no count
         return BinomialCount(round(measurement.value * measurement.n), measurement.n)
     seen = RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)
     return EitherWay(seen) if measurement.unit == AUC else seen

@@ -19,19 +19,19 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_object
-from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, TextForm, TokenLogProbs
+from auditor.core.nouns import CellKey, PrefixToken, TextForm
 from auditor.records import weights
 from auditor.records.journal import (
     GUESSES,
     OBSERVATIONS,
     TOKENS,
+    CellJournal,
     _decode,
     _decode_observation,
     _decode_tokens,
     _encode,
     _encode_observation,
     _encode_tokens,
-    _Journal,
 )
 from auditor.records.listed import PLAN, SECRETS
 
@@ -43,16 +43,20 @@ Item = TypeVar("Item")
 
 
 class RunFolder:
-    """One run on disk. `create` starts it, `reopen` continues one that was interrupted: no other process may then."""
+    """One run on disk. `create` starts it, `reopen` continues one that was interrupted: no other process may then.
+
+    guesses, observations: finished secrets of the cells of attacks and of probes. tokens: those whose true suffix was
+    scored token by token, by target.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: FileLock | None = None
         self._new = False  # whether `create` began this run; one that is resumed is somebody's already
         self._ours = False  # whether `create` made the folder itself
-        self._guesses = _Journal(path / GUESSES, _encode, _decode)
-        self._observations = _Journal(path / OBSERVATIONS, _encode_observation, _decode_observation)
-        self._tokens = _Journal(path / TOKENS, _encode_tokens, _decode_tokens)
+        self.guesses = CellJournal(path / GUESSES, _encode, _decode)
+        self.observations = CellJournal(path / OBSERVATIONS, _encode_observation, _decode_observation)
+        self.tokens = CellJournal(path / TOKENS, _encode_tokens, _decode_tokens)
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
@@ -83,9 +87,9 @@ class RunFolder:
             raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {PLAN}")
         folder = cls(path)
         folder._lock = locks.acquire_lock(path)
-        folder._guesses.read()
-        folder._observations.read()
-        folder._tokens.read()
+        folder.guesses.read()
+        folder.observations.read()
+        folder.tokens.read()
         return folder
 
     def close(self) -> None:
@@ -184,22 +188,6 @@ class RunFolder:
         """What reports may tell of each secret (`details.secret_facts`): a column a key, no text."""
         disk.replace(self.path / SECRETS, json.dumps(facts))
 
-    def done(self, cell: CellKey) -> Mapping[str, Guesses]:
-        """The finished secrets of an attack's cell."""
-        return self._guesses.done(cell)
-
-    def append(self, cell: CellKey, batch: list[Guesses]) -> None:
-        """Adds finished secrets, flushed to disk before they count as done."""
-        self._guesses.append(cell, batch)
-
-    def observed(self, cell: CellKey) -> Mapping[str, Observation]:
-        """The finished secrets of a probe's cell."""
-        return self._observations.done(cell)
-
-    def observe(self, cell: CellKey, batch: list[Observation]) -> None:
-        """As `append`; a second observation of a secret takes the place of the first."""
-        self._observations.append(cell, batch)
-
     def facts(self, cell: CellKey) -> dict[str, float]:
         """What `save_facts` was given of it; empty where it was given nothing."""
         return self._facts().get(str(cell), {})
@@ -214,14 +202,6 @@ class RunFolder:
         held = read_object(path, "what probes found of each cell") if path.exists() else {}
         found: dict[str, dict[str, float]] = from_json(dict[str, dict[str, float]], held, str(path))
         return found
-
-    def scored(self, target: str) -> Mapping[str, TokenLogProbs]:
-        """The secrets whose true suffix was scored under this target, token by token."""
-        return self._tokens.done(target)
-
-    def score(self, target: str, batch: list[TokenLogProbs]) -> None:
-        """As `append`."""
-        self._tokens.append(target, batch)
 
     def state_path(self, name: str) -> Path:
         """Where an attack's tuned state lies (`runs/states.py`)."""

@@ -20,10 +20,11 @@ Record = TypeVar("Record", Guesses, Observation, TokenLogProbs)
 
 
 @dataclass
-class _Journal(Generic[Key, Record]):
+class CellJournal(Generic[Key, Record]):
     """Finished secrets by cell (or target), one line of JSON each: on disk before they count, and read where asked for.
 
-    In memory is where each line begins: the guesses of all secrets together are larger than any model.
+    In memory is where each line begins: the guesses of all secrets together are larger than any model. A second record
+    of a secret takes the place of the first.
     """
 
     path: Path

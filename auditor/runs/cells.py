@@ -201,7 +201,7 @@ class AttackCell(Cell):
     def _judged(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
         """The answers held against the secrets, read one by one; what each cost, without its candidates; and what of
         personal data they hold."""
-        done, costs = self.audit.folder.done(self.key), list[Guesses]()
+        done, costs = self.audit.folder.guesses.done(self.key), list[Guesses]()
 
         def read() -> Iterator[Guesses]:
             for guesses in map(done.__getitem__, answered):
@@ -217,14 +217,14 @@ class AttackCell(Cell):
 
     def _seen(self, asked: Sequence[Query]) -> PerSecret:
         """What was found of these, as far as they have an answer."""
-        done = self.audit.folder.done(self.key)
+        done = self.audit.folder.guesses.done(self.key)
         outcome, _, kinds = self._judged([query.id for query in asked if query.id in done])
         held = {kind: [found.get(id, math.nan) for id in outcome.ids] for kind, found in kinds.items()}
         return PerSecret.of(outcome, held)
 
     def _guess(self, state: State) -> tuple[list[str], list[str]]:
         """Attacks what an interrupted run has not; returns what was asked, and what of it has an answer."""
-        done, target = self.audit.folder.done(self.key), self.target
+        done, target = self.audit.folder.guesses.done(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
         queries = self.attack.queries(self.view, known)
@@ -233,7 +233,7 @@ class AttackCell(Cell):
 
         def ask(some: Sequence[Query]) -> None:
             for found in self._found(work, [query for query in some if query.id not in done]):
-                self.audit.folder.append(self.key, found.of)
+                self.audit.folder.guesses.append(self.key, found.of)
                 self._progress(len(done), len(queries))
                 if self.setting is TEXT_ONLY:
                     target.spending.seconds += found.seconds
@@ -256,7 +256,7 @@ class CorpusCell(AttackCell):
         _, drawn = self._guess(state)
         if not drawn:
             raise NotApplicable("the budget pays for no whole generation")
-        found = generations.judge_generations(self.key, attack, audit.folder.done(self.key), drawn, corpus)
+        found = generations.judge_generations(self.key, attack, audit.folder.guesses.done(self.key), drawn, corpus)
         if self.setting is TEXT_ONLY:
             self.target.spending.charge(view, attack, found.costs)
         self.collector.written(self.key, found)
@@ -310,15 +310,15 @@ class ProbeCell(Cell):
     def _observe(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
         """The secrets that were asked, each with its observation, those of an interrupted run included."""
         folder, probe, (seen_before, facts) = self.audit.folder, self.probe, self._seen_before()
-        done = folder.observed(self.key)
+        done = folder.observations.done(self.key)
         self._refuse_others(done, {secret.id for secret in secrets})
         work = ProbeWork(self.key, self.view.allowance, self.target.spending.meter)
 
         def ask(some: Sequence[Secret]) -> None:
             if known := [seen_before[secret.id] for secret in some if secret.id in seen_before.keys() - done.keys()]:
-                folder.observe(self.key, known)
+                folder.observations.append(self.key, known)
             for found in self._found(work, [secret for secret in some if secret.id not in done]):
-                folder.observe(self.key, found.of)
+                folder.observations.append(self.key, found.of)
                 self._progress(len(done), len(secrets))
 
         secrets = self._ask(secrets, ask, self._seen)
@@ -328,13 +328,13 @@ class ProbeCell(Cell):
         completed = probe.complete(secrets, seen)
         changed = [observation for observation in completed if observation != done[observation.secret]]
         if changed:
-            folder.observe(self.key, changed)
+            folder.observations.append(self.key, changed)
         seen_before |= {observation.secret: observation for observation in completed}
         return secrets, Observed(completed, facts)
 
     def _seen(self, asked: Sequence[Secret]) -> PerSecret:
         """What was observed of these."""
-        done = self.audit.folder.observed(self.key)
+        done = self.audit.folder.observations.done(self.key)
         kept = self.probe.per_secret(asked, Observed([done[secret.id] for secret in asked]))
         numbers = {name: np.array(values, dtype=float) for name, values in kept.items()}
         member = np.array([secret.member for secret in asked], dtype=bool)

@@ -176,13 +176,13 @@ class _Rows:
     def observed(self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, NDArray[np.float64]]) -> None:
         """Numbers by record, of which those of the row are worked out again."""
         told = ({name: float(column[i]) for name, column in values.items()} for i in range(len(secrets)))
-        self.folder.observe(key, [Observation(one.id, own) for one, own in zip(secrets, told, strict=True)])
+        self.folder.observations.append(key, [Observation(one.id, own) for one, own in zip(secrets, told, strict=True)])
         ids, member, times = ([getattr(s, name) for s in secrets] for name in ("id", "member", "repeats"))
         for name, column in values.items():
             self.columns += [Column(kind, key, name, ids, column, member, times) for kind in (MEASURED, OBSERVED)]
 
     def guessed(self, key: CellKey, secrets: Sequence[Secret], guesses: Sequence[Guesses]) -> None:
-        self.folder.append(key, list(guesses))
+        self.folder.guesses.append(key, list(guesses))
         self.shown, self.guesses[str(key)] = tuple(secrets), {one.secret: one for one in guesses}
 
 

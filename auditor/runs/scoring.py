@@ -137,13 +137,13 @@ def token_likelihoods(audit: Audit, target: Target) -> Answers:
     floor. What is found of members is kept in the run folder, but not of a companion: that is no model to mend.
     """
     folder, size = audit.folder, audit.batch_size
-    done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.scored(target.name)
+    done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.tokens.done(target.name)
     own: dict[str, float] = {}
     for some in score_tokens(target, [s for s in target.secrets if s.member and s.id not in done], size):
         if target.companion:
             own |= _means(some)
         else:
-            folder.score(target.name, some)
+            folder.tokens.append(target.name, some)
     others = itertools.chain(*score_tokens(target, [s for s in target.secrets if not s.member], size))
     return Answers("likelihood", "nats a token", own or _means(done.values()), _means(others))
 

@@ -45,7 +45,9 @@ def submit(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey,
     out. Raises AuditError where the attack gave no guesses or the file cannot be written.
     """
     cell = CellKey(UNDEFENDED, "text-only" if attacks.setting == "text-only" else "white-box", attacks.attack[0])
-    members = [(g.ranked[0], row) for g in folder.done(cell).values() if (row := example_row(g.secret)) is not None]
+    members = [
+        (g.ranked[0], row) for g in folder.guesses.done(cell).values() if (row := example_row(g.secret)) is not None
+    ]
     if not members:
         raise AuditError(f"no submission was written: expected guesses of {cell}, got none, see the report")
     lines = io.StringIO()

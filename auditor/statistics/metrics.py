@@ -32,6 +32,8 @@ AT_LEAST, AT_MOST = "_at_least", "_at_most"  # the ends of a bracket, where no m
 
 Columns = Mapping[str, NDArray[np.float64]]  # numbers kept of each secret, (secrets,), by what they are the mean of
 
+OfSecrets = Callable[[Outcome], NDArray[np.float64] | NDArray[np.bool_]]
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -53,7 +55,7 @@ class Metric:
     place: int = 0  # of its column in a table of several runs, which `short` heads; 0: it has none
     varies: bool = False  # it has that column only where it is not the same in every row
     note: str = ""
-    values: Callable[[Outcome], NDArray[np.float64] | NDArray[np.bool_]] | None = None  # NaN where nothing is known
+    values: OfSecrets | None = None  # NaN where nothing is known
     among: Callable[[Outcome], NDArray[np.bool_]] | None = None  # all of them where None
     trait: str = ""  # of the outcome, without which it is not measured
     errors: Callable[[int, int], int] | None = None  # wrong guesses, of the number of secrets and the family's number
@@ -216,6 +218,12 @@ def _against_likelihood(o: Outcome) -> NDArray[np.float64]:
     return np.where(np.isnan(passed), np.nan, o.hit & (passed == 1))
 
 
+def _right_and_wrong(name: str, title: str, unit: str, values: OfSecrets, trait: str = "") -> Iterator[Metric]:
+    """The same number of right first guesses, and of wrong ones."""
+    for end, among in (("right", lambda o: o.hit), ("wrong", lambda o: ~o.hit)):
+        yield Metric(f"{name}_{end}", title.format(end), unit, trait=trait, values=values, among=among)
+
+
 def _by_person(name: str, title: str) -> Metric:
     return Metric(
         *(name, title, "probability"),
@@ -278,39 +286,16 @@ METRICS = (
         trait="rank",
         values=lambda o: o.traits["rank"] <= 3,
     ),
-    Metric(
-        "count_right",
-        "Samples equal to the first guess, where it is right",
-        "samples",
-        trait="count",
-        values=lambda o: o.traits["count"],
-        among=lambda o: o.hit,
+    *_right_and_wrong(
+        "count", "Samples equal to the first guess, where it is {}", "samples", lambda o: o.traits["count"], "count"
     ),
-    Metric(
-        "count_wrong",
-        "Samples equal to the first guess, where it is wrong",
-        "samples",
-        trait="count",
-        values=lambda o: o.traits["count"],
-        among=lambda o: ~o.hit,
-    ),
-    Metric("score_right", "Score of right first guesses", "score", values=lambda o: o.score, among=lambda o: o.hit),
-    Metric("score_wrong", "Score of wrong first guesses", "score", values=lambda o: o.score, among=lambda o: ~o.hit),
-    Metric(
-        "min_probability_right",
-        "Least token probability of right first guesses",
+    *_right_and_wrong("score", "Score of {} first guesses", "score", lambda o: o.score),
+    *_right_and_wrong(
+        "min_probability",
+        "Least token probability of {} first guesses",
         "probability",
-        trait="min_log_prob",
-        values=lambda o: np.exp(o.traits["min_log_prob"]),
-        among=lambda o: o.hit,
-    ),
-    Metric(
-        "min_probability_wrong",
-        "Least token probability of wrong first guesses",
-        "probability",
-        trait="min_log_prob",
-        values=lambda o: np.exp(o.traits["min_log_prob"]),
-        among=lambda o: ~o.hit,
+        lambda o: np.exp(o.traits["min_log_prob"]),
+        "min_log_prob",
     ),
     Metric(
         "right_against_likelihood",

@@ -21,6 +21,7 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.records.folder import RunFolder
+from auditor.records.journal import CellJournal
 from auditor.statistics import intervals, ranking
 
 Said = pytest.CaptureFixture[str]
@@ -291,7 +292,7 @@ def test_a_written_submission_scores_as_the_run_did(world: Path, ran: Path) -> N
 
 
 def test_the_submission_holds_the_attacked_rows_surest_first(world: Path, ran: Path) -> None:
-    guesses = RunFolder.reopen(ran).done(CellKey("undefended", "white-box", "perplexity"))
+    guesses = RunFolder.reopen(ran).guesses.done(CellKey("undefended", "white-box", "perplexity"))
     scores = {int(g.secret[-6:]): g.ranked[0] for g in guesses.values() if g.secret.startswith("example-")}
     rows = submitted(ran / "out.csv")
     assert {row for row, _ in rows} == set(scores) and len(rows) == len(scores) == 31  # 39 unique rows, a fifth known
@@ -333,7 +334,7 @@ def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_n
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append", interrupted)
+        patch.setattr(CellJournal, "append", interrupted)
         assert call(command(world, tmp_path / "run", *flags)) == 130
     assert not (tmp_path / "out.csv").exists()
     assert call(["run", "--resume", str(tmp_path / "run"), "--submission", str(tmp_path / "out.csv")]) == 0

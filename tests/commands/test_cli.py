@@ -32,6 +32,7 @@ from auditor.core.nouns import CellKey, Guesses, Observation
 from auditor.models.loading import load
 from auditor.records import details
 from auditor.records.folder import RunFolder
+from auditor.records.journal import GUESSES, OBSERVATIONS, CellJournal
 from auditor.records.table import TABLE
 from tests.conftest import fits_schema
 
@@ -161,7 +162,7 @@ def value(row: dict[str, Any], name: str) -> float:
 def guesses(folder: Path) -> dict[tuple[str, str], Guesses]:
     held = RunFolder.reopen(folder)
     cells = {json.loads(line)["cell"] for line in (folder / "guesses.jsonl").read_text().splitlines()}
-    return {(cell, secret): found for cell in cells for secret, found in held.done(CellKey.read(cell)).items()}
+    return {(cell, secret): found for cell in cells for secret, found in held.guesses.done(CellKey.read(cell)).items()}
 
 
 def assert_same_guesses(found: Path, expected: Path) -> None:
@@ -543,15 +544,15 @@ def test_an_interrupted_run_resumes_to_the_same_end(
     budgeted: Path, world: Path, tmp_path: Path, monkeypatch: Patch, said: Said, cut: int
 ) -> None:
     """Ctrl-C instead of the cut-th write: what was written before stays, and a torn last line does no harm."""
-    out, append, calls = tmp_path / "run", RunFolder.append, [0]
+    out, append, calls = tmp_path / "run", CellJournal.append, [0]
 
-    def interrupted(self: RunFolder, cell: str, batch: list[Guesses]) -> None:
-        calls[0] += 1
+    def interrupted(self: Any, cell: str, batch: list[Guesses]) -> None:
+        calls[0] += self.path.name == GUESSES
         if calls[0] == cut:
             raise KeyboardInterrupt
         append(self, cell, batch)
 
-    monkeypatch.setattr(RunFolder, "append", interrupted)
+    monkeypatch.setattr(CellJournal, "append", interrupted)
     assert call(everything(world, out)) == 130
     assert "Continue with: audit run --resume" in " ".join(said.readouterr().err.split())
     assert not (out / "result.json").exists()
@@ -560,7 +561,7 @@ def test_an_interrupted_run_resumes_to_the_same_end(
     if cut > 1:
         whole = (out / "guesses.jsonl").read_bytes()
         (out / "guesses.jsonl").write_bytes(whole[:-7])  # the machine died in the middle of the last line
-    monkeypatch.setattr(RunFolder, "append", append)
+    monkeypatch.setattr(CellJournal, "append", append)
     assert call(["run", "--resume", str(out)]) == 0
     assert_same_guesses(out, budgeted)
     lines = (out / "guesses.jsonl").read_text().splitlines()
@@ -606,16 +607,17 @@ def test_a_stopped_budget_is_neither_spent_twice_nor_forgotten(world: Path, tmp_
     """Killed inside the claim and resumed: the same secrets are covered, by the same tokens, at the same price."""
     flags = [*ETHICIST, *pmixed(world, "--setting", "text-only", "-D", "queries=500")]
     assert call(command(world, tmp_path / "whole", *flags)) == 0
-    calls, append = [0], RunFolder.append
+    calls, append = [0], CellJournal.append
 
-    def interrupted(self: RunFolder, cell: CellKey, batch: list[Any]) -> None:
-        calls[0] += cell.target == "pmixed"
-        if calls[0] == 1:
+    def interrupted(self: Any, cell: CellKey, batch: list[Any]) -> None:
+        wanted = self.path.name == GUESSES and cell.target == "pmixed"
+        calls[0] += wanted
+        if wanted and calls[0] == 1:
             append(self, cell, batch[:2])  # two secrets are on disk when it dies
             raise KeyboardInterrupt
         append(self, cell, batch)
 
-    monkeypatch.setattr(RunFolder, "append", interrupted)
+    monkeypatch.setattr(CellJournal, "append", interrupted)
     out = tmp_path / "cut"
     assert call(command(world, out, *flags)) == 130
     assert sum(cell.startswith("pmixed") for cell, _ in guesses(out)) == 2
@@ -707,7 +709,7 @@ def test_a_plug_in_file_runs_and_resumes(world: Path, tmp_path: Path, monkeypatc
     )
     out = tmp_path / "run"
     flags = ["--plugin", str(mine), "--attack", "votes", "-A", "votes.power=2"]
-    monkeypatch.setattr(RunFolder, "append", interrupt)
+    monkeypatch.setattr(CellJournal, "append", interrupt)
     assert call(command(world, out, *flags)) == 130
     monkeypatch.undo()
     assert f"--resume {out} --plugin {mine}" in said.readouterr().err
@@ -842,17 +844,17 @@ def test_an_interrupted_probe_resumes_to_the_same_end(
     measured: Path, world: Path, tmp_path: Path, monkeypatch: Patch, cut: int
 ) -> None:
     """The third write is what takes all secrets: the members' p-values against the non-members."""
-    out, calls, observe = tmp_path / "run", [0], RunFolder.observe
+    out, calls, append = tmp_path / "run", [0], CellJournal.append
 
-    def interrupted(self: RunFolder, cell: str, batch: list[Observation]) -> None:
-        calls[0] += 1
+    def interrupted(self: Any, cell: str, batch: list[Observation]) -> None:
+        calls[0] += self.path.name == OBSERVATIONS
         if calls[0] == cut:
             raise KeyboardInterrupt
-        observe(self, cell, batch)
+        append(self, cell, batch)
 
-    monkeypatch.setattr(RunFolder, "observe", interrupted)
+    monkeypatch.setattr(CellJournal, "append", interrupted)
     assert call(probed(world, out)) == 130
-    monkeypatch.setattr(RunFolder, "observe", observe)
+    monkeypatch.setattr(CellJournal, "append", append)
     assert call(["run", "--resume", str(out)]) == 0
     for one, other in zip(result(out)["findings"], result(measured)["findings"], strict=True):
         for mine, theirs in zip(one["measurements"], other["measurements"], strict=True):
@@ -1228,7 +1230,7 @@ def test_an_unexpected_error_is_ours(monkeypatch: Patch, said: Said, world: Path
     def bug(*_: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(RunFolder, "append", bug)
+    monkeypatch.setattr(CellJournal, "append", bug)
     assert call(command(world, tmp_path / "out", "--attack", "perplexity")) == 3
     assert "please report it" in said.readouterr().err
 

@@ -65,16 +65,16 @@ def test_guesses_come_back_exactly(
     """Bit for bit, whatever the scores, cells and secrets are called."""
     folder = RunFolder.create(tmp_path_factory.mktemp("x") / "run", "n", {})
     for cell, batch in cells.items():
-        folder.append(cell, batch)
+        folder.guesses.append(cell, batch)
     again = RunFolder.reopen(folder.path)
     for cell, batch in cells.items():
-        assert again.done(cell) == folder.done(cell) == {g.secret: g for g in batch}
+        assert again.guesses.done(cell) == folder.guesses.done(cell) == {g.secret: g for g in batch}
 
 
 @pytest.mark.parametrize("score", [0.1 + 0.2, 1e-320, -0.0, math.inf, -math.inf, 5e300])
 def test_scores_keep_every_bit(folder: RunFolder, score: float) -> None:
-    folder.append(CELL, [Guesses("s", (Guess((1,), score),), 1, 1)])
-    kept = RunFolder.reopen(folder.path).done(CELL)["s"].ranked[0].score
+    folder.guesses.append(CELL, [Guesses("s", (Guess((1,), score),), 1, 1)])
+    kept = RunFolder.reopen(folder.path).guesses.done(CELL)["s"].ranked[0].score
     assert kept.hex() == score.hex()
 
 
@@ -82,16 +82,16 @@ def test_lines_of_an_older_version_are_read(folder: RunFolder) -> None:
     ranked = '"ranked": [[[3, 1], -0.5, 2]], "samples": 2, "drawn": 4, "near_boundary": 0'
     line = f'{{"cell": "t/white-box/a", "secret": "s", {ranked}}}'
     (folder.path / "guesses.jsonl").write_text(line + "\n")
-    assert RunFolder.reopen(folder.path).done(CELL)["s"] == Guesses("s", (Guess((3, 1), -0.5, 2),), 2, 4)
+    assert RunFolder.reopen(folder.path).guesses.done(CELL)["s"] == Guesses("s", (Guess((3, 1), -0.5, 2),), 2, 4)
 
 
 def test_cells_do_not_mix(folder: RunFolder) -> None:
-    folder.append(CellKey("t", "text-only", "a"), [answer("s1"), answer("s2")])
-    folder.append(CellKey("t", "white-box", "a"), [answer("s1", score=-9.0)])
+    folder.guesses.append(CellKey("t", "text-only", "a"), [answer("s1"), answer("s2")])
+    folder.guesses.append(CellKey("t", "white-box", "a"), [answer("s1", score=-9.0)])
     again = RunFolder.reopen(folder.path)
-    assert list(again.done(CellKey("t", "text-only", "a"))) == ["s1", "s2"]
-    assert again.done(CellKey("t", "white-box", "a")) == {"s1": answer("s1", score=-9.0)}
-    assert again.done(CellKey("t", "text-only", "b")) == {}
+    assert list(again.guesses.done(CellKey("t", "text-only", "a"))) == ["s1", "s2"]
+    assert again.guesses.done(CellKey("t", "white-box", "a")) == {"s1": answer("s1", score=-9.0)}
+    assert again.guesses.done(CellKey("t", "text-only", "b")) == {}
 
 
 def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +101,13 @@ def test_guesses_are_on_disk_before_they_count(folder: RunFolder, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(AuditError, match="no space"):
-        folder.append(CELL, [answer("s1")])
-    assert folder.done(CELL) == {}
+        folder.guesses.append(CELL, [answer("s1")])
+    assert folder.guesses.done(CELL) == {}
 
 
 def test_what_was_half_appended_is_taken_back(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a full disk: the file ends with a whole line, for whoever reads it before the run goes on."""
-    folder.append(CELL, [answer("s1")])
+    folder.guesses.append(CELL, [answer("s1")])
     whole = (folder.path / "guesses.jsonl").read_bytes()
 
     def full(_: int) -> None:
@@ -115,26 +115,26 @@ def test_what_was_half_appended_is_taken_back(folder: RunFolder, monkeypatch: py
 
     with monkeypatch.context() as patch, pytest.raises(AuditError, match="no space"):
         patch.setattr(os, "fsync", full)
-        folder.append(CELL, [answer("s2")])
+        folder.guesses.append(CELL, [answer("s2")])
     assert (folder.path / "guesses.jsonl").read_bytes() == whole
-    folder.append(CELL, [answer("s3")])
-    assert list(folder.done(CELL)) == list(RunFolder.reopen(folder.path).done(CELL)) == ["s1", "s3"]
+    folder.guesses.append(CELL, [answer("s3")])
+    assert list(folder.guesses.done(CELL)) == list(RunFolder.reopen(folder.path).guesses.done(CELL)) == ["s1", "s3"]
 
 
 def test_what_is_finished_is_not_kept_in_memory(folder: RunFolder) -> None:
     """Of 20,000 secrets the guesses are larger than any model: they are read again where they are asked for."""
     guesses = answer("s1")
     alive = weakref.ref(guesses)
-    folder.append(CELL, [guesses])
+    folder.guesses.append(CELL, [guesses])
     del guesses
     gc.collect()
-    assert alive() is None and folder.done(CELL)["s1"] == answer("s1")
+    assert alive() is None and folder.guesses.done(CELL)["s1"] == answer("s1")
 
 
 def test_a_run_that_goes_on_reads_what_it_wrote(folder: RunFolder) -> None:
     """A journal may round: what is worked out of it is the same whether or not the run was interrupted."""
-    folder.score("undefended", [TokenLogProbs("s1", (-0.123456789, -2.5))])
-    assert folder.scored("undefended") == RunFolder.reopen(folder.path).scored("undefended")
+    folder.tokens.append("undefended", [TokenLogProbs("s1", (-0.123456789, -2.5))])
+    assert folder.tokens.done("undefended") == RunFolder.reopen(folder.path).tokens.done("undefended")
 
 
 def test_a_lead_that_is_lost_is_not_taken_for_none(tmp_path: Path) -> None:
@@ -151,18 +151,18 @@ def test_a_lead_that_is_lost_is_not_taken_for_none(tmp_path: Path) -> None:
 
 
 def test_a_broken_line_is_told_with_what_to_do(folder: RunFolder) -> None:
-    folder.append(CELL, [answer("s1"), answer("s2")])
+    folder.guesses.append(CELL, [answer("s1"), answer("s2")])
     file = folder.path / "guesses.jsonl"
     first, second = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(first + second[:20] + b"\n")
     with pytest.raises(AuditError, match=r"guesses\.jsonl, line 2: .*; without that line its secret is done again"):
         RunFolder.reopen(folder.path)
     file.write_bytes(first)
-    assert list(RunFolder.reopen(folder.path).done(CELL)) == ["s1"]
+    assert list(RunFolder.reopen(folder.path).guesses.done(CELL)) == ["s1"]
 
 
 def test_a_line_without_a_guess_is_told_too(folder: RunFolder) -> None:
-    folder.append(CELL, [answer("s1")])
+    folder.guesses.append(CELL, [answer("s1")])
     file = folder.path / "guesses.jsonl"
     file.write_text(json.dumps({**json.loads(file.read_text()), "ranked": []}) + "\n")
     with pytest.raises(AuditError, match=r"guesses\.jsonl, line 1: expected a finished secret"):
@@ -172,15 +172,15 @@ def test_a_line_without_a_guess_is_told_too(folder: RunFolder) -> None:
 @pytest.mark.parametrize("lost", [1, 2, 20])
 def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(folder: RunFolder, lost: int) -> None:
     """lost=1: only the newline is missing."""
-    folder.append(CELL, [answer("s1"), answer("s2")])
+    folder.guesses.append(CELL, [answer("s1"), answer("s2")])
     file = folder.path / "guesses.jsonl"
     file.write_bytes(file.read_bytes()[:-lost])
     again = RunFolder.reopen(folder.path)
-    assert list(again.done(CELL)) == ["s1"]
-    again.append(CELL, [answer("s2", score=-3.0), answer("s3")])
+    assert list(again.guesses.done(CELL)) == ["s1"]
+    again.guesses.append(CELL, [answer("s2", score=-3.0), answer("s3")])
     assert mode(file) == 0o600
     third = RunFolder.reopen(folder.path)
-    assert third.done(CELL) == {"s1": answer("s1"), "s2": answer("s2", score=-3.0), "s3": answer("s3")}
+    assert third.guesses.done(CELL) == {"s1": answer("s1"), "s2": answer("s2", score=-3.0), "s3": answer("s3")}
     assert all(json.loads(line) for line in file.read_text().splitlines())
 
 
@@ -215,7 +215,7 @@ def test_a_state_is_there_whole_or_not_at_all(folder: RunFolder, monkeypatch: py
 def test_modes(folder: RunFolder) -> None:
     before = os.umask(0)
     try:
-        folder.append(CELL, [answer("s1")])
+        folder.guesses.append(CELL, [answer("s1")])
         states.save(folder, "a", {})
         other = RunFolder.create(folder.path.parent / "open", "n", {})
     finally:
@@ -300,7 +300,7 @@ def test_a_refused_run_does_not_give_latest_back(tmp_path: Path, monkeypatch: py
     """`audit gate runs/latest` after it would judge the run before, which is about another model."""
     monkeypatch.chdir(tmp_path)
     real = RunFolder.create(None, "real", {})
-    real.append(CELL, [answer("s1")])
+    real.guesses.append(CELL, [answer("s1")])
     RunFolder.create(None, "refused", {}).discard_if_empty()
     assert not (Path("runs") / "latest").is_symlink() and real.path.is_dir()
 
@@ -323,25 +323,25 @@ def test_a_users_empty_folder_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["guesses", "state"])
 def test_what_was_found_out_is_not_discarded(folder: RunFolder, what: str) -> None:
     if what == "guesses":
-        folder.append(CELL, [answer("s1")])
+        folder.guesses.append(CELL, [answer("s1")])
     else:
         states.save(folder, "a", {"epoch": 1})
     folder.discard_if_empty()
     again = RunFolder.reopen(folder.path)
-    assert again.done(CELL) if what == "guesses" else states.load(again, "a")
+    assert again.guesses.done(CELL) if what == "guesses" else states.load(again, "a")
 
 
 def test_a_resumed_run_is_not_discarded(tmp_path: Path) -> None:
     """It was interrupted before its first guess; that its data cannot be read now must not cost its plan."""
-    RunFolder.create(tmp_path / "run", "run", {"seed": 3}).score("undefended", [TokenLogProbs("s1", (-0.5,))])
+    RunFolder.create(tmp_path / "run", "run", {"seed": 3}).tokens.append("undefended", [TokenLogProbs("s1", (-0.5,))])
     RunFolder.reopen(tmp_path / "run").discard_if_empty()
     again = RunFolder.reopen(tmp_path / "run")
-    assert again.plan() == {"seed": 3} and again.scored("undefended")
+    assert again.plan() == {"seed": 3} and again.tokens.done("undefended")
 
 
 def test_tokens_alone_do_not_keep_a_refused_run(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "run", {})
-    folder.score("undefended", [TokenLogProbs("s1", (-0.5,))])
+    folder.tokens.append("undefended", [TokenLogProbs("s1", (-0.5,))])
     folder.discard_if_empty()
     assert os.listdir(tmp_path) == []
 
@@ -365,17 +365,20 @@ def test_batched_loses_nobody_and_waits_for_nobody(count: int, size: int) -> Non
 
 def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(folder: RunFolder) -> None:
     first, other = Observation("s1", {"log_p": -math.inf, "bits": 0.1 + 0.2}), Observation("s2", {"log_p": -1e-320})
-    folder.observe(CellKey("t", "white-box", "p"), [first, other])
+    folder.observations.append(CellKey("t", "white-box", "p"), [first, other])
     again = RunFolder.reopen(folder.path)
-    assert again.observed(CellKey("t", "white-box", "p")) == {"s1": first, "s2": other}
-    assert again.observed(CellKey("t", "white-box", "q")) == {} and again.done(CellKey("t", "white-box", "p")) == {}
+    assert again.observations.done(CellKey("t", "white-box", "p")) == {"s1": first, "s2": other}
+    assert (
+        again.observations.done(CellKey("t", "white-box", "q")) == {}
+        and again.guesses.done(CellKey("t", "white-box", "p")) == {}
+    )
     second = Observation("s1", {**first.values, "conformal_p": 0.5})
-    again.observe(CellKey("t", "white-box", "p"), [second])
+    again.observations.append(CellKey("t", "white-box", "p"), [second])
     file = folder.path / "observations.jsonl"
     assert mode(file) == 0o600
     file.write_bytes(file.read_bytes() + b'{"cell": "t/wor')  # the machine died in the next line
     third = RunFolder.reopen(folder.path)
-    assert third.observed(CellKey("t", "white-box", "p")) == {"s1": second, "s2": other}
+    assert third.observations.done(CellKey("t", "white-box", "p")) == {"s1": second, "s2": other}
     third.save_facts(CellKey("t", "white-box", "p"), {"games": 200.0, "covered": math.inf})
     third.save_facts(CellKey("t", "white-box", "q"), {})
     assert mode(folder.path / "facts.json") == 0o600

@@ -27,7 +27,7 @@ from auditor.core.result import Finding, Measurement
 from auditor.core.streams import generator
 from auditor.records import details, texts
 from auditor.records import names as naming
-from auditor.records.folder import RunFolder
+from auditor.records.journal import GUESSES, CellJournal
 from auditor.training.finetune import fit
 from tests.conftest import save_tiny
 
@@ -200,15 +200,16 @@ def test_sweeps_reproductions_and_submissions_tell_nothing(world: Path, outside:
 
 
 def test_an_interrupted_run_tells_nothing(world: Path, outside: Path, capfd: Said, monkeypatch: Patch) -> None:
-    append = RunFolder.append
+    append = CellJournal.append
 
-    def stop(folder: RunFolder, cell: str, batch: list[object]) -> None:
-        append(folder, cell, batch)  # type: ignore[arg-type]
-        raise KeyboardInterrupt
+    def stop(journal: CellJournal, cell: str, batch: list[object]) -> None:
+        append(journal, cell, batch)
+        if journal.path.name == GUESSES:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunFolder, "append", stop)
+    monkeypatch.setattr(CellJournal, "append", stop)
     assert call(asked(world, "--attack", "zlib", "-o", "cut")) == 130
-    monkeypatch.setattr(RunFolder, "append", append)
+    monkeypatch.setattr(CellJournal, "append", append)
     assert_for_the_owner(Path("cut"))
     assert call(["run", "--resume", "cut"]) == 0
     said = capfd.readouterr()

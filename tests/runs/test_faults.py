@@ -52,9 +52,10 @@ def run(tmp_path: Path) -> Path:
     facts = {"id": ids, "alias": ids, "member": [True] * n, "repeats": repeats, "canary": [False] * n}
     facts |= {"length": [2] * n, "group": [None] * n}
     (folder.path / "secrets.json").write_text(json.dumps(facts))
-    folder.append(CellKey("undefended", "white-box", "a"), [Guesses(one, (Guess((1, 2), -0.5),), 1, 2) for one in ids])
-    folder.observe(CellKey("undefended", "white-box", "a"), [Observation("s1", {"log_p": -0.5})])
-    folder.score("undefended", [TokenLogProbs("s1", (-0.25, -0.25))])
+    cell = CellKey("undefended", "white-box", "a")
+    folder.guesses.append(cell, [Guesses(one, (Guess((1, 2), -0.5),), 1, 2) for one in ids])
+    folder.observations.append(cell, [Observation("s1", {"log_p": -0.5})])
+    folder.tokens.append("undefended", [TokenLogProbs("s1", (-0.25, -0.25))])
     states.save(folder, "a", {"epoch": 1})
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
     distance = np.where(hit, 0, 5)

@@ -91,7 +91,7 @@ def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     result = run(asked, site, folder)
     assert [finding.key for finding in result.findings] == check_plan(asked).cells()
     assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
-    held = folder.done(CellKey("undefended", "white-box", "perplexity"))
+    held = folder.guesses.done(CellKey("undefended", "white-box", "perplexity"))
     assert sorted(held) == sorted(secret.id for secret in Held().secrets)
 
 

@@ -97,7 +97,7 @@ def test_other_weights_in_their_place_are_refused_by_name(plan: Plan, tmp_path: 
 def test_answers_of_nobody_knows_which_weights_are_refused(plan: Plan, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "name", {})
     folder.check_weights(plan_weights.digests_of_plan(plan))
-    folder.append(CellKey("t", "white-box", "a"), [Guesses("s", (Guess((1,), 0.0),), 1, 1)])
+    folder.guesses.append(CellKey("t", "white-box", "a"), [Guesses("s", (Guess((1,), 0.0),), 1, 1)])
     folder.check_weights({})  # the lab
     with pytest.raises(AuditError, match="an older version made it"):
         folder.check_weights(plan_weights.digests_of_plan(plan))
