@@ -225,7 +225,7 @@ def held(folder: Path) -> tuple[AuditResult, dict[CellKey, dict[str, object]]]:
     result: AuditResult = from_json(AuditResult, json.loads((folder / "result.json").read_text()))
     run = RunFolder.reopen(folder)
     run.close()
-    rows = {f.key: {**run.done(f.key), **run.observed(f.key)} for f in result.findings}
+    rows = {f.key: {**run.guesses.done(f.key), **run.observations.done(f.key)} for f in result.findings}
     return result, rows
 
 
