@@ -9,9 +9,12 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from peft import PeftModel
 from torch import Tensor
 from torch.nn.utils import prune
@@ -22,6 +25,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense, Scenario
 
+_GGUF = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "bf16", "f16")
 _GROUP = 64  # weights of a row that share a scale
 
 
@@ -31,16 +35,21 @@ class DeployedForm(Defense):
 
     claims: ClassVar[str] = "none: a form in which the model is deployed"
 
+    def claim(self, scenario: Scenario, spent: int) -> None:
+        """Nothing is promised; asked before anything else, so that what has no weights here is refused by then."""
+        self._whole(scenario.target)
+
     def protect(self, scenario: Scenario) -> LanguageModel:
-        target = scenario.target
-        if not isinstance(target, HuggingFaceModel):
-            raise AuditError(
-                f"expected a transformers model for {self.name}, whose weights it changes: got {target.name}"
-            )
+        target = self._whole(scenario.target)
         with torch.no_grad():
             own = copy.deepcopy(target.model)
             own = self.changed(own.merge_and_unload() if isinstance(own, PeftModel) else own)
         return HuggingFaceModel(own.eval(), target.tokenizer, f"{target.name}, {self.name}")
+
+    def _whole(self, target: LanguageModel) -> HuggingFaceModel:
+        if isinstance(target, HuggingFaceModel):
+            return target
+        raise AuditError(f"expected a transformers model for {self.name}, whose weights it changes: got {target.name}")
 
     @abstractmethod
     def changed(self, model: Any) -> Any:
@@ -119,6 +128,46 @@ class Int4(Rounded):
     name: ClassVar[str] = "int4"
     title: ClassVar[str] = "4 bits"
     bits: ClassVar[int] = 4
+
+
+@dataclass(frozen=True)
+class Gguf(DeployedForm):
+    """Write every weight matrix, embeddings too, as a GGUF file of one type holds it, and read it back. No claim.
+
+    type: q8_0, q5_1, q5_0, q4_1, q4_0, bf16 or f16. A row that its blocks do not fill goes to f16, as in llama.cpp's
+    converter. Asked in full precision: llama.cpp also rounds what goes through the layers; --forms llama:FILE.gguf asks
+    a file as it does.
+    """
+
+    name: ClassVar[str] = "gguf"
+    title: ClassVar[str] = "GGUF"
+    type: str = "q8_0"
+
+    def __post_init__(self) -> None:
+        if self.type not in _GGUF:
+            raise AuditError(
+                f"expected gguf:TYPE with one of {', '.join(_GGUF)}, got {self.type!r}, which the package gguf does "
+                "not write: make the file by llama.cpp and give --forms llama:FILE.gguf"
+            )
+        if find_spec("gguf") is None:
+            raise AuditError(f"--forms gguf:{self.type} needs the package gguf: pip install gguf")
+
+    def changed(self, model: Any) -> Any:
+        for weight in {id(w): w for w in model.parameters() if w.dim() == 2}.values():
+            own = weight.data.float().cpu().numpy()
+            weight.data.copy_(torch.from_numpy(as_gguf(own, self.type)).to(weight.dtype))
+        return model
+
+
+def as_gguf(weight: NDArray[np.float32], type: str) -> NDArray[np.float32]:
+    """(out, in), written and read back."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[type.upper()]
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    kind = kind if weight.shape[1] % block == 0 else gguf.GGMLQuantizationType.F16
+    found: NDArray[np.float32] = gguf.quants.dequantize(gguf.quants.quantize(weight, kind), kind)
+    return found
 
 
 def rounded(weight: Tensor, bits: int) -> Tensor:

@@ -58,5 +58,5 @@ def _limits(result: AuditResult) -> list[Block]:
 TOPICS = (
     Topic("glance", "Signal by signal", lambda m: signals.blocks(m.result), DECIDE, 2, turn=2),
     Topic("since", BEFORE, lambda m: _since(m.since) if m.since else (), DECIDE, 3),
-    Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), DECIDE, 4, turn=10),
+    Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), DECIDE, 4, turn=11),
 )

@@ -189,11 +189,11 @@ def _private(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block
 
 TOPICS = (
     Topic(
-        "where", "Where it leaks", lambda m: _where(m.result, m.details), MEND, 1, 5, lambda m: _all_figures(m.result)
+        "where", "Where it leaks", lambda m: _where(m.result, m.details), MEND, 1, 6, lambda m: _all_figures(m.result)
     ),
-    Topic("personal", "Personal data", lambda m: _personal(m.result), MEND, 2, turn=16),
+    Topic("personal", "Personal data", lambda m: _personal(m.result), MEND, 2, turn=17),
     Topic("secrets", "Secret by secret", lambda m: _secrets(m.result, m.details, m.texts or {}), MEND, 3),
     Topic(
-        "private", "Private text", lambda m: () if m.texts is None else _private(m.result, m.texts), MEND, 4, turn=13
+        "private", "Private text", lambda m: () if m.texts is None else _private(m.result, m.texts), MEND, 4, turn=14
     ),
 )

@@ -145,6 +145,6 @@ def _step_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
 
 
 TOPICS = (
-    Topic("membership", "Membership", lambda m: _scores(m.result), CHECK, 8, turn=6),
+    Topic("membership", "Membership", lambda m: _scores(m.result), CHECK, 8, turn=7),
     Topic("roc", "Membership by false positives", lambda m: _curves(m.result, m.details), CHECK, 9),
 )

@@ -74,4 +74,4 @@ def _spread(result: AuditResult, details: Details, rows: Sequence[Finding]) -> l
     return blocks
 
 
-TOPICS = (Topic("people", "By person", lambda m: _people(m.result, m.details), MEND, 6, turn=17),)
+TOPICS = (Topic("people", "By person", lambda m: _people(m.result, m.details), MEND, 6, turn=18),)

@@ -258,9 +258,9 @@ def _reproduce(result: AuditResult) -> list[Block]:
 
 TOPICS = (
     Topic("claims", "Claims and spending", lambda m: _claims(m.result), CHECK, 10),
-    Topic("adversary", "What the adversary was allowed", lambda m: _adversary(m.result), CHECK, 11, turn=9),
-    Topic("attacked", "What was attacked", lambda m: _attacked(m.result), CHECK, 12, turn=7),
-    Topic("targets", "Targets, costs and claims", lambda m: _targets(m.result), CHECK, 13, turn=8),
-    Topic("measurements", "All measurements", lambda m: _measurements(m.result), CHECK, 14, turn=12),
-    Topic("reproduce", "How to reproduce", lambda m: _reproduce(m.result), CHECK, 15, turn=11),
+    Topic("adversary", "What the adversary was allowed", lambda m: _adversary(m.result), CHECK, 11, turn=10),
+    Topic("attacked", "What was attacked", lambda m: _attacked(m.result), CHECK, 12, turn=8),
+    Topic("targets", "Targets, costs and claims", lambda m: _targets(m.result), CHECK, 13, turn=9),
+    Topic("measurements", "All measurements", lambda m: _measurements(m.result), CHECK, 14, turn=13),
+    Topic("reproduce", "How to reproduce", lambda m: _reproduce(m.result), CHECK, 15, turn=12),
 )

@@ -165,4 +165,4 @@ def _moved(m: Measurement | None) -> str:
     return words.with_bounds(m) if m else words.NOTHING
 
 
-TOPICS = (Topic("unlearning", "What is left of the forgotten", lambda m: _unlearned(m.result), DECIDE, 6, turn=15),)
+TOPICS = (Topic("unlearning", "What is left of the forgotten", lambda m: _unlearned(m.result), DECIDE, 6, turn=16),)

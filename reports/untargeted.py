@@ -158,7 +158,7 @@ TOPICS = (
         lambda m: _untargeted(m.result, m.details),
         MEND,
         5,
-        14,
+        15,
         lambda m: _brief(m.result),
     ),
 )

@@ -45,10 +45,14 @@ _RISKS = tuple(name for name, one in FIELDS.items() if one.said.risk)
 
 @dataclass(frozen=True)
 class PlanFlags:
-    """The flags of these fields of a plan. told: help in place of the plan's, where a command means less by one."""
+    """The flags of these fields of a plan. told: help in place of the plan's, where a command means less by one.
+
+    forms: whether --model may be repeated: all but the first are forms of it.
+    """
 
     names: str = " ".join(_GIVEN)
     told: Mapping[str, str] = field(default_factory=dict)
+    forms: bool = False
 
     def flags(self) -> Iterator[inspect.Parameter]:
         """As a signature holds them. What is not given is None: the default is the plan's."""
@@ -61,7 +65,7 @@ class PlanFlags:
                 rich_help_panel=one.panel,
                 autocompletion=_COMPLETED.get(name),
             )
-            kind = _typed(name, one.kind)
+            kind = list[str] if self.forms and name == "model" else _typed(name, one.kind)
             yield inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
             )
@@ -190,11 +194,19 @@ def metavar(name: str, kind: Any) -> str | None:
 def _collected(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     """The flag's value, or the group made of the values of its flags; of a plan's fields those that were given."""
     if (asked := _plan_flags(kind)) is not None:
-        return {one: flags[one] for one in asked.names.split() if flags[one] is not None}
+        values = {one: flags[one] for one in asked.names.split() if flags[one] is not None}
+        return _with_forms(values) if asked.forms else values
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return flags[name]
     kinds = _kinds(kind)
     return kind(**{one.name: _collected(one.name, kinds[one.name], flags) for one in dataclasses.fields(kind)})
+
+
+def _with_forms(values: Values) -> Values:
+    """Lists of forms taken apart at their commas; of several models the first is attacked, the others are its forms."""
+    model, *named = values.pop("model", None) or [None]
+    forms = [*named, *(form.strip() for given in values.pop("forms", None) or [] for form in given.split(","))]
+    return {**values, **({"model": model} if model is not None else {}), **({"forms": forms} if forms else {})}
 
 
 # --- what was given ---------------------------------------------------------------------------------------------------
@@ -236,7 +248,7 @@ class Allowed:
     @classmethod
     def by(cls, values: Mapping[str, Any]) -> Allowed:
         """What these values of a plan ask for. Raises AuditError for code with --safe."""
-        found = cls({name: values[name] for name in _RISKS if values.get(name)})
+        found = cls(_with_risk(values))
         for name, value in found._each():
             if name in ("plugin", "trust_remote_code"):
                 guard.refuse(f"{' '.join(_written(name, value))}: {FIELDS[name].said.risk}")
@@ -260,7 +272,7 @@ class Allowed:
     def check(self, plan: Mapping[str, Any], where: str) -> None:
         """Raises AuditError for a plan that asks for more. where: whose plan it is, for the sentence."""
         named = set(map(_same, self._each()))
-        for name, value in Allowed({name: plan[name] for name in _RISKS if plan.get(name)})._each():
+        for name, value in Allowed(_with_risk(plan))._each():
             if _same((name, value)) not in named:
                 to = "" if value is True else f" to {value!r}"
                 raise AuditError(
@@ -273,6 +285,17 @@ class Allowed:
         for name, value in self.values.items():
             for one in value if isinstance(value, list | tuple) else [value]:
                 yield name, one
+
+
+def _with_risk(values: Mapping[str, Any]) -> Values:
+    """Of the fields with a risk, those that hold a value that has it."""
+    found: Values = {}
+    for name in _RISKS:
+        given, risky = values.get(name), FIELDS[name].said.risky
+        kept = [one for one in given if risky in str(one)] if isinstance(given, list | tuple) else given
+        if kept and risky in str(kept):
+            found[name] = kept
+    return found
 
 
 def _same(named: tuple[str, Any]) -> tuple[str, str]:

@@ -99,7 +99,7 @@ def run(
     ] = None,
     *,
     single: SingleFlags,
-    plan: Annotated[options.Values, options.PlanFlags()],
+    plan: Annotated[options.Values, options.PlanFlags(forms=True)],
     grid: GridFlags,
     resume: Annotated[
         Path | None,

@@ -34,7 +34,7 @@ class PlanField:
 
     metavar: how a value is written. flags: where they are not `--its-name`; None: there is none. panel: of --help,
     where it is not that of its part. least: the smallest number. risk: what a plan file of somebody else's would do by
-    it; the command line has to name it as well.
+    it; the command line has to name it as well. risky: what a value of that kind holds, where not every value is one.
     """
 
     rules: FieldRule | None = None
@@ -43,6 +43,7 @@ class PlanField:
     panel: str = ""
     least: int | None = None
     risk: str = ""
+    risky: str = ""
 
 
 def described(default: Any, rules: FieldRule | None = None, **said: Any) -> Any:

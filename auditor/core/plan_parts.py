@@ -30,6 +30,7 @@ from auditor.core.plan_fields import (
 
 SMALL = "small"  # the lab of no other name
 DECIDED = "decided"
+_SENT = "the records would be sent there"
 _WIDTH = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(?:±|\+/?-)\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
 
 
@@ -44,6 +45,8 @@ class TargetPlan:
     base_url: Server of --model openai:NAME: http://HOST:PORT/v1; key in OPENAI_API_KEY.
     tokenizer: Tokenizer of --model openai:NAME. [default: NAME]
     max_tokens_total: Ask a model behind an API for at most N tokens. [default: no limit]
+    forms: Deployed forms, each a row beside it: merged, int8, int4, pruned:SHARE, gguf:TYPE, or a model, as FOLDER,
+        llama:FILE or served:URL. A second --model is one too.
     before: The model before it was trained to forget --forget.
     retrained: A model trained as --before was, without --forget, to compare with.
     lab_recipe: Fields of the lab's recipe that are to differ, by name.
@@ -51,15 +54,14 @@ class TargetPlan:
     """
 
     panel: ClassVar[str] = "target"
-    model: str | None = described(None, SUBJECT)
+    model: str | None = described(None, SUBJECT, risk=_SENT, risky="://")
     lab: Literal["small", "smollm2"] = described(SMALL, SUBJECT, metavar="small|smollm2")
     public: str | None = described(None, SUBJECT | OWN | COMPARED, metavar="MODEL")
     reference: str | None = described(None, SUBJECT | OWN | COMPARED | ATTACKS, metavar="MODEL|none")
-    base_url: str | None = described(
-        None, SUBJECT | OWN | PROVIDED, metavar="URL", risk="the records would be sent there"
-    )
+    base_url: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="URL", risk=_SENT)
     tokenizer: str | None = described(None, SUBJECT | OWN | PROVIDED)
     max_tokens_total: int | None = described(None, OWN | PROVIDED, least=1)
+    forms: tuple[str, ...] = described((), metavar="FORM,...", risk=_SENT, risky="://")
     before: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
     retrained: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
     lab_recipe: dict[str, Any] = described(dict, SUBJECT, flags=None)
@@ -82,6 +84,14 @@ def provider_and_name(model: str) -> tuple[str, str]:
     """`llama:a/b.gguf` as `("llama", "a/b.gguf")`; of a name without a provider, "" and the name."""
     found = _PROVIDER.fullmatch(model)
     return (found[1], found[2]) if found else ("", model)
+
+
+def form_name(form: str) -> str:
+    """What the row of a form is called: `pruned:0.5` as it is, a place by its last part, a server by its host."""
+    head, _, address = form.partition("://")
+    if address:
+        return f"{provider_and_name(head)[0] or head}:{address.partition('/')[0]}"
+    return form.replace("\\", "/").rstrip("/").rpartition("/")[2]
 
 
 @dataclass(frozen=True)

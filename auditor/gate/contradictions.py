@@ -18,6 +18,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Claim, SettingName
 from auditor.core.plan import FIELDS
+from auditor.core.plan_parts import form_name
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.listed import NOT_KEPT, PLAN, SECRETS, Answers, Listed, SecretFacts
@@ -64,7 +65,7 @@ def contradictions(
 def _unfinished(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
     """Rows that the plan asks for and the result does not have. A control has those of the widest access."""
     plan, there = result.plan, {finding.key for finding in result.findings}
-    asked = dict.fromkeys((UNDEFENDED, *plan.get("defense", ())))
+    asked = dict.fromkeys((UNDEFENDED, *plan.get("defense", ()), *map(form_name, plan.get("forms", ()))))
     settings = [name for name in get_args(SettingName) if plan.get("setting", "both") in (name, "both")]
     for name in dict.fromkeys((*asked, *(target.name for target in result.targets))):
         for setting in settings if name in asked else settings[-1:]:

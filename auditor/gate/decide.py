@@ -25,6 +25,7 @@ from auditor.gate.comparable import check_comparable
 from auditor.gate.contradictions import contradictions
 from auditor.gate.policy import Policy, Rule, check_share
 from auditor.gate.rulings import Decision, Ruling, Verdict
+from auditor.gate.scope import check_names, judged_targets, rows_of, rules_of_rows
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import PerSecret, Run
 from auditor.records.signals import Assessment, assess_signals
@@ -151,17 +152,10 @@ def check_rows(policy: Policy, rows: Collection[CellKey]) -> None:
     """Raises AuditError for a rule about a row that a run with these rows will not have."""
     for rule in policy.rules:
         scope = (rule.target, rule.setting, rule.attack)
-        _check_names(scope, rows)
+        check_names(scope, rows)
         if not any(all(wanted in (None, held) for wanted, held in zip(scope, row, strict=True)) for row in rows):
             asked = CellKey(*(part or "" for part in scope)).title
             raise AuditError(f"the rule '{rule}' is for {asked}, a configuration this run does not have")
-
-
-def _check_names(scope: Sequence[str | None], rows: Collection[CellKey]) -> None:
-    for i, (kind, wanted) in enumerate(zip(("target", "setting", "attack"), scope, strict=True)):
-        known = {row[i] for row in rows}
-        if wanted is not None and wanted not in known:
-            raise unknown(kind, wanted, known)
 
 
 def judge_rules(
@@ -188,17 +182,19 @@ def judge_rules(
             "setting": rule.setting or setting,
             "attack": rule.attack or attack,
         }
-        _check_names(tuple(scope.values()), [finding.key for finding in result.findings])
-        judged = [scope["target"]] if scope["target"] else list(result.plan.get("defense", ())) or [UNDEFENDED]
-        for name in dict.fromkeys(judged):
+        check_names(tuple(scope.values()), [finding.key for finding in result.findings])
+        for name in [scope["target"]] if scope["target"] else judged_targets(result, rule):
+            rows = rows_of(result, {**scope, "target": name})
             if rule.of_claim:
                 cases.append(_held_to_claim(result, name, rule, scope["setting"], scope["attack"]))
                 continue
-            rows = _rows_for(rule.metric, result, {**scope, "target": name})
-            cases += [_case(row, rule, own, baseline) for row in rows]
-            if not rows:  # another target's rows do not answer for this one
+            each = rules_of_rows(rule, rows, result)
+            cases += [_case(row, of_it, own, baseline) for row, of_it in each]
+            if not each:  # another target's rows do not answer for this one
                 row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
-                cases.append(_Case(row, rule, "no row was measured"))
+                cases.append(
+                    _Case(row, rule, "no row was measured" if name else "this run has no forms: --forms names them")
+                )
     level = level_of_each([partial(_exceeds, case) for case in cases if not isinstance(case.seen, str)], LEVEL)
     return [_ruling(case, level) for case in cases]
 
@@ -236,17 +232,6 @@ class _Case:
     row: CellKey
     rule: Rule
     seen: _Number | _LowerBound | _Claimed | str
-
-
-def _rows_for(metric: str, result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
-    """The rows that answer for a metric: a probe has no recall, and an attack no exact probability."""
-    rows = [
-        f
-        for f in result.findings
-        if not f.not_applicable and all(name in (None, getattr(f, part)) for part, name in scope.items())
-    ]
-    measuring = {finding.attack for finding in result.findings if finding.measurement(metric)}
-    return [row for row in rows if row.attack in measuring] or rows
 
 
 def _held_to_claim(result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None) -> _Case:

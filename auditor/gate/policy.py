@@ -2,7 +2,7 @@
 
 inconclusive = "fail"                              # report (exit 4), pass or fail; the flag wins
 allow_not_applicable = true                        # an attack that never applied does not fail it; so does the flag
-rules = ["recall <= 0.05", "recall(count=16) <= 0.5", "recall(kind=email) <= 0.02"]
+rules = ["recall <= 0.05", "recall(count=16) <= 0.5", "recall(kind=email) <= 0.02", "forms <= full + 0.02"]
 
 [[rule]]                                           # for one target, setting or attack
 rule = "recall_at_100_errors not worse than baseline by 0.02"   # or than undefended: the same run's
@@ -49,7 +49,11 @@ _PART = r"\(\s*(?:count\s*=\s*([0-9]{1,12})|kind\s*=\s*([^()=\s][^()=]*?))\s*\)"
 _METRIC = re.compile(rf"([a-z][a-z0-9_.]*)(?:{_PART})?", re.IGNORECASE)
 _RELATIVE = r"(not worse than (baseline|undefended)(?: by)?)"
 _SENTENCE = re.compile(rf"\s*({_METRIC.pattern})\s*(?:<=|{_RELATIVE})\s*(\S*)\s*", re.IGNORECASE)
-_FORMS = "'METRIC <= NUMBER' or 'METRIC not worse than baseline by NUMBER' (or undefended: of the same run)"
+_OF_FORMS = re.compile(r"\s*forms\s*<=\s*full(?:\s*\+\s*(\S+))?\s*", re.IGNORECASE)
+_FORMS = (
+    "'METRIC <= NUMBER', 'METRIC not worse than baseline by NUMBER' (or undefended: of the same run) or "
+    "'forms <= full + NUMBER'"
+)
 HELD_TO_CLAIMS = BOUNDS[MAIN]
 CLAIM = "claim"  # in place of a number: what the target claims
 
@@ -59,7 +63,8 @@ class Rule:
     """A limit on a metric, or on how much higher than in the baseline it is; on every judged row, or on some.
 
     against_undefended: than in the same run's row of the undefended model, as of a form in which that is deployed.
-    of_claim: the limit is what the target claims, whatever that is; `limit` is then infinite.
+    of_forms: of every form in which the model is deployed, and of each row's main number, where that is a share or an
+    AUC. of_claim: the limit is what the target claims, whatever that is; `limit` is then infinite.
     """
 
     metric: str
@@ -72,6 +77,7 @@ class Rule:
     attack: str | None = None
     of_claim: bool = False
     against_undefended: bool = False
+    of_forms: bool = False
 
     @property
     def relative(self) -> bool:
@@ -84,6 +90,8 @@ class Rule:
         return f"{self.metric}{part if self.kind is None else f'(kind={self.kind})'}"
 
     def __str__(self) -> str:
+        if self.of_forms:
+            return f"forms <= full + {self.limit:g}"
         if self.against_undefended:
             return f"{self.name} not worse than undefended by {self.limit:g}"
         if self.against_baseline:
@@ -187,6 +195,9 @@ def parse_inconclusive(value: Any, where: str) -> Reading:
 
 def parse_rule(sentence: str) -> Rule:
     """`recall(count=16) <= 0.5`, `recall not worse than baseline by 0.02`. Raises AuditError for anything else."""
+    if of_forms := _OF_FORMS.fullmatch(sentence):
+        more = _rule(RECALL, of_forms[1] or "0", f"expected a number at the end of {sentence!r}", False)
+        return replace(more, against_undefended=True, of_forms=True)
     found = _SENTENCE.fullmatch(sentence)
     if not found:
         raise AuditError(f"expected a rule such as {_FORMS}, got {sentence!r}")

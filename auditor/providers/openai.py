@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -54,7 +54,7 @@ class OpenAI(Provider):
 
     def _ledger(self, wanted: Wanted) -> Ledger:
         """What this run pays, out of the store of what this server has answered to anybody here."""
-        where = hashlib.sha256(f"{wanted.base_url} {self.name}:{wanted.name}".encode()).hexdigest()[:16]
+        where = hashlib.sha256(f"{wanted.base_url} {OpenAI.name}:{wanted.name}".encode()).hexdigest()[:16]
         return Ledger(AnswerStore(cache_folder() / "api" / f"{where}.sqlite"), wanted.run, wanted.most)
 
     def _tokenizer(self, wanted: Wanted) -> Any:
@@ -67,6 +67,42 @@ class OpenAI(Provider):
 
     def said(self, wanted: Wanted) -> str:
         return f"{wanted.name}, as {wanted.base_url} serves it"
+
+
+@dataclass(frozen=True)
+class Served(OpenAI):
+    """The model that an OpenAI-compatible API serves, by its address: served:http://HOST:PORT/v1, #NAME of several."""
+
+    name: ClassVar[str] = "served"
+    takes: ClassVar[tuple[str, ...]] = ("tokenizer", "max_tokens_total")
+
+    def check(self, wanted: Wanted) -> None:
+        url, _, name = wanted.name.partition("#")
+        super().check(replace(wanted, name=name or "the one that it serves", base_url=url))
+
+    def load(self, wanted: Wanted) -> RemoteModel:
+        return super().load(self._named(wanted))
+
+    def again(self, model: LanguageModel, wanted: Wanted) -> None:
+        super().again(model, replace(self._at(wanted), name=model.name.removeprefix(f"{OpenAI.name}:")))
+
+    def _at(self, wanted: Wanted) -> Wanted:
+        url, _, name = wanted.name.partition("#")
+        return replace(wanted, name=name, base_url=url)
+
+    def _named(self, wanted: Wanted) -> Wanted:
+        """With the name that the server knows its model by. Raises AuditError where it serves none or several."""
+        at = self._at(wanted)
+        if at.name:
+            return at
+        found = list(Wire(str(at.base_url), self._ledger(at)).models())
+        if len(found) != 1:
+            said = ", ".join(found[:3]) or "none that it says"
+            raise AuditError(f"expected {at.base_url} to serve one model, or {wanted.name}#NAME, got {said}")
+        return replace(at, name=found[0])
+
+    def said(self, wanted: Wanted) -> str:
+        return f"what {wanted.name} serves"
 
 
 def _without_key(url: SplitResult) -> str:

@@ -32,11 +32,13 @@ class Details:
 
     tokens: by target and secret, nats a token of the true suffix. exposure: by row and secret, the bits that are
     certain: -log2 of the null p-value, which is the exposure where the rank is exact.
+    heldout: by target, of each held-out text its tokens and its summed nll, in nats.
     """
 
     secrets: tuple[SecretFacts, ...] = ()
     rows: Mapping[CellKey, PerSecret] = field(default_factory=dict)
     tokens: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    heldout: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     exposure: Mapping[CellKey, Mapping[str, float]] = field(default_factory=dict)
     records: Mapping[CellKey, Mapping[str, Column]] = field(default_factory=dict)  # in generations, by quantity
 
@@ -75,7 +77,7 @@ def read_details(folder: Path) -> Details:
         if one.quantity == "null_p"
     }
     told = tuple((listed.read_secret_facts(folder) or {}).values())
-    return Details(told, rows, table.read_token_likelihoods(folder), exposure, records)
+    return Details(told, rows, table.read_token_likelihoods(folder), table.read_heldout(folder), exposure, records)
 
 
 def _bits(p: float) -> float:

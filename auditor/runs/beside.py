@@ -11,6 +11,7 @@ from auditor.core.plan_parts import DefensePlan
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense
+from auditor.runs.forms import NamedForm
 from auditor.runs.site import Site
 from auditor.runs.unlearning import Before, Beside, Relearned, Retrained
 from auditor.training.relearning import relearn
@@ -35,12 +36,14 @@ class ModelsBeside:
         """Refuses what could not be had when its turn comes; nothing is trained yet. Raises AuditError."""
         if isinstance(defense, Relearned) or (isinstance(defense, Retrained) and defense.relearned):
             self._texts()
-        if isinstance(defense, Before):
+        if isinstance(defense, Before | NamedForm):
             self.model(defense)
         elif isinstance(defense, Retrained):
             self.model(Retrained())
 
     def _make(self, one: Beside) -> LanguageModel:
+        if isinstance(one, NamedForm):
+            return self.site.form(one.place)
         if isinstance(one, Before):
             return self.site.before
         if isinstance(one, Retrained):

@@ -46,6 +46,11 @@ class Loader:
         return self._wanted[0].network
 
     @property
+    def network_forms(self) -> tuple[str, ...]:
+        """The forms that are asked over a network."""
+        return tuple(form for form in self.target.forms if "://" in form and self._form(form)[0].network)
+
+    @property
     def distribution(self) -> bool:
         """Whether the model gives whole next-token distributions."""
         if "model" in self.live:
@@ -71,8 +76,9 @@ class Loader:
             return
         provider, wanted = self._wanted
         beside = self.target.public is not None or self.target.reference is not None
+        served = [name for form in self.network_forms for name in self._form(form)[0].takes]
         for name in given:
-            if name not in provider.takes and not (beside and name in fields_with_rule(PLACED)):
+            if name not in (*provider.takes, *served) and not (beside and name in fields_with_rule(PLACED)):
                 taken = ", ".join(map(command_line_flag, provider.takes)) or "none of the kind"
                 raise AuditError(
                     f"{command_line_flag(name)} says nothing to a model of the provider {provider.name}, which takes "
@@ -84,12 +90,26 @@ class Loader:
         """options: how, where it is not as a model beside the one that is attacked."""
         if kind in self.live:
             return self.live[kind]
-        provider, wanted = self._wanted if kind == "model" else self._wanted_beside(kind, name, options)
+        return self._loaded(kind, *(self._wanted if kind == "model" else self._wanted_beside(kind, name, options)))
+
+    def form(self, place: str) -> LanguageModel:
+        """A form of the model that is attacked, of any provider; it reads texts as that model's tokenizer does."""
+        provider, wanted = self._form(place)
+        provider.check(wanted)
+        return self._loaded("form", provider, wanted)
+
+    def _form(self, place: str) -> tuple[Provider, Wanted]:
+        provider, name = registry.provider_of(place, {})
+        tokenizer = self.target.tokenizer or str(self.target.model)
+        own = tokenizer if "tokenizer" in provider.takes else None
+        return provider, Wanted(name, self.loading.beside(), None, own, self.run, self.target.max_tokens_total)
+
+    def _loaded(self, kind: str, provider: Provider, wanted: Wanted) -> LanguageModel:
         first = []
 
         def fresh() -> LanguageModel:
             if provider.network:
-                safe.refuse(f"{name} would be asked over the network")
+                safe.refuse(f"{wanted.name or wanted.base_url} would be asked over the network")
             _check_memory(provider, wanted)
             first.append(provider.load(wanted))
             for note in first[0].notes:

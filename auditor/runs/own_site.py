@@ -197,6 +197,17 @@ class OwnSite(Site):
         assert other is not None  # there is no row of it without a name
         if other.family != own.family:
             raise AuditError(f"expected --{kind} as {own.family}, as --model is, got {other.name}: {other.family}")
+        return self._same_tokens(kind, other)
+
+    def form(self, place: str) -> LanguageModel:
+        other, own = self.models.form(place), self.model
+        if {"distribution"} <= own.capabilities & other.capabilities:
+            check_shared("--forms", other.name, other.vocab_size, "the target's", own.vocab_size)
+        return self._same_tokens("forms", other)
+
+    def _same_tokens(self, kind: str, other: LanguageModel) -> LanguageModel:
+        """Raises AuditError for a model that reads a text as other tokens."""
+        own = self.model
         ours, theirs = (one.tokenizer and one.tokenizer.get_vocab() for one in (own, other))
         if ours != theirs:
             raise AuditError(

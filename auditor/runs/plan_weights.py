@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
-from auditor.core.plan_parts import TargetPlan, provider_and_name
+from auditor.core.plan_parts import LoadingOptions, TargetPlan, form_name, provider_and_name
 from auditor.records.weights import digests
 
 if TYPE_CHECKING:  # torch: a gate reads weights without it
@@ -58,15 +58,30 @@ def _of_model(plan: Plan) -> Mapping[str, tuple[str, str | None]]:
         return {}
     if plan.target.provider == RELEASED:
         return {"model": (provider_and_name(plan.target.model)[1], None)}
-    if not plan.target.provider:
-        return plan.loading.places(plan.target.model)
+    return _places(plan.target.model, plan.loading)
+
+
+def _places(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
+    if not provider_and_name(model)[0]:
+        return loading.places(model)
     from auditor.plugins import registry  # torch: only for who asks a provider
     from auditor.plugins.provider import Wanted
 
     with suppress(AuditError):
-        provider, name = registry.provider_of(plan.target.model, plan.loading.model_args)
-        return provider.places(Wanted(name, plan.loading))
+        provider, name = registry.provider_of(model, loading.model_args)
+        return provider.places(Wanted(name, loading))
     return {}
+
+
+def _of_forms(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
+    """Of the forms that are models of their own, where they lie."""
+    if not plan.target.forms:
+        return
+    from auditor.runs.forms import named_forms  # torch
+
+    for form in named_forms(plan.target.forms):
+        for place, revision in _places(form, plan.loading.beside()).values():
+            yield f"form {form_name(form)}", place, revision
 
 
 def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
@@ -75,6 +90,7 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
         yield "tokenizer", plan.target.tokenizer, None
     for role, (place, revision) in _of_model(plan).items():
         yield role, place, revision
+    yield from _of_forms(plan)
     named = plan.values()
     for role in ("base", "public", "reference", "before", "retrained"):
         if (name := named[role]) is not None and (role, name) != ("reference", NONE):

@@ -187,7 +187,8 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> tuple[dict[str, Measu
 
 
 def _check_engine(plan: Plan, site: Site) -> None:
-    if plan.compute.engine != "local" and (plan.objects or site.network):
+    served = site.network or any("://" in form for form in plan.target.forms)
+    if plan.compute.engine != "local" and (plan.objects or served):
         given = describe_objects(plan.objects) if plan.objects else "a model behind an API"
         raise AuditError(
             f"expected all by name with --engine ray, as each worker loads it, and the model as a folder or a hub id, "

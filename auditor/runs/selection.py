@@ -23,6 +23,7 @@ from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
 from auditor.runs import companions, unlearning
 from auditor.runs.companions import ShownRow
+from auditor.runs.forms import form_rows
 from auditor.runs.objects import NO_OBJECTS, Objects, check_objects_given
 from auditor.runs.plan import check_general, options_for
 from auditor.runs.site import Site
@@ -136,9 +137,8 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
     controls = [registry.defenses()[name]() for name in wanted]
     beside, models = unlearning.unlearning_rows(plan.target, plan.defenses, plan.data.forget, defenses)
-    return Selection(
-        tuple(methods), (*companions.rows_with_controls(defenses, can_be_shown, controls), *beside), settings, models
-    )
+    rows = (*companions.rows_with_controls(defenses, can_be_shown, controls), *beside)
+    return Selection(tuple(methods), (*rows, *form_rows(plan.target, rows)), settings, models)
 
 
 def _methods(plan: AttackPlan, canaries_alone: bool, site: Site, objects: Objects) -> list[Attack | Probe]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from auditor.benchmarks.fixed_distributions import FixedDistribution
 from auditor.core.errors import AuditError
-from auditor.defenses.deployed_forms import Int4, Int8, Merged, Pruned, linear_layers, rounded
+from auditor.defenses.deployed_forms import Gguf, Int4, Int8, Merged, Pruned, as_gguf, linear_layers, rounded
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.testing import scenario
 
@@ -69,3 +71,30 @@ def test_each_group_of_weights_has_its_own_levels(bits: int) -> None:
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(AuditError, match="expected share between 0 and 1, got 1"):
         Pruned(1.0)
+
+
+def test_gguf_blocks_are_what_the_format_says() -> None:
+    """q8_0: 32 weights share a scale in half precision, max / 127; a row that blocks do not fill is in f16."""
+    pytest.importorskip("gguf", reason="needs gguf")
+    weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).numpy()
+    found = as_gguf(weight, "q8_0")
+    for row, own in zip(weight, found, strict=True):
+        for at in (0, 32):
+            scale = np.float32(abs(row[at : at + 32]).max()) / np.float32(127)
+            expected = np.float32(np.float16(scale)) * np.rint(row[at : at + 32] / scale)
+            assert np.allclose(own[at : at + 32], expected, atol=1e-7)
+    assert np.array_equal(as_gguf(weight[:, :20], "q4_0"), weight[:, :20].astype(np.float16).astype(np.float32))
+
+
+@torch.no_grad()
+def test_a_gguf_form_changes_a_copy_and_fewer_bits_are_farther_off() -> None:
+    pytest.importorskip("gguf", reason="needs gguf")
+    held = scenario()
+    whole = held.target.log_probs(TOKENS, 3)
+    off = [float((Gguf(type).protect(held).log_probs(TOKENS, 3) - whole).abs().max()) for type in ("q8_0", "q4_0")]
+    assert 0 < off[0] < off[1] / 4 and torch.equal(held.target.log_probs(TOKENS, 3), whole)
+
+
+def test_a_model_without_weights_here_is_refused_before_it_is_asked() -> None:
+    with pytest.raises(AuditError, match="expected a transformers model for int8, whose weights it changes: got"):
+        Int8().claim(replace(scenario(), target=FixedDistribution([0.5, 0.5])), 0)

@@ -311,3 +311,29 @@ def test_what_says_nothing_or_leads_nowhere_is_refused(
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and why in lines[0]
     assert [path for path in sorted(world.rglob("*")) if "cache" not in path.parts] == before
+
+
+def test_a_served_form_stands_beside_the_model_at_hand(world: Path, served: Serve, folder: Path, capsys: Said) -> None:
+    server, url = served(key="")
+    at_hand = [
+        "run",
+        "--model",
+        str(folder),
+        *arguments(url, folder)[7:],
+        "--attack",
+        "perplexity",
+        "--attack",
+        "exact",
+    ]
+    assert call([*at_hand, "--forms", f"served:{url}", "--setting", "white-box", "-o", "run"]) == 0
+    found, name = result(world / "run"), f"served:{url.split('/')[2]}"
+    assert [target["name"] for target in found["targets"]] == ["undefended", name] and server.asked
+    own = {row["attack"]: row for row in found["findings"] if row["target"] == name}
+    assert own["perplexity"]["measurements"] and "does not give them" in own["exact"]["not_applicable"]
+    assert "cannot be asked" in (world / "run" / "report.html").read_text()
+    (world / "plan.toml").write_text(f'forms = ["int8", "served:{url}"]')
+    capsys.readouterr()
+    assert call([*at_hand, "--config", "plan.toml", "-o", "other"]) == 2
+    assert "the records would be sent there: if that is meant, say it on the command line" in capsys.readouterr().err
+    assert call([*at_hand, "--forms", f"served:{url}", "--engine", "ray", "-o", "other"]) == 2
+    assert "got a model behind an API" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_s
     details = secret_by_secret(result, 30, length=4)
     shown = {section.id for section in contents.page_document(result, details).sections}
     # no other run, no text, no canary, no membership probe, no bracket asked for, no comparison of several defenses,
-    # no generations held against what was trained on, nothing to be forgotten, no personal data
+    # no generations held against what was trained on, nothing to be forgotten, no personal data, no forms
     nothing = {
         "since",
         "personal",
@@ -58,8 +58,9 @@ def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_s
         "untargeted",
         "people",
         "unlearning",
+        "forms",
     }
     assert {topic.id for topic in ALL} - shown == nothing
     brief = {section.id for section in contents.markdown_document(result).sections}
-    nothing = {"personal", "private", "membership", "frontier", "untargeted", "unlearning", "people"}
+    nothing = {"personal", "private", "membership", "frontier", "untargeted", "unlearning", "people", "forms"}
     assert brief == {topic.id for topic in ALL if topic.turn} - nothing

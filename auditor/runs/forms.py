@@ -1,0 +1,71 @@
+"""`--forms`: the forms in which a model is deployed, each a row beside it.
+
+A form is made here of the weights of the model that is attacked (`defenses/deployed_forms.py`), or it is a model of its
+own that a provider loads or asks. Knows names; loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.plan_parts import TargetPlan, form_name
+from auditor.defenses.deployed_forms import DeployedForm
+from auditor.plugins import registry
+from auditor.plugins.options import build_plugin, options_of, title_of
+from auditor.runs.companions import ShownRow
+from auditor.runs.unlearning import Beside
+
+
+@dataclass(frozen=True)
+class NamedForm(Beside):
+    """A model that is named as a form of the one that is attacked."""
+
+    name: ClassVar[str] = "form"
+    place: str = ""
+
+
+def form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
+    """The rows of its forms, in their order. Raises AuditError for no form, and for two rows of one name.
+
+    others: rows that the run has besides.
+    """
+    rows, taken = list[ShownRow](), {UNDEFENDED, *(row.name for row in others)}
+    for form in target.forms:
+        row = _row(form)
+        if target.in_lab and isinstance(row.defense, NamedForm):
+            raise AuditError(f"--forms {form} names a model, which goes with --model and --data, got it in the lab")
+        if row.name in taken:
+            raise AuditError(
+                f"expected each of --forms once, and called otherwise than other rows, got {row.name!r} twice"
+            )
+        taken.add(row.name)
+        rows.append(row)
+    return rows
+
+
+def named_forms(asked: Sequence[str]) -> list[str]:
+    """Those that are models of their own."""
+    return [form for form in asked if _made(form.partition(":")[0]) is None]
+
+
+def _made(kind: str) -> type[DeployedForm] | None:
+    found = registry.defenses().get(kind)
+    return found if found is not None and issubclass(found, DeployedForm) else None
+
+
+def _row(form: str) -> ShownRow:
+    kind, colon, value = form.partition(":")
+    if (made := _made(kind)) is not None:
+        option = next(iter(options_of(made)), None)
+        if colon and option is None:
+            raise AuditError(f"--forms {kind} takes no value, got {form!r}")
+        defense = build_plugin("form", {kind: made}, kind, {str(option): value} if colon else {})
+        return ShownRow(form, f"{title_of(made)} {value}".strip(), defense, False)
+    name = form_name(form)
+    if not name:
+        raise AuditError(f"expected a form in --forms, as int8, pruned:0.5 or a folder, got {form!r}")
+    return ShownRow(name, name, NamedForm(form), False)

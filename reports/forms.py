@@ -1,0 +1,103 @@
+"""Does a form in which the model is deployed leak more than the audited one: every form a row, paired by secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.plan_parts import form_name
+from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.records import outcomes
+from auditor.records.details import Details
+from auditor.reports import words
+from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
+from auditor.reports.topics import DECIDE, Topic, span
+from auditor.statistics import bounds
+from auditor.statistics.frontier import perplexity_ratios
+from auditor.statistics.metrics import SHARES
+from auditor.statistics.roc import AUC
+
+_NOT_ASKED = "cannot be asked"
+_NOTE = (
+    "Changes are form minus full, of the same secrets, with 95% intervals. Forms that are made here round or prune the "
+    "weights and are asked in full precision; a served or GGUF model is asked as it is."
+)
+
+
+def _forms(result: AuditResult, details: Details) -> list[Block]:
+    names = [form_name(form) for form in result.plan.get("forms", ())]
+    groups, spans = list[Group](), list[ForestSpan | None]()
+    for finding in words.rows(result):
+        if finding.target != UNDEFENDED or finding.main is None:
+            continue
+        lines = [_line(result, details, finding, name) for name in names]
+        groups.append(Group(f"{words.label(finding.main.name)} · {finding.attack} ({finding.setting})", _cells(lines)))
+        spans += [span(change) if change and change.unit in (*SHARES, AUC) else None for *_, change in lines]
+    if not names or not groups:
+        return []
+    ratios = [(words.target_title(result, name), _ratio(result, details, name)) for name in names]
+    groups.append(Group("Held-out perplexity", tuple((title, *_times(m)) for title, m in ratios)))
+    head = ("Form", "Full", "Form's", "Change")
+    table = Table("forms-table", "Deployed forms against the audited model", head, tuple(groups), frozenset({1, 2, 3}))
+    widest = max((abs(x) for one in spans if one for x in (one.low, one.high)), default=0.01)
+    drawn = Forest(table, (*spans, *(None for _ in ratios)), -widest, widest)
+    return [Paragraph(" ".join((*_said(result, details, names), _NOTE))), drawn]
+
+
+_Line = tuple[str, str, str, Measurement | None]
+
+
+def _line(result: AuditResult, details: Details, full: Finding, name: str) -> _Line:
+    """Of a form at the row of the full model: title, both numbers, and the change; None: there is none."""
+    assert full.main is not None  # whoever asks has seen to it
+    title = words.target_title(result, name)
+    rows = [f for f in result.findings if f.key == full.key._replace(target=name)]
+    own = rows[0].measurement(full.main.name) if rows and not rows[0].not_applicable else None
+    return (
+        title,
+        words.with_bounds(full.main),
+        words.with_bounds(own) if own else _NOT_ASKED,
+        _change(details, full, name),
+    )
+
+
+def _change(details: Details, full: Finding, name: str) -> Measurement | None:
+    assert full.main is not None
+    own, base = details.rows.get(full.key._replace(target=name)), details.rows.get(full.key)
+    if own is None or base is None or set(own.ids) != set(base.ids):
+        return None
+    seen = outcomes.difference(full.main.name, None, own, base)
+    return None if isinstance(seen, str) else bounds.measured(f"{full.main.name}_difference", seen, full.main.unit)
+
+
+def _cells(lines: Sequence[_Line]) -> tuple[tuple[str, ...], ...]:
+    return tuple((*line, words.points(change) if change else words.NOTHING) for *line, change in lines)
+
+
+def _ratio(result: AuditResult, details: Details, name: str) -> Measurement | None:
+    full, own = details.heldout.get(UNDEFENDED), details.heldout.get(name)
+    if full is None or own is None or not np.isfinite(own["perplexity"]).all():
+        return None
+    tokens, base, nll = (np.array([one]) for one in (full["tokens"], full["perplexity"], own["perplexity"]))
+    return perplexity_ratios(nll[None], tokens, base)[0]
+
+
+def _times(m: Measurement | None) -> tuple[str, ...]:
+    return ("", "", f"× {words.with_bounds(m)}") if m else ("", _NOT_ASKED, words.NOTHING)
+
+
+def _said(result: AuditResult, details: Details, names: Sequence[str]) -> Iterator[str]:
+    """Which forms are shown to leak more, or less."""
+    rows = [f for f in words.rows(result) if f.target == UNDEFENDED and f.main is not None]
+    changes = [(name, f, change) for name in names for f in rows if (change := _change(details, f, name)) is not None]
+    for how, found in (
+        ("more", [one for one in changes if one[2].low > 0]),
+        ("less", [one for one in changes if one[2].high < 0]),
+    ):
+        told = [f"{words.target_title(result, n)} ({f.attack}, {f.setting}: {words.points(c)})" for n, f, c in found]
+        yield f"Leaks {how} than the audited model: {', '.join(told) or 'none is shown to'}."
+
+
+TOPICS = (Topic("forms", "Deployed forms", lambda m: _forms(m.result, m.details), DECIDE, 7, turn=5),)

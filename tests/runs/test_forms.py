@@ -1,0 +1,122 @@
+"""`--forms`: each deployed form is a row, paired by secret with the audited model; what is refused; the gate's rule."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from auditor.cli import call
+from auditor.core.plan_parts import form_name
+from auditor.gate.policy import parse_rule
+from auditor.records.saved import read_result
+from auditor.statistics.metrics import RECALL
+from tests.conftest import fits_schema, save_tiny
+from tests.remote.conftest import save
+
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forms")
+    save_tiny(folder / "model")
+    shutil.copytree(folder / "model", folder / "deployed")
+    save(folder / "other")
+    for name in ("private", "fresh"):
+        rows = [{"prefix": f"{name} {i:02d} has", "suffix": f" {i * 37 % 97:02d}"} for i in range(30)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def audit(world: Path, *more: str) -> int:
+    data = ["--data", str(world / "private.jsonl"), "--nonmembers", str(world / "fresh.jsonl"), "--known-fraction", "0"]
+    attacks = ["--attack", "extraction-probability", "--attack", "membership", "-A", "membership.lowercase=false"]
+    options = ["-A", "membership.score=min_k_plus", "--setting", "white-box"]
+    return call(["run", "--model", str(world / "model"), *data, *attacks, *options, *more])
+
+
+def test_each_form_is_a_row_that_is_paired_with_the_full_model(world: Path, tmp_path: Path, capsys: Said) -> None:
+    run, forms = tmp_path / "run", "merged,int4,pruned:0.5,pruned:0.25"
+    assert audit(world, "--forms", forms, "--model", str(world / "deployed"), "-o", str(run)) == 0
+    result = read_result(run)
+    assert fits_schema(run)
+    titles = {target.name: target.title for target in result.targets}
+    assert titles == {
+        "undefended": "Undefended",
+        "deployed": "deployed",
+        "merged": "Merged",
+        "int4": "4 bits",
+        "pruned:0.5": "Pruned 0.5",
+        "pruned:0.25": "Pruned 0.25",
+    }
+    cost = {target.name: target.perplexity.value for target in result.targets if target.perplexity}
+    assert cost["deployed"] == cost["undefended"] == cost["merged"]
+    assert len({cost["undefended"], cost["int4"], cost["pruned:0.5"], cost["pruned:0.25"]}) == 4
+    page = (run / "report.html").read_text()
+    assert "Deployed forms against the audited model" in page
+    assert {"model/model.safetensors", "form deployed/model.safetensors"} <= result.weights.keys()
+    (tmp_path / "policy.toml").write_text('rules = ["forms <= full + 0.2"]')
+    (tmp_path / "less.toml").write_text('rules = ["forms <= full + -0.2"]')
+    capsys.readouterr()
+    assert call(["gate", str(run), "--policy", str(tmp_path / "policy.toml")]) == 0
+    held = capsys.readouterr().out
+    assert held.count("held  ") == 5 * 2 and "undefended, white-box" not in held
+    assert call(["gate", str(run), "--policy", str(tmp_path / "less.toml")]) == 1
+    assert call(["gate", str(run), "--max", "extraction_probability=0.5"]) == 0
+    assert capsys.readouterr().out.count("extraction_probability 0") == 6  # the full model is judged too
+
+
+def test_a_rule_on_forms_fails_a_run_without_any(world: Path, tmp_path: Path, capsys: Said) -> None:
+    assert audit(world, "-o", str(tmp_path / "run")) == 0
+    (tmp_path / "policy.toml").write_text('rules = ["forms <= full"]')
+    capsys.readouterr()
+    assert call(["gate", str(tmp_path / "run"), "--policy", str(tmp_path / "policy.toml")]) == 1
+    assert "this run has no forms" in capsys.readouterr().out
+
+
+def test_the_rule_reads_as_it_is_written() -> None:
+    rule = parse_rule("forms <= full + 0.02")
+    assert (rule.metric, rule.limit, rule.of_forms, rule.relative) == (RECALL, 0.02, True, True)
+    assert str(rule) == "forms <= full + 0.02" and parse_rule("forms<=full").limit == 0
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("pruned:0.5", "pruned:0.5"),
+        ("./out/merged-model/", "merged-model"),
+        ("llama:out/q4.gguf", "q4.gguf"),
+        ("served:http://127.0.0.1:8000/v1", "served:127.0.0.1:8000"),
+    ],
+)
+def test_a_row_is_called_after_its_form(form: str, name: str) -> None:
+    assert form_name(form) == name
+
+
+REFUSED = {
+    "pruned:2": "expected share between 0 and 1, got 2",
+    "int8:3": "--forms int8 takes no value, got 'int8:3'",
+    "int8,int8": "called otherwise than other rows, got 'int8' twice",
+    "gguf:q4_k_m": "which the package gguf does not write: make the file by llama.cpp and give --forms llama:FILE.gguf",
+    "no/such/model": "no/such/model",
+    "llama:no.gguf": "'no.gguf': no such file",
+    "served:127.0.0.1": "expected --base-url as http://HOST:PORT/v1",
+    ",": "expected a form in --forms, as int8, pruned:0.5 or a folder, got ''",
+}
+
+
+@pytest.mark.parametrize("forms", REFUSED)
+def test_what_is_no_form_is_refused_before_anything_is_asked(forms: str, world: Path, capsys: Said) -> None:
+    assert audit(world, "--forms", forms, "-o", str(world / "refused")) == 2
+    assert REFUSED[forms] in " ".join(capsys.readouterr().err.split())
+    assert not (world / "refused").exists()
+
+
+def test_a_model_of_other_tokens_is_no_form_and_the_lab_takes_none(world: Path, capsys: Said) -> None:
+    assert audit(world, "--forms", str(world / "other"), "-o", str(world / "refused")) == 2
+    assert "expected --forms to share the target's vocabulary of 257" in capsys.readouterr().err
+    assert call(["run", "--forms", str(world / "model"), "--estimate"]) == 2
+    assert "names a model, which goes with --model and --data, got it in the lab" in capsys.readouterr().err
