@@ -127,6 +127,12 @@ class PerSecret:
         rows = zip(self.ids, self.member, self.repeats, self.values.get(name, np.empty(0)).tolist(), strict=False)
         return {id: x for id, member, times, x in rows if member == members and count in (None, times)}
 
+    def only(self, name: str, others: bool) -> PerSecret:
+        """One number of each member; others: and of each non-member."""
+        kept = np.flatnonzero(self.member | others)
+        ids, repeats = (tuple(held[i] for i in kept) for held in (self.ids, self.repeats))
+        return PerSecret(ids, self.member[kept], repeats, {name: self.values[name][kept]})
+
     def chosen(self, members: bool, count: int | None) -> dict[str, NDArray[np.float64]]:
         """The values of the members (or the others), of one repeat count if given, in the order of their ids."""
         wanted = [

@@ -5,57 +5,48 @@ Pure functions on what rows found out about each secret. Knows neither models no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from auditor.core.result import Chain, Measurement, Step
 from auditor.plugins.defense import Cause
+from auditor.records.outcomes import PerSecret
 from auditor.statistics import compare
 
 
 @dataclass(frozen=True)
-class Answers:
-    """A row's main number, the members' mean, taken apart: finite values by secret.
-
-    floor: values of non-members, whose mean is no memory and is taken off; empty: nothing is.
-    """
-
-    name: str
-    unit: str
-    values: Mapping[str, float]
-    floor: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class ChainRow:
-    """A row of a chain. answers: None where it was not measured, `absent` then says what is missing."""
+    """A row of a chain. answers: as `chain` takes them; None where it was not measured, for want of `absent`."""
 
     cause: Cause
     target: str
-    answers: Answers | None
+    answers: PerSecret | None
     absent: str = ""
 
 
-def chain(target: str, base: tuple[str, Answers], chain_rows: Sequence[ChainRow]) -> Chain | None:
+def chain(
+    target: str, base: tuple[str, PerSecret], chain_rows: Sequence[ChainRow], name: str, unit: str
+) -> Chain | None:
     """The steps from the base row, by its name, over these chain_rows, one of which is the target's own.
 
-    Causes whose row is missing are one step with the next one. None where the target's own row was not measured, or
-    where no secret was answered in all rows.
+    name, unit: of the number that all rows hold of each secret, finite. Members' means are compared; where rows hold
+    non-members too, what these changed by is no memory and is taken off. Causes whose row is missing are one step with
+    the next one. None where the target's own row was not measured, or where no secret was answered in all rows.
     """
     start, answers = base
     rows = {
         start: answers,
         **{chain_row.target: chain_row.answers for chain_row in chain_rows if chain_row.answers is not None},
     }
-    secrets = sorted(set.intersection(*(set(row.values) for row in rows.values())))
-    others = sorted(set.intersection(*(set(row.floor) for row in rows.values())))
+    secrets, others = (_of_all(rows.values(), name, members) for members in (True, False))
     if target not in rows or not secrets:
         return None
 
     def minus(after: str, before: str) -> Measurement:
-        return difference(rows[after], rows[before], secrets, others)
+        return difference(name, unit, rows[after], rows[before], secrets, others)
 
     steps, at = [], start
     waiting: list[ChainRow] = []
@@ -71,15 +62,25 @@ def chain(target: str, base: tuple[str, Answers], chain_rows: Sequence[ChainRow]
     return Chain(tuple(steps), minus(target, start))
 
 
-def difference(new: Answers, base: Answers, secrets: Sequence[str], others: Sequence[str] = ()) -> Measurement:
-    """The mean of `new` minus that of `base` over these secrets, with its paired 95% interval.
+def _of_all(rows: Iterable[PerSecret], name: str, members: bool) -> list[str]:
+    """The members (or the others) of whom all rows hold the number."""
+    return sorted(set.intersection(*(set(row.by_secret(name, members)) for row in rows)))
 
-    others: non-members of both floors; what they changed by is taken off.
+
+def difference(
+    name: str, unit: str, new: PerSecret, base: PerSecret, secrets: Sequence[str], others: Sequence[str] = ()
+) -> Measurement:
+    """The mean of `new` minus that of `base` over these members, with its paired 95% interval.
+
+    others: non-members of both; what they changed by is taken off.
     """
-    sides = [np.array([row.values[secret] for secret in secrets]) for row in (new, base)]
-    floors = np.array([[row.floor[secret] for secret in others] for row in (new, base)])
+
+    def sides(members: bool, ids: Sequence[str]) -> NDArray[np.float64]:
+        return np.array([[held[id] for id in ids] for held in (row.by_secret(name, members) for row in (new, base))])
+
+    (own, before), floors = sides(True, secrets), sides(False, others)
     floor = (floors[0], floors[1]) if others else None
-    return compare.difference(f"{base.name}_difference", base.unit, sides[0], sides[1], floor)
+    return compare.difference(f"{name}_difference", unit, own, before, floor)
 
 
 def _changes(chain_rows: Sequence[ChainRow]) -> dict[str, str]:

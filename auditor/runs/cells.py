@@ -196,7 +196,8 @@ class AttackCell(Cell):
             return  # its interval is of a fixed size
         own, base = (self.collector.answers.get(key) for key in (self.key, self.key._replace(target=UNDEFENDED)))
         if own is not None and base is not None and not self.target.is_undefended:
-            yield causes.difference(own, base, [secret for secret in own.values if secret in base.values])
+            both = [secret for secret in own.ids if secret in set(base.ids)]
+            yield causes.difference(RECALL, "share", own, base, both)
 
     def _judged(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
         """The answers held against the secrets, read one by one; what each cost, without its candidates; and what of

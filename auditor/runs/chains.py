@@ -10,13 +10,15 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import Chain, Finding, TargetRecord
 from auditor.plugins.defense import Cause
 from auditor.plugins.options import title_of
+from auditor.records.outcomes import PerSecret
 from auditor.runs import causes, companions
 from auditor.runs.collector import Collector
 from auditor.runs.companions import ShownRow
+from auditor.runs.scoring import LIKELIHOOD
 from auditor.runs.selection import Selection
 from auditor.runs.site import Site
 
-Lookup = Callable[[str], causes.Answers | None]  # what a target answered, by its name
+Lookup = Callable[[str], PerSecret | None]  # what a target answered, by its name
 
 
 @dataclass(frozen=True)
@@ -35,23 +37,29 @@ class Chains:
             return finding
         if any((key.setting, key.attack) == (finding.setting, finding.attack) for key in self.collector.stopped):
             return finding  # its steps have intervals of a fixed size
+        if (main := finding.main) is None:
+            return finding
         answers = self.collector.answers
-        return dataclasses.replace(
-            finding, chain=self._chain(row, lambda name: answers.get(finding.key._replace(target=name)))
-        )
+
+        def of(target: str) -> PerSecret | None:
+            return answers.get(finding.key._replace(target=target))
+
+        return dataclasses.replace(finding, chain=self._chain(row, of, main.name, main.unit))
 
     def with_likelihood(self, target: TargetRecord) -> TargetRecord:
         """With the steps that make its members' true tokens less likely."""
         row = next((row for row in self.selection.rows if row.name == target.name and not row.companion), None)
         if row is None:
             return target
-        return dataclasses.replace(target, likelihood=self._chain(row, self.collector.likelihoods.get))
+        chain = self._chain(row, self.collector.likelihoods.get, LIKELIHOOD, "nats a token")
+        return dataclasses.replace(target, likelihood=chain)
 
-    def _chain(self, row: ShownRow, answers: Lookup) -> Chain | None:
+    def _chain(self, row: ShownRow, answers: Lookup, name: str, unit: str) -> Chain | None:
         base = answers(UNDEFENDED)
         if base is None or not (steps := row.defense.chain()):
             return None
-        return causes.chain(row.name, (UNDEFENDED, base), [self._chain_row(row, cause, answers) for cause in steps])
+        chain_rows = [self._chain_row(row, cause, answers) for cause in steps]
+        return causes.chain(row.name, (UNDEFENDED, base), chain_rows, name, unit)
 
     def _chain_row(self, row: ShownRow, cause: Cause, answers: Lookup) -> causes.ChainRow:
         control = cause.row

@@ -18,22 +18,22 @@ from auditor.records import table, texts
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import PerSecret
 from auditor.records.table import Column
-from auditor.runs.causes import Answers
 from auditor.runs.generations import JudgedGenerations
 from auditor.statistics import judging
 from auditor.statistics.metrics import RECALL
 
 
 class Collector:
-    """answers: the main number of each member, by cell, and of each non-member what is no memory in it.
+    """answers: the main number of each member, by cell, and of each non-member where what it has is no memory.
 
-    likelihoods: of their true tokens, by target. stopped: rows that asked in random order; rows: all of them.
+    likelihoods: mean log-probability of their true tokens, nats, by target. stopped: rows that asked in random order;
+    rows: all of them.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.answers: dict[CellKey, Answers] = {}
-        self.likelihoods: dict[str, Answers] = {}
+        self.answers: dict[CellKey, PerSecret] = {}
+        self.likelihoods: dict[str, PerSecret] = {}
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
         self.stopped: dict[CellKey, Stopped] = {}
         self.rows: dict[CellKey, PerSecret] = {}
@@ -47,7 +47,7 @@ class Collector:
         """What an attack's cell came to; probable: its scores are probabilities; kinds: `Personal.extracted`."""
         of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
         row = self._kept(key, PerSecret.of(outcome, of_kinds, probable))
-        self.answers[key] = Answers(RECALL, "share", row.by_secret(RECALL, True))
+        self.answers[key] = row.only(RECALL, others=False)
         self._columns += row.columns(key)
         self._attacks.append(key)
         return row
@@ -66,11 +66,11 @@ class Collector:
         ids, member, repeats = (tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats"))
         row = self._kept(key, PerSecret(ids, np.array(member, dtype=bool), repeats, numbers))
         self._columns += [*row.columns(key), *_seen(key, secrets, observations)]
-        own, others = (row.by_secret(main.name, member) for member in (True, False))
-        # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
-        floor = others if probe.of == "secrets" else {}
-        if own and np.isfinite([*own.values(), *floor.values()]).all():
-            self.answers[key] = Answers(main.name, main.unit, own, floor)
+        if main.name in row.values:
+            # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
+            answers = row.only(main.name, others=probe.of == "secrets")
+            if answers.member.any() and np.isfinite(answers.values[main.name]).all():
+                self.answers[key] = answers
 
     def _kept(self, key: CellKey, row: PerSecret) -> PerSecret:
         self.rows[key] = replace(row, anytime=key in self.stopped)

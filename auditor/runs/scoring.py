@@ -22,14 +22,15 @@ from auditor.models.base import LanguageModel, implies_capability, perplexity_nl
 from auditor.models.decoding import GREEDY, by_shape
 from auditor.models.memory import AtOnce
 from auditor.plugins import registry
+from auditor.records.outcomes import PerSecret
 from auditor.records.signals import KINDS
 from auditor.runs.audit import Audit
-from auditor.runs.causes import Answers
 from auditor.runs.target import Target
 from auditor.statistics import intervals
 from auditor.statistics.metrics import floor_of
 
 GREEDY_AT_ONCE = 256  # prefixes
+LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nats
 _LIKELY = 0.5  # of the secret's whole text, drawn at temperature 1: more often than not it would be extracted
 
 
@@ -130,11 +131,11 @@ def perplexities(found: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...
     )
 
 
-def token_likelihoods(audit: Audit, target: Target) -> Answers:
+def token_likelihoods(audit: Audit, target: Target) -> PerSecret:
     """Where the model gives each member away: its true suffix token by token, for whoever mends the model.
 
-    One teacher-forced pass a target. Returns the mean log-probability of each secret's tokens, non-members' as the
-    floor. What is found of members is kept in the run folder, but not of a companion: that is no model to mend.
+    One teacher-forced pass a target. Returns the mean log-probability of each secret's tokens. What is found of members
+    is kept in the run folder, but not of a companion: that is no model to mend.
     """
     folder, size = audit.folder, audit.batch_size
     done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.tokens.done(target.name)
@@ -145,19 +146,26 @@ def token_likelihoods(audit: Audit, target: Target) -> Answers:
         else:
             folder.tokens.append(target.name, some)
     others = itertools.chain(*score_tokens(target, [s for s in target.secrets if not s.member], size))
-    return Answers("likelihood", "nats a token", own or _means(done.values()), _means(others))
+    return likelihoods(own or _means(done.values()), _means(others))
+
+
+def likelihoods(members: Mapping[str, float], others: Mapping[str, float]) -> PerSecret:
+    """Of each secret, by its id, the mean log-probability of its tokens, nats."""
+    ids, values = (*members, *others), np.array([*members.values(), *others.values()])
+    return PerSecret(ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values})
 
 
 _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]  # which tells members from non-members
 
 
-def likelihood_doubt(title: str, answers: Answers) -> tuple[Doubt, ...]:
+def likelihood_doubt(title: str, answers: PerSecret) -> tuple[Doubt, ...]:
     """That members' true tokens are significantly more likely than non-members': the target knows something of them.
 
     One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. No measure of what could be extracted.
     """
-    members, others = (list(side.values()) for side in (answers.values, answers.floor))
-    if min(len(members), len(others)) < 2 or not np.isfinite([*members, *others]).all():
+    values = answers.values[LIKELIHOOD]
+    members, others = values[answers.member], values[~answers.member]
+    if min(len(members), len(others)) < 2 or not np.isfinite(values).all():
         return ()  # what a defense forbids outright has no mean
     test = ttest_ind(members, others, equal_var=False, alternative="greater")
     if not test.pvalue < (1 - intervals.CONFIDENCE) / 2:

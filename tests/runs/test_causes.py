@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -11,19 +12,26 @@ from scipy import stats
 
 from auditor.core.result import Chain
 from auditor.plugins.defense import Cause
+from auditor.records.outcomes import PerSecret
 from auditor.runs import causes
-from auditor.runs.causes import Answers, ChainRow
+from auditor.runs.causes import ChainRow
 
 ALL = range(20)
+RECALL, LIKELIHOOD = ("recall", "share"), ("likelihood", "nats a token")
 
 
-def recalled(*hits: int, of: range = ALL) -> Answers:
+def answers(name: str, members: Mapping[str, float], others: Mapping[str, float] | None = None) -> PerSecret:
+    ids, values = (*members, *(others or {})), [*members.values(), *(others or {}).values()]
+    return PerSecret(ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {name: np.array(values)})
+
+
+def recalled(*hits: int, of: range = ALL) -> PerSecret:
     """A row that completed these secrets of those it was asked."""
-    return Answers("recall", "share", {str(i): float(i in hits) for i in of})
+    return answers("recall", {str(i): float(i in hits) for i in of})
 
 
-def chain_row(name: str, answers: Answers | None, target: str = "", absent: str = "") -> ChainRow:
-    return ChainRow(Cause(name, f"what {name} changes"), target or f"row of {name}", answers, absent)
+def chain_row(name: str, row: PerSecret | None, target: str = "", absent: str = "") -> ChainRow:
+    return ChainRow(Cause(name, f"what {name} changes"), target or f"row of {name}", row, absent)
 
 
 UNDEFENDED = ("undefended", recalled(*range(16)))
@@ -32,7 +40,7 @@ FLOOR = chain_row("nothing", recalled(), "floor")
 
 
 def chain(*chain_rows: ChainRow) -> Chain:
-    found = causes.chain("defended", UNDEFENDED, chain_rows)
+    found = causes.chain("defended", UNDEFENDED, chain_rows, *RECALL)
     assert found is not None
     return found
 
@@ -92,16 +100,16 @@ def test_a_row_that_is_the_undefended_one_is_no_step() -> None:
 
 def test_without_the_defended_row_or_a_common_secret_there_is_no_chain() -> None:
     lost = chain_row("mixing", None, "defended")
-    assert causes.chain("defended", UNDEFENDED, [chain_row("splitting", SPLITTING), lost]) is None
+    assert causes.chain("defended", UNDEFENDED, [chain_row("splitting", SPLITTING), lost], *RECALL) is None
     apart = chain_row("splitting", recalled(of=range(30, 40)))
-    assert causes.chain("defended", UNDEFENDED, [apart, chain_row("mixing", MIXING, "defended")]) is None
+    assert causes.chain("defended", UNDEFENDED, [apart, chain_row("mixing", MIXING, "defended")], *RECALL) is None
 
 
 def test_means_are_paired_too() -> None:
     """Bits and probabilities, of a probe: two rows that differ by a constant differ by it on every resample."""
-    base = Answers("exposure", "bits", {str(i): float(i) for i in ALL})
-    lower = Answers("exposure", "bits", {str(i): i - 3.0 for i in ALL})
-    found = causes.chain("defended", ("undefended", base), [chain_row("noise", lower, "defended")])
+    base = answers("exposure", {str(i): float(i) for i in ALL})
+    lower = answers("exposure", {str(i): i - 3.0 for i in ALL})
+    found = causes.chain("defended", ("undefended", base), [chain_row("noise", lower, "defended")], "exposure", "bits")
     assert found is not None and (found.whole.name, found.whole.unit) == ("exposure_difference", "bits")
     assert found.whole.value == pytest.approx(-3) and found.whole.low <= -3 <= found.whole.high
 
@@ -111,11 +119,13 @@ def test_a_floor_takes_off_what_is_no_memory() -> None:
     rng = np.random.default_rng(0)
     before, after = (rng.normal(size=50) + shift for shift in (0.0, 3.0 + (np.arange(50) < 30)))
 
-    def row(values: NDArray[np.float64]) -> Answers:
+    def row(values: NDArray[np.float64]) -> PerSecret:
         own, floor = ({f"{i}": float(x) for i, x in enumerate(part)} for part in (values[:30], values[30:]))
-        return Answers("likelihood", "nats a token", own, floor)
+        return answers("likelihood", own, floor)
 
-    found = causes.difference(row(after), row(before), [str(i) for i in range(30)], [str(i) for i in range(20)])
+    found = causes.difference(
+        *LIKELIHOOD, row(after), row(before), [str(i) for i in range(30)], [str(i) for i in range(20)]
+    )
     own, other = (after - before)[:30], (after - before)[30:]
     a, b = own.var(ddof=1) / 30, other.var(ddof=1) / 20
     half = stats.t.ppf(0.975, (a + b) ** 2 / (a**2 / 29 + b**2 / 19)) * (a + b) ** 0.5
@@ -125,14 +135,14 @@ def test_a_floor_takes_off_what_is_no_memory() -> None:
 
 
 def test_no_interval_is_made_up_where_nothing_varies() -> None:
-    same = Answers("likelihood", "nats a token", {"a": -1.0, "b": -2.0}, {"c": -3.0, "d": -4.0})
-    found = causes.difference(same, same, ["a", "b"], ["c", "d"])
+    same = answers("likelihood", {"a": -1.0, "b": -2.0}, {"c": -3.0, "d": -4.0})
+    found = causes.difference(*LIKELIHOOD, same, same, ["a", "b"], ["c", "d"])
     assert found.value == 0 and math.isnan(found.low) and math.isnan(found.high)
 
 
 def test_a_true_token_without_probability_leaves_no_number() -> None:
-    gone = Answers("likelihood", "nats a token", {"a": -math.inf, "b": -2.0}, {"c": -3.0, "d": -4.0})
-    found = causes.difference(gone, gone, ["a", "b"], ["c", "d"])
+    gone = answers("likelihood", {"a": -math.inf, "b": -2.0}, {"c": -3.0, "d": -4.0})
+    found = causes.difference(*LIKELIHOOD, gone, gone, ["a", "b"], ["c", "d"])
     assert math.isnan(found.value) and math.isnan(found.low) and math.isnan(found.high)
 
 
@@ -140,11 +150,11 @@ def test_steps_over_a_floor_add_up_where_rows_have_other_non_members() -> None:
     """An ensemble is asked fewer: every step is then over those, or the steps are not those of one whole."""
     rng = np.random.default_rng(0)
 
-    def row(others: int) -> Answers:
+    def row(others: int) -> PerSecret:
         own, floor = ({str(i): float(x) for i, x in enumerate(rng.normal(size=n))} for n in (12, others))
-        return Answers("likelihood", "nats a token", own, floor)
+        return answers("likelihood", own, floor)
 
     chain_rows = [chain_row("recipe", row(9)), chain_row("splitting", row(4)), chain_row("mixing", row(4), "defended")]
-    found = causes.chain("defended", ("undefended", row(9)), chain_rows)
+    found = causes.chain("defended", ("undefended", row(9)), chain_rows, *LIKELIHOOD)
     assert found is not None
     assert sum(step.difference.value for step in found.steps if step.difference) == pytest.approx(found.whole.value)

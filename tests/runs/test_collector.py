@@ -47,7 +47,8 @@ def collected(folder: RunFolder, probe: Probe, members: float, others: float) ->
 
 def change(collector: Collector) -> Measurement:
     new, base = (collector.answers[CellKey(name, "white-box", "likely")] for name in ("defended", "undefended"))
-    return difference(new, base, sorted(base.values), sorted(base.floor))
+    own, others = (sorted(base.by_secret("likely", members)) for members in (True, False))
+    return difference("likely", "probability", new, base, own, others)
 
 
 @pytest.mark.parametrize(("members", "others", "shown"), [(0.3, 0.3, False), (0.9, 0.1, True)])

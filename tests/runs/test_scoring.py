@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from auditor.runs.causes import Answers
-from auditor.runs.scoring import likelihood_doubt
+from auditor.records.outcomes import PerSecret
+from auditor.runs.scoring import LIKELIHOOD, likelihood_doubt, likelihoods
 
 
-def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> Answers:
+def answers(gap: float, n: int = 60, others: int = 20, seed: int = 0) -> PerSecret:
     """Mean log-probabilities, nats a token, of standard deviation 0.5."""
     rng = np.random.default_rng(seed)
     members, rest = rng.normal(gap - 2, 0.5, n), rng.normal(-2, 0.5, others)
     own, floor = ({f"{name}{i}": float(x) for i, x in enumerate(x)} for name, x in (("m", members), ("n", rest)))
-    return Answers("likelihood", "nats a token", own, floor)
+    return likelihoods(own, floor)
 
 
 def test_members_that_are_more_likely_are_a_reason_to_doubt_a_zero() -> None:
@@ -22,7 +22,7 @@ def test_members_that_are_more_likely_are_a_reason_to_doubt_a_zero() -> None:
     assert not likelihood_doubt("PMixED", answers(-1.0))
     assert not likelihood_doubt("PMixED", answers(1.0, others=1))  # of whom nothing is known
     forbidden = answers(1.0)
-    forbidden.floor["n0"] = -np.inf
+    forbidden.values[LIKELIHOOD][-1] = -np.inf
     assert not likelihood_doubt("MemFree", forbidden)
 
 

@@ -25,8 +25,9 @@ from auditor.core.nouns import Pair
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.benchmark import Benchmark
+from auditor.records.outcomes import PerSecret
+from auditor.runs import scoring
 from auditor.runs.audit import longest_context
-from auditor.runs.causes import Answers
 from auditor.runs.likeliest import mean_nll
 from auditor.runs.own_data import load_data
 from auditor.runs.prefix_token import prefix_token_for, with_prefix_token
@@ -309,12 +310,12 @@ def _audited(
     return hits, answers, found.text_form.name if found.text_form else "", tuple(one.sentence for one in doubts)
 
 
-def likelihoods(model: Any, found: Benchmark) -> Answers:
+def likelihoods(model: Any, found: Benchmark) -> PerSecret:
     """Nats a token of each answer, of members and of non-members."""
     sides = ([s for s in found.secrets if s.member == member] for member in (True, False))
     each = ((side, -mean_nll(model, [Pair(s.prefix, s.suffix) for s in side])) for side in sides)
     members, others = ({s.id: float(x) for s, x in zip(side, values, strict=True)} for side, values in each)
-    return Answers("likelihood", "nats a token", members, others)
+    return scoring.likelihoods(members, others)
 
 
 DOUBTS = {  # by words of their sentence
