@@ -130,7 +130,7 @@ class PerSecret:
     def only(self, name: str, others: bool) -> PerSecret:
         """One number of each member; others: and of each non-member."""
         kept = np.flatnonzero(self.member | others)
-        ids, repeats = (tuple(held[i] for i in kept) for held in (self.ids, self.repeats))
+        ids, repeats = tuple(self.ids[i] for i in kept), tuple(self.repeats[i] for i in kept)
         return PerSecret(ids, self.member[kept], repeats, {name: self.values[name][kept]})
 
     def chosen(self, members: bool, count: int | None) -> dict[str, NDArray[np.float64]]:
