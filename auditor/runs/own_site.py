@@ -197,23 +197,13 @@ class OwnSite(Site):
         assert other is not None  # there is no row of it without a name
         if other.family != own.family:
             raise AuditError(f"expected --{kind} as {own.family}, as --model is, got {other.name}: {other.family}")
-        return self._same_tokens(kind, other)
+        return _same_tokens(kind, own, other)
 
     def form(self, place: str) -> LanguageModel:
         other, own = self.models.form(place), self.model
         if {"distribution"} <= own.capabilities & other.capabilities:
             check_shared("--forms", other.name, other.vocab_size, "the target's", own.vocab_size)
-        return self._same_tokens("forms", other)
-
-    def _same_tokens(self, kind: str, other: LanguageModel) -> LanguageModel:
-        """Raises AuditError for a model that reads a text as other tokens."""
-        own = self.model
-        ours, theirs = (one.tokenizer and one.tokenizer.get_vocab() for one in (own, other))
-        if ours != theirs:
-            raise AuditError(
-                f"expected --{kind} with the tokenizer of --model, got {other.name} with another vocabulary"
-            )
-        return other
+        return _same_tokens("forms", own, other)
 
     def _beside(self, kind: str, name: str | None) -> LanguageModel | None:
         """A model that is asked about the same tokens. Raises AuditError for one of another vocabulary."""
@@ -224,6 +214,14 @@ class OwnSite(Site):
         if not at_least:
             check_shared(f"--{kind}", other.name, other.vocab_size, "the target's", own.vocab_size)
         return other
+
+
+def _same_tokens(kind: str, own: LanguageModel, other: LanguageModel) -> LanguageModel:
+    """The other model. Raises AuditError where it reads a text as other tokens than our own does."""
+    ours, theirs = (one.tokenizer and one.tokenizer.get_vocab() for one in (own, other))
+    if ours != theirs:
+        raise AuditError(f"expected --{kind} with the tokenizer of --model, got {other.name} with another vocabulary")
+    return other
 
 
 def _of_base(name: str, is_reference: bool) -> str:
