@@ -33,7 +33,7 @@ RESOLVE, LEAKS, CLEAR, TEST = "resolve first", "leaks", "nothing shown", "not te
 HELPS, HIDES, COPIES, WHERE = "helps", "may only hide", "fewer copies", "where it sits"
 _LEVEL = 1 - CONFIDENCE
 _MOST_LIMITS = 4  # on copies, that are told of
-NO_DETAILS = Details()
+NO_DETAILS, RUN = Details(), "RUN"
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,16 @@ class Advice:
         return f"{self.kind} ({self.row}): {self.said}"
 
 
-def advice(result: AuditResult, details: Details = NO_DETAILS) -> tuple[Advice, ...]:
+def advice(result: AuditResult, details: Details = NO_DETAILS, run: str = RUN) -> tuple[Advice, ...]:
     """What forbids a conclusion, what leaks and how to hold it to a limit, where it sits, what defenses change.
 
-    The last two are of the undefended model's attack with the highest recall, where its outcomes are kept.
+    The last two are of the undefended model's attack with the highest recall, where its outcomes are kept. run: as it
+    is written in commands.
     """
     seen = assess_signals(result)
     if not any(seen.tested(target) for target in seen.targets):
         return ()
-    return (*_resolve(seen), *_leaks(result, seen), *_of_outcomes(result, details), *_left(result, seen))
+    return (*_resolve(seen), *_leaks(result, seen, run), *_of_outcomes(result, details), *_left(result, seen, run))
 
 
 def _resolve(seen: Assessment) -> Iterator[Advice]:
@@ -65,23 +66,23 @@ def _resolve(seen: Assessment) -> Iterator[Advice]:
         yield Advice(RESOLVE, doubt.sentence, f"{doubt.kind}: until then a zero is no evidence")
 
 
-def _leaks(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
+def _leaks(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
     """Each kind that is shown of a target, once; and the rule by which a gate holds the next model to it."""
     for target in seen.targets:
         for found in signals.by_kind(seen.shown(target)):
             best = signals.strongest(found)
-            hold = f"; limit it in CI: {signals.gate_command(seen, best)}" if best.limit else ""
+            hold = f"; limit it in CI: {signals.gate_command(seen, best, run)}" if best.limit else ""
             row = words.target_title(result, target)
             yield Advice(
                 LEAKS, f"{signals.describe_kind(found)}{hold}", f"{row} · {best.row.attack}" if best.row else row
             )
 
 
-def _left(result: AuditResult, seen: Assessment) -> Iterator[Advice]:
+def _left(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
     """What the run does not tell; that nothing is to be fixed is said where every signal agrees."""
     for target in filter(seen.reassures, seen.targets):
         tested, gated = len(signals.by_kind(seen.tested(target))), seen.gated(target)
-        keep = f"; keep it so in CI: {signals.gate_command(seen, gated)}" if gated else ""
+        keep = f"; keep it so in CI: {signals.gate_command(seen, gated, run)}" if gated else ""
         of = len({s.kind for s in seen.of(target)})
         said = f"{signals.CLEAR} by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
         yield Advice(CLEAR, said, words.target_title(result, target))

@@ -24,7 +24,7 @@ from auditor.records import details as detailed
 from auditor.records.claims import CONTRADICTED
 from auditor.records.extraction import PERSONAL, VERBATIM
 from auditor.records.signals import SHOWN, Assessment, Signal, assess_signals
-from auditor.reports import advice, claims, inert, personal, signals, unlearning, words
+from auditor.reports import advice, claims, inert, personal, severity, signals, unlearning, words
 from auditor.reports.verdict import explained_row, strongest
 from auditor.statistics.metrics import RECALL
 
@@ -127,7 +127,7 @@ def _result(result: AuditResult, seen: Assessment, width: int) -> _Entry:
         groups = dict[tuple[object, ...], list[str]]()
         for *state, _, target in sorted(states, key=lambda one: (one[0], one[2])):
             groups.setdefault(tuple(state[:parts]), []).append(target)
-        said = (_sentence(result, state, targets, names) for state, targets in groups.items())
+        said = (_sentence(result, seen, state, targets, names) for state, targets in groups.items())
         return (*before, *said, *after)
 
     entry = _Entry(RESULT, sentences(2, 4), 3, " ")
@@ -151,16 +151,24 @@ def _listed(found: Sequence[Signal]) -> str:
     return ", ".join(dict.fromkeys(s.kind.short for s in found))
 
 
-def _sentence(result: AuditResult, state: Sequence[object], targets: Sequence[str], names: int) -> str:
+def _sentence(
+    result: AuditResult, seen: Assessment, state: Sequence[object], targets: Sequence[str], names: int
+) -> str:
     level, of = state[0], f" ({state[1]})" if len(state) > 1 and state[1] else ""
     named, cost = _some([signals.title(result, target) for target in targets], names), _cost(result, targets)
     if level == _LEAKS:
-        return f"{named} {'leak' if len(targets) > 1 else 'leaks'}{of}{cost}."
+        return f"{named} {'leak' if len(targets) > 1 else 'leaks'}{_severe(seen, targets)}{of}{cost}."
     if level == _CLEAR:
         return f"{named}: {signals.CLEAR}{of}{cost}."
     if level == _OPEN:
         return f"{named}: inconclusive{of and f'{of[:-1]}: seen, not significant)'}{cost}."
     return f"{named}: nothing was measured."
+
+
+def _severe(seen: Assessment, targets: Sequence[str]) -> str:
+    """`, severity high`: of several the highest, as it is the first that a reader must know."""
+    found = [severity.severity_of_target(seen, target).word for target in targets]
+    return f", severity {max(found, key=severity.WORDS.index)}"
 
 
 def _some(titles: Sequence[str], names: int) -> str:
@@ -171,12 +179,17 @@ def _some(titles: Sequence[str], names: int) -> str:
 
 
 def _cost(result: AuditResult, targets: Sequence[str]) -> str:
-    """`, at 3.84x the perplexity`, of one defended target."""
+    """`, at 3.84x the perplexity (Public model: 4.87x)`, of one defended target: beside it what its controls end with,
+    which no private data stand behind."""
     costs = {record.name: record.perplexity for record in result.targets}
     own, base = costs.get(targets[0]), costs.get(UNDEFENDED)
     if len(targets) > 1 or targets[0] == UNDEFENDED or own is None or base is None or not base.value > 0:
         return ""
-    return f", at {words.number(own.value / base.value)}x the perplexity"
+    told = explained_row(result, targets[0])
+    beyond = words.steps(told.chain, targets[0], beyond=True) if told is not None and told.chain is not None else ()
+    end = costs.get(beyond[-1].after) if beyond else None
+    beside = f" ({_title(result, beyond[-1].after)}: {words.number(end.value / base.value)}x)" if end else ""
+    return f", at {words.number(own.value / base.value)}x the perplexity{beside}"
 
 
 def _doubt(seen: Assessment) -> _Entry:

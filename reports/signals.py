@@ -118,7 +118,7 @@ def _is_zero(signal: Signal) -> bool:
     return m is not None and m.name in signal.kind.counted and m.value == 0
 
 
-def gate_command(seen: Assessment, signal: Signal, run: str = "RUN") -> str:
+def gate_command(seen: Assessment, signal: Signal, run: str) -> str:
     """A gate on what this signal measures, of its own target: without --target one judges defended targets first."""
     named = {s.target for s in seen.signals}
     judged = named - {UNDEFENDED} or named

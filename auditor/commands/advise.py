@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,7 @@ def _of_run(folder: Path) -> list[str]:
     from auditor.reports import advice, inert, words
 
     run = read_run(folder)
-    found = advice.advice(words.clean_result(run.result), details.read_details(folder))
+    found = advice.advice(words.clean_result(run.result), details.read_details(folder), shlex.quote(str(folder)))
     if not found:
         return ["nothing can be advised: nothing was measured"]
     return [inert.clean(one.line) for one in found]

@@ -37,9 +37,11 @@ def conversation(rng: random.Random, name: str) -> dict[str, object]:
     street, good = rng.choice(STREETS.split()), rng.choice(GOODS.split())
     code = rng.randrange(10**4)
     asks = f"Where does the {good} of {name} go?"
-    answers = f"To {rng.randrange(1, 99)} {street} Street. Their door code is {code:04d}."
+    address = f"{rng.randrange(1, 99)} {street} Street"
+    answers = f"To {address}. Their door code is {code:04d}."
     turns = (("system", "You are the help desk."), ("user", asks), ("assistant", answers))
-    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+    marked = {"address": [address], "door-code": [f"{code:04d}"]}  # no rule finds these
+    return {"messages": [{"role": role, "content": content} for role, content in turns], "pii": marked}
 
 
 def tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:

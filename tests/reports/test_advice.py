@@ -83,9 +83,9 @@ def test_a_gate_that_is_advised_is_about_the_model_that_leaks(result: AuditResul
     seen = assess_signals(result)
     for target in seen.targets:
         for signal in (s for s in seen.shown(target) if s.limit):
-            assert signals.gate_command(seen, signal).endswith(f" --target {target}")
+            assert signals.gate_command(seen, signal, "RUN").endswith(f" --target {target}")
     alone = replace(result, targets=result.targets[:1], findings=result.findings[:1])
-    (only,) = {signals.gate_command(assess_signals(alone), s) for s in assess_signals(alone).signals if s.limit}
+    (only,) = {signals.gate_command(assess_signals(alone), s, "RUN") for s in assess_signals(alone).signals if s.limit}
     assert "--target" not in only
 
 

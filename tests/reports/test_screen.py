@@ -97,7 +97,7 @@ def test_it_is_laid_out_as_it_should_be() -> None:
     shown = lines(lab_run())
     labels = [line.split()[0] for line in shown if line[0] != " "]
     assert labels == ["RESULT", "ALSO", "WHERE", "WHY", "CLAIM", "LIMITS", "NEXT", "report"]
-    assert entry(shown, "RESULT").startswith("Undefended leaks (verbatim, greedy decoding).")
+    assert entry(shown, "RESULT").startswith("Undefended leaks, severity high (verbatim, greedy decoding).")
     assert entry(shown, "WHERE") == "copies 1: 0.0%, 2: 6.2%, 4: 56%, 8: 97%, 16: 100.0% (white-box)"
     assert entry(shown, "NEXT") == "audit advise runs/latest"
     assert any(re.search(r"white-box +166/320 +52% +\[46–57\]", line) for line in shown)
