@@ -104,6 +104,24 @@ def test_it_is_laid_out_as_it_should_be() -> None:
     assert "0/160 Undefended" in " ".join(shown)
 
 
+def test_the_cost_of_a_defense_stands_beside_that_of_no_private_data() -> None:
+    """What the control rows end with, where it was measured."""
+    run = lab_run()
+    (own,) = (t for t in run.targets if t.name == "pmixed")
+    assert own.perplexity is not None
+    public = replace(own, name="public", title="Public model", companion=True, claim=None)
+    public = replace(public, perplexity=replace(own.perplexity, value=2 * own.perplexity.value))
+    rows = [
+        replace(f, chain=replace(f.chain, steps=(*f.chain.steps[:-1], replace(f.chain.steps[-1], after="public"))))
+        if f.chain
+        else f
+        for f in run.findings
+    ]
+    said = entry(lines(replace(run, findings=tuple(rows), targets=(*run.targets, public))), "RESULT")
+    assert "at 1.9x the perplexity (Public model: 3.8x)." in said
+    assert "Public model" not in entry(lines(run), "RESULT")
+
+
 def test_of_many_configurations_those_that_leak_stay() -> None:
     hits = [0] * 29 + [30]
     rows = (
