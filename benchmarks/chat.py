@@ -18,7 +18,7 @@ from auditor.benchmarks.forms import Form
 from auditor.benchmarks.talks import ASSISTANT, REASONING, Conversation, Message, Unusable, message_text, usual_role
 from auditor.benchmarks.wording import wording_of_tokens
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import SYSTEM, share_known
+from auditor.core.knowledge import ALL, SYSTEM, TURNS, share_known
 from auditor.core.nouns import Tokens, Wording
 
 Learnt = Literal["assistant", "all"]  # whose tokens have a loss: those of assistant turns, or all
@@ -32,12 +32,13 @@ class Answer:
     """Where one thing that the assistant said stands in the tokens of its conversation: said[0]:said[1]; and
     learnt[0]:learnt[1], all that the template wrote of its turn behind the header, the end of the turn included.
 
-    of: the key of the message that says it: its content, or its reasoning, which stands before.
+    of: the key of the message that says it: its content, or its reasoning, which stands before. role: whose it is.
     """
 
     said: tuple[int, int]
     learnt: tuple[int, int]
     of: str = "content"
+    role: str = ASSISTANT
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,16 @@ class RenderedChat:
 
 @dataclass(frozen=True)
 class AnswerCut:
-    """One answer as a secret; `at`: where its suffix begins, in tokens; `stands`: what it is in the conversation."""
+    """One answer as a secret; at: where its suffix begins, in tokens; stands: what it is in the conversation; role: who
+    says it.
+    """
 
     prefix: Tokens
     suffix: Tokens
     wording: Wording
     at: int
     stands: str
+    role: str = ASSISTANT
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class _Span:
     said: tuple[int, int]
     learnt: tuple[int, int]
     of: str
+    role: str = ASSISTANT
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
@@ -91,8 +96,8 @@ class _Span:
 def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASSISTANT) -> RenderedChat:
     """The conversation in this rendering. Raises Unusable where nothing can be written, or nothing of it be asked for.
 
-    turns: whose turns are its answers; what is learnt of it is told of the assistant's alone. Raises AuditError for a
-    template that drops the system turn: the model never saw what it says.
+    turns: whose turns are its answers, or ALL; what is learnt of it is told of the assistant's alone. Raises AuditError
+    for a template that drops the system turn: the model never saw what it says.
     """
     if form.source is None:
         if turns != ASSISTANT:
@@ -112,8 +117,13 @@ def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASS
     def rendered(changed: Sequence[Message], answering: bool = False) -> str:
         return forms.render(tokenizer, said, form, changed, answering)
 
-    asked = (i for i, one in enumerate(messages) if usual_role(one["role"]) == turns)
-    spans = [span for i in asked for span in _spans(rendered, whole, messages, i)]
+    roles = {i: usual_role(one["role"]) for i, one in enumerate(messages)}
+    asked = {i: role for i, role in roles.items() if role == turns or (turns == ALL and role in TURNS)}
+    spans = [
+        replace(span, role=role) if isinstance(span, _Span) else span
+        for i, role in asked.items()
+        for span in _spans(rendered, whole, messages, i)
+    ]
     remarks += _unwritten(rendered, whole, said, messages)
     return _written(tokenizer, whole, spans, _marked(tokenizer, said, form, messages), remarks, turns)
 
@@ -157,7 +167,7 @@ def _answer(text: str, offsets: Sequence[tuple[int, int]], span: _Span) -> Answe
     if tokens is None:
         return Unusable("an answer does not begin at a token boundary")
     start, end = span.learnt
-    return Answer(tokens, (_first(offsets, start), _first(offsets, end)), span.of)
+    return Answer(tokens, (_first(offsets, start), _first(offsets, end)), span.of, span.role)
 
 
 def _joined(message: Message) -> dict[str, Any]:
@@ -351,7 +361,7 @@ def cut_answers(
         if not prefix:
             yield Unusable("an answer with nothing before it")
             continue
-        yield AnswerCut(prefix, written.tokens[middle:last], wording, middle, stands)
+        yield AnswerCut(prefix, written.tokens[middle:last], wording, middle, stands, answer.role)
 
 
 def _system_alone(tokenizer: Any, said: Conversation, form: Form) -> str:

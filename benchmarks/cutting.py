@@ -18,7 +18,7 @@ from auditor.benchmarks.forms import Form
 from auditor.benchmarks.tables import RecordTable
 from auditor.benchmarks.wording import token_ends, wording_of_tokens
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import USER
+from auditor.core.knowledge import ALL, USER
 from auditor.core.nouns import Tokens, Wording
 from auditor.models.vocabulary import decode_exactly
 
@@ -54,6 +54,7 @@ class Part:
     part: int | None = None  # None: the row is one secret
     at: int = 0
     stands: str = ""  # what it is in the row, where an attacker is told something else
+    role: str | None = None  # whose turn it is, where those of several are attacked
 
 
 def fast_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
@@ -180,7 +181,8 @@ def _cut_conversations(
             if isinstance(answer, talks.Unusable):
                 yield Part(row, str(answer), number)
             else:
-                yield Part(row, (answer.prefix, answer.suffix, answer.wording), number, answer.at, answer.stands)
+                role = answer.role if cut.turns == ALL else None
+                yield Part(row, (answer.prefix, answer.suffix, answer.wording), number, answer.at, answer.stands, role)
 
 
 def usual_form(tokenizer: Any, table: RecordTable) -> Form:

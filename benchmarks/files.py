@@ -150,7 +150,8 @@ def _source(
             (left_out if one.part is None else unasked).setdefault(one.halves, []).append(one.row)
         else:
             prefix, suffix, wording = one.halves
-            record = Record(one.row, prefix, suffix, repeats[one.row], groups[one.row], wording, one.part, one.at)
+            group = groups[one.row] or one.role
+            record = Record(one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at)
             records.append(replace(record, user=users[one.row]))
             standing.append(one.stands or wording.whole)
     if flag == "--data" and "repeats" not in table.columns:

@@ -7,6 +7,7 @@ import math
 from auditor.core.errors import AuditError
 
 SYSTEM, USER, PARTIAL = "system", "user", "partial"
+TURNS, ALL = ("assistant", USER, SYSTEM, "tool"), "all"  # whose turns may be attacked
 
 
 def share_known(knows: str) -> float:

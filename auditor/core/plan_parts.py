@@ -170,7 +170,7 @@ class DataPlan:
     user_column: Column of --data, and of --nonmembers, that names whose a record is: leakage by person, without names.
     knows: What the attacker has of a conversation: the system turn; all before the answer; a share F of it too.
         [default: user]
-    turns: Whose turns of a conversation are attacked. [default: assistant]
+    turns: Whose turns of a conversation are secrets; all: each role's, and results by role. [default: assistant]
     template: How conversations become text: by the model's chat template, a template FILE, Alpaca's or TRL's format, or
         none.
     date: Day that the chat template writes: the day of the training.
@@ -194,8 +194,8 @@ class DataPlan:
     group_column: str | None = described(None, SUBJECT | OWN, metavar="COLUMN")
     user_column: str | None = described(None, SUBJECT | OWN, metavar="COLUMN")
     knows: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="system|user|partial:F")
-    turns: Literal["assistant", "user", "system", "tool"] | None = described(
-        None, SUBJECT | OWN | RECORDS, metavar="assistant|user|system|tool"
+    turns: Literal["assistant", "user", "system", "tool", "all"] | None = described(
+        None, SUBJECT | OWN | RECORDS, metavar="assistant|user|system|tool|all"
     )
     template: str = described(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|model|alpaca|trl|FILE")
     date: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="YYYY-MM-DD")

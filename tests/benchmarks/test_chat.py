@@ -20,7 +20,7 @@ from auditor.benchmarks.files import Files
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.talks import Conversation
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import share_known
+from auditor.core.knowledge import TURNS, share_known
 from auditor.core.plan_parts import DataPlan
 from auditor.runs import training
 
@@ -132,6 +132,19 @@ def test_a_file_of_conversations_is_attacked_by_the_turns_of_users(tmp_path: Pat
     (tmp_path / "plain.jsonl").write_text('{"text": "Hello, I am Ann."}\n')
     with pytest.raises(AuditError, match="--turns is about conversations"):
         Files(str(tmp_path / "plain.jsonl"), tokenizer(), turns="user")
+
+
+def test_all_turns_are_secrets_and_told_by_role(tmp_path: Path) -> None:
+    """Each as it is cut where its role alone is attacked; results are by role, unless a column says otherwise."""
+    data = rows(
+        tmp_path, messages(Conversation((*TWO.messages[:4], {"role": "tool", "content": "0815."}, TWO.messages[4])))
+    )
+    every = Files(data, tokenizer(), known_fraction=0, turns="all").secrets
+    apart = {role: Files(data, tokenizer(), known_fraction=0, turns=role).secrets for role in TURNS}
+    assert {one.group for one in every} == set(TURNS) and len(every) == 6
+    for role, secrets in apart.items():
+        own = [(one.prefix, one.suffix) for one in every if one.group == role]
+        assert own == [(one.prefix, one.suffix) for one in secrets]
 
 
 def test_a_template_that_is_given_is_taken_where_the_tokenizer_has_none(tmp_path: Path) -> None:
