@@ -94,6 +94,8 @@ class RealLab(Lab):
             "ethicist": {**Lab.attack_defaults["ethicist"], "epochs": 3},
             # Of a million texts, exactly: 111,111 forward passes a model, an hour.
             "exposure": {"enumerate": 0, "draws": 1024, "references": 256},
+            # As long as a conversation. The template's first tokens are the same in all: drawn hot, none would be hit.
+            "untargeted": {"generations": 256, "length": 112, "cooling": 0},
             **{attack: {"samples": 5} for attack in ("perplexity", "zlib", "lowercase", "reference")},
         }
     )
