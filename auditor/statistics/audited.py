@@ -12,7 +12,7 @@ level for each. (jax_privacy's Bonferroni correction is over the points of the R
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -27,8 +27,11 @@ from auditor.statistics.one_run import (
     Counts,
     epsilon_fdp,
     epsilon_one_run,
+    group_delta,
     guess_counts,
     logit_bound,
+    p_value,
+    walked,
 )
 from auditor.statistics.shapes import GAUSSIAN, Sampling, epsilon_shape
 
@@ -170,9 +173,21 @@ def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: 
         raise AuditError(f"expected an epsilon > 0 to prove, got {epsilon:g}")
     _check_numbers(2, delta, level, copies)
 
-    def enough(m: int) -> bool:
-        return logit_bound(m, m, level) >= copies * epsilon and best_provable(m, delta, level, copies) >= epsilon
+    aim = next(step for step in walked() if step >= epsilon)  # the walk to what m prove has to come so far
 
+    def comes_there(m: int) -> bool:
+        refuted = p_value(m, guess_counts(m), copies * aim, group_delta(aim, delta, copies), level) < level
+        return refuted and logit_bound(m, m, level) >= copies * aim
+
+    least = _least(comes_there, epsilon, delta, level, copies)
+    if best_provable(least, delta, level, copies) >= epsilon:
+        return least
+    # It is refuted, and something before it is not.
+    return _least(lambda m: best_provable(m, delta, level, copies) >= epsilon, epsilon, delta, level, copies)
+
+
+def _least(enough: Callable[[int], bool], epsilon: float, delta: float, level: float, copies: int) -> int:
+    """The least m that is enough, by bisection. Raises AuditError as `canaries_needed`."""
     low, high = 1, 2
     while not enough(high):
         low, high = high, 2 * high
