@@ -43,12 +43,6 @@ def render_all(folder: Path, since: Comparison | None = None, reveal: bool = Fal
     return tuple(folder / name for name in rendered)
 
 
-def render_missing(folder: Path) -> None:
-    """Renders a finished run whose reports are not all there: older versions wrote them behind the result."""
-    if not all((folder / name).is_file() for name in (HTML, MARKDOWN)):
-        render_all(folder)
-
-
 def _write_frontier(folder: Path, result: AuditResult) -> None:
     if result.frontiers:
         from auditor.reports import frontier, words  # matplotlib: only for who renders

@@ -233,7 +233,7 @@ def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config
     from auditor.studies import checkpoints, sweep
 
     folder = resume or out or new_folder(f"sweep-{config.stem if config else 'flags'}")
-    command = (sweep.sweep_command(resume) if resume else None) or console.command()
+    command = sweep.sweep_command(resume) if resume else console.command()
     failures = console.resumably(folder, lambda reporter: sweep.run_points(points, folder, reporter, command), verbose)
     held = sweep.sweep_places(folder)
     table = sweep.sweep_table(f"{counted(len(points), 'run')} in {folder}", held)

@@ -22,7 +22,6 @@ except ImportError:  # Windows, where nothing tells whether the process that mad
     fcntl = None  # type: ignore[assignment]
 
 _BEFORE, _BEHIND = ".audit-", ".tmp"  # names of files that are not there yet
-_OLDER = ".json.tmp"  # how older versions named them
 
 
 def replace(path: Path, content: str | bytes, *, sync: bool = False) -> None:
@@ -134,7 +133,7 @@ def write_error(path: Path, error: OSError) -> AuditError:
 
 def is_scratch(path: Path) -> bool:
     """Whether a process that was killed left it: a file that was never put in its place."""
-    return (path.name.startswith(_BEFORE) and path.name.endswith(_BEHIND)) or path.name.endswith(_OLDER)
+    return path.name.startswith(_BEFORE) and path.name.endswith(_BEHIND)
 
 
 def clear_scratch(folder: Path) -> None:

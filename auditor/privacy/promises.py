@@ -166,15 +166,9 @@ def write_privacy(folder: Path, record: PrivacyRecord) -> None:
 
 
 def read_privacy(folder: Path) -> PrivacyRecord | None:
-    """What the folder's model promises; None where it does not say. Raises AuditError for another form.
-
-    Version 1 said in words only whether the guarantee is sound: "sound", and nothing else, where it was.
-    """
+    """What the folder's model promises; None where it does not say. Raises AuditError for another form."""
     path = folder / FILE
     if not path.is_file():
         return None
-    values = read_object(path, "the privacy record")
-    if values.get("schema_version", 1) == 1:
-        values |= {"sound": values.get("status") == "sound", "schema_version": 2}
-    record: PrivacyRecord = from_json(PrivacyRecord, values, str(path))
+    record: PrivacyRecord = from_json(PrivacyRecord, read_object(path, "the privacy record"), str(path))
     return record

@@ -158,17 +158,15 @@ class RunFolder:
         disk.replace(self.path / _PREFIX_TOKEN, json.dumps(to_json(prefix_token)))
 
     def prefix_token(self) -> PrefixToken | None:
-        """None in a new folder; one that was started before prefix tokens were kept had none.
+        """None in a new folder.
 
         Raises AuditError where it is lost: what was found behind it must not stand beside what is found behind another.
         """
         path = self.path / _PREFIX_TOKEN
         if not path.exists():
-            if not (self.path / _SECRETS).is_file():
-                return None
-            if "prefix_token" in self.plan():
+            if (self.path / _SECRETS).is_file():
                 raise AuditError(f"expected {path}, which says what stood before every text until now: it is missing")
-            return PrefixToken((), "prefix token: none: an older version started this run")
+            return None
         prefix_token: PrefixToken = from_json(PrefixToken, read_object(path, "the prefix token of a run"), str(path))
         return prefix_token
 

@@ -75,10 +75,7 @@ def _walk(
     waiting = []
     for number, point in enumerate(points, 1):
         path = folder / point.folder
-        if point.name not in plans:
-            continue
-        if (path / saved.RESULT).is_file():
-            files.render_missing(path)
+        if point.name not in plans or (path / saved.RESULT).is_file():
             continue
         waiting.append(_Waiting(f"{number} of {len(points)}: {point.name}", point.name, plans[point.name], path))
     engine.open(_Walker(reporter), _WalkerThere())
@@ -224,9 +221,10 @@ def reopen_sweep(folder: Path) -> list[Point]:
     return [kept.point for kept in _points(folder)]
 
 
-def sweep_command(folder: Path) -> str | None:
-    """The command that started the sweep, which its points are of whoever goes on; None: an older version did."""
-    return from_json(str | None, _kept(folder).get("command"), f"{folder / SWEEP}: command")
+def sweep_command(folder: Path) -> str:
+    """The command that started the sweep, which its points are of whoever goes on."""
+    command: str = from_json(str, _kept(folder).get("command"), f"{folder / SWEEP}: command")
+    return command
 
 
 def _kept(folder: Path) -> dict[str, Any]:

@@ -295,7 +295,7 @@ def _restore(
             p.copy_(state["parameters"][name])
     optimizer.load_state_dict(state["optimizer"])
     trained.steps, trained.noise_scales = state["steps"], list(state["noise_scales"])
-    if trained.watch.count:  # older checkpoints have none
+    if trained.watch.count:
         trained.watch.restore(state["canaries"])
 
 

@@ -204,7 +204,7 @@ class Fitting:
         self._schedule.load_state_dict(state["schedule"])
         while self.epochs < state["epochs"]:
             self._next_epoch()  # the orders of finished epochs come first
-        self.steps = state.get("steps", 0)  # older versions saved whole epochs only
+        self.steps = state["steps"]
 
     def _next_epoch(self) -> None:
         self.epochs, self.steps = self.epochs + 1, 0

@@ -129,8 +129,8 @@ ETHICIST = ["--attack", "ethicist", *(f"-Aethicist.{o}" for o in ("prompt_length
 
 
 def command(world: Path, out: Path, *more: str) -> list[str]:
-    files = ["--model", str(world / "model"), "--data", str(world / "data.jsonl")]
-    return ["run", *files, "-A", "samples=4", "-o", str(out), *more]
+    model = () if "--model" in more else ("--model", str(world / "model"))
+    return ["run", *model, "--data", str(world / "data.jsonl"), "-A", "samples=4", "-o", str(out), *more]
 
 
 def pmixed(world: Path, *more: str) -> list[str]:
@@ -895,7 +895,13 @@ def with_data(text: str, name: str = "bad.jsonl") -> Case:
 
 
 def with_flags(*flags: str) -> Case:
-    return lambda world, files: ["--model", str(world / "model"), "--data", str(world / "data.jsonl"), *flags]
+    own = () if "--model" in flags else ("--model",)
+    return lambda world, files: [
+        *(word for one in own for word in (one, str(world / "model"))),
+        "--data",
+        str(world / "data.jsonl"),
+        *flags,
+    ]
 
 
 def long_prefix(world: Path, files: Path) -> list[str]:

@@ -1,13 +1,8 @@
-"""`privacy.json`: what is read back of it, the records of an older version included."""
+"""`privacy.json`: what it promises, and what its notes say."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from auditor.core.jsonable import to_json
 from auditor.privacy import promises
 from auditor.privacy.promises import PrivacyRecord
 
@@ -52,12 +47,3 @@ def test_notes_say_whose_number_of_units_it_is() -> None:
     assert len(RECORD.notes()) == 1 and "protected at the group size k only" in RECORD.notes()[0]
     (_, given), (_, found) = (replace(RECORD, units=1200, units_given=own).notes() for own in (True, False))
     assert "1,200 records, which was given as public" in given and "that there are 1,200 records is taken" in found
-
-
-@pytest.mark.parametrize("status", ["sound", "no guarantee: the noise is seeded"])
-def test_version_1_said_in_words_whether_it_is_sound(tmp_path: Path, status: str) -> None:
-    values: dict[str, Any] = to_json(replace(RECORD, status=status))
-    del values["sound"]
-    (tmp_path / promises.FILE).write_text(json.dumps({**values, "schema_version": 1}))
-    read = promises.read_privacy(tmp_path)
-    assert read is not None and read.sound == (status == "sound") and read.schema_version == 2

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, PrefixToken, TokenLogProbs
+from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, TokenLogProbs
 from auditor.records.folder import RunFolder, small_batches
 from auditor.runs import states
 
@@ -137,17 +137,12 @@ def test_a_run_that_goes_on_reads_what_it_wrote(folder: RunFolder) -> None:
     assert folder.tokens.done("undefended") == RunFolder.reopen(folder.path).tokens.done("undefended")
 
 
-def test_a_lead_that_is_lost_is_not_taken_for_none(tmp_path: Path) -> None:
-    """An older version kept none, and had none; its plan says nothing of prefix tokens."""
-    for plan, lost in (({"prefix_token": "auto"}, True), ({}, False)):
-        folder = RunFolder.create(tmp_path / f"run-{lost}", "name", plan)
-        assert folder.prefix_token() is None  # nothing was asked yet
-        folder.pin("of the secrets")
-        if lost:
-            with pytest.raises(AuditError, match=r"expected .*prefix_token\.json, which says .*: it is missing"):
-                folder.prefix_token()
-        else:
-            assert folder.prefix_token() == PrefixToken((), "prefix token: none: an older version started this run")
+def test_a_prefix_token_that_is_lost_is_not_taken_for_none(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "name", {})
+    assert folder.prefix_token() is None  # nothing was asked yet
+    folder.pin("of the secrets")
+    with pytest.raises(AuditError, match=r"expected .*prefix_token\.json, which says .*: it is missing"):
+        folder.prefix_token()
 
 
 def test_a_broken_line_is_told_with_what_to_do(folder: RunFolder) -> None:

@@ -124,12 +124,3 @@ def test_a_folder_with_a_result_has_its_reports(
         files.write(tmp_path, result)
     there = {path.name for path in tmp_path.iterdir()}
     assert len(there) == min(writes, 5) and ("result.json" not in there or len(there) == 5)
-
-
-def test_what_is_missing_is_rendered(tmp_path: Path, result: AuditResult) -> None:
-    files.write(tmp_path, result)
-    lost = tmp_path / "report.md"
-    before = lost.read_bytes()
-    lost.unlink()
-    files.render_missing(tmp_path)
-    assert lost.read_bytes() == before
