@@ -23,10 +23,8 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.defenses.one_adapter import CONTROL, OneAdapter
-from auditor.defenses.pmixed import Unmixed
+from auditor.defenses.pmixed import mixed_chain
 from auditor.defenses.pmixed_model import PMixedModel, Projection
-from auditor.defenses.public import Public
 from auditor.models.base import Check, LanguageModel
 from auditor.plugins.defense import Cause, Defense, Scenario
 from auditor.privacy.accounting import realised_renyi
@@ -71,19 +69,8 @@ class AdaPMixed(Defense):
         )
 
     def chain(self) -> tuple[Cause, ...]:
-        return (
-            Cause(
-                "training configuration",
-                "one adapter, all data, trained as the members are",
-                OneAdapter(self.ensemble),
-                CONTROL,
-            ),
-            Cause(
-                "splitting", "each adapter sees one shard only, their distributions averaged", Unmixed(self.ensemble)
-            ),
-            Cause("mixing", "each distribution is mixed with the public one, within one radius for all queries"),
-            Cause("no private data", "the public model alone", Public(), "--public MODEL"),
-        )
+        how = "each distribution is mixed with the public one, within one radius for all queries"
+        return mixed_chain(self.ensemble, how)
 
 
 def same_radius(alpha: int, radius: float, members: int) -> Projection:

@@ -29,6 +29,18 @@ ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 _MOST_EPSILON, _MOST_ORDER = 1000, 256  # more is no protection; higher orders buy nothing and take minutes to solve
 
 
+def mixed_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
+    """Causes of a mixed ensemble; mixing: what it does with the members' distributions."""
+    members = "each adapter sees one shard only, their distributions averaged"
+    alone = "one adapter, all data, trained as the members are"
+    return (
+        Cause("training configuration", alone, OneAdapter(ensemble), CONTROL),
+        Cause("splitting", members, Unmixed(ensemble)),
+        Cause("mixing", mixing),
+        Cause("no private data", "the public model alone", Public(), "--public MODEL"),
+    )
+
+
 @dataclass(frozen=True)
 class PMixed(Defense):
     """Mix each member of a private ensemble with the public model, then sample (PMixED, Flemings et al. 2024).
@@ -94,19 +106,7 @@ class PMixed(Defense):
         return self.ensemble
 
     def chain(self) -> tuple[Cause, ...]:
-        return (
-            Cause(
-                "training configuration",
-                "one adapter, all data, trained as the members are",
-                OneAdapter(self.ensemble),
-                CONTROL,
-            ),
-            Cause(
-                "splitting", "each adapter sees one shard only, their distributions averaged", Unmixed(self.ensemble)
-            ),
-            Cause("mixing", "each distribution is mixed with the public one"),
-            Cause("no private data", "the public model alone", Public(), "--public MODEL"),
-        )
+        return mixed_chain(self.ensemble, "each distribution is mixed with the public one")
 
     def _covered(self, scenario: Scenario) -> int:
         """T: the drawn tokens that epsilon covers. With nothing to draw, the radius is that of one token."""

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,17 +34,21 @@ _MOST_UNDEFINED = 0.05  # of the resamples: where more have no value, there is n
 
 @dataclass(frozen=True)
 class Replicates:
-    """One (target, setting, attack) at one point of a grid, over its seeds: judged members, and what was measured."""
+    """One (target, setting, attack) at one point of a grid, by seed: what its row found out, and what was measured."""
 
     target: str
     setting: str
     attack: str
-    outcomes: Mapping[int, Outcome] = field(default_factory=dict)
+    rows: Mapping[int, PerSecret] = field(default_factory=dict)
     measured: Mapping[int, Mapping[str, Measurement]] = field(default_factory=dict)  # of the finding and its target
     heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # nll by target's text
     options: Mapping[str, Any] = field(default_factory=dict)
     not_applicable: str = ""
-    probed: Mapping[int, PerSecret] = field(default_factory=dict)  # of a probe: its numbers by secret
+
+    @cached_property
+    def outcomes(self) -> Mapping[int, Outcome]:
+        """Of an attack, its judged guesses for the members."""
+        return {seed: one.only(one.member) for seed, row in self.rows.items() if (one := row.outcome) is not None}
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,8 @@ def _paired_by_text(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[
 def _by_secret(part: WeightedMetric, seed: int) -> dict[str, float]:
     """What the metric is the members' mean of, where a probe kept that: `exposure`, `exposure(count=16)`."""
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
-    held = part.cell.probed.get(seed)
-    if match is None or held is None:
+    held = part.cell.rows.get(seed)
+    if match is None or held is None or held.outcome is not None:
         return {}
     own = held.by_secret(match[1], True, None if match[2] is None else int(match[2]))
     return own if all(map(math.isfinite, own.values())) else {}

@@ -301,15 +301,13 @@ def _cells(finished: frontier.Runs) -> Iterator[Replicates]:
     for key, findings in by_key.items():
         target, one = key.target, next(iter(findings.values()))
         applied = {seed: finding for seed, finding in findings.items() if not finding.not_applicable}
-        rows = {seed: row for seed in applied if (row := judged[seed].get(key)) is not None}
         yield Replicates(
             *key,
-            outcomes={seed: o.only(o.member) for seed, row in rows.items() if (o := row.outcome) is not None},
+            rows={seed: row for seed in applied if (row := judged[seed].get(key)) is not None},
             measured={seed: _measured(finding, finished[seed][0].target(target)) for seed, finding in applied.items()},
             heldout={seed: held[target] for seed, held in heldout.items() if target in held},
             options=one.options,
             not_applicable="" if applied else one.not_applicable,
-            probed={seed: row for seed, row in rows.items() if row.outcome is None},
         )
 
 

@@ -28,7 +28,7 @@ def outcome(hits: list[int], ids: list[str] | None = None) -> Outcome:
 
 
 def cell(*by_seed: Outcome) -> Replicates:
-    return Replicates("undefended", "white-box", "a", dict(enumerate(by_seed)))
+    return Replicates("undefended", "white-box", "a", {seed: PerSecret.of(one) for seed, one in enumerate(by_seed)})
 
 
 def test_the_mean_over_seeds_of_the_difference_on_the_same_secrets() -> None:
@@ -141,8 +141,8 @@ def test_without_log_probabilities_nothing_is_said_about_them() -> None:
 
 
 def test_only_common_seeds_count_and_none_is_refused() -> None:
-    a = Replicates("t", "white-box", "a", {0: outcome([1, 1, 0]), 1: outcome([0, 0, 0])})
-    b = Replicates("t", "white-box", "b", {0: outcome([0, 0, 0]), 2: outcome([1, 1, 1])})
+    a = Replicates("t", "white-box", "a", {0: PerSecret.of(outcome([1, 1, 0])), 1: PerSecret.of(outcome([0, 0, 0]))})
+    b = Replicates("t", "white-box", "b", {0: PerSecret.of(outcome([0, 0, 0])), 2: PerSecret.of(outcome([1, 1, 1]))})
     assert contrast("d", [WeightedMetric(1, "recall", a), WeightedMetric(-1, "recall", b)]).value == pytest.approx(
         2 / 3
     )
@@ -151,7 +151,7 @@ def test_only_common_seeds_count_and_none_is_refused() -> None:
             "d",
             [
                 WeightedMetric(1, "recall", a),
-                WeightedMetric(-1, "recall", Replicates("t", "white-box", "b", {5: outcome([1])})),
+                WeightedMetric(-1, "recall", Replicates("t", "white-box", "b", {5: PerSecret.of(outcome([1]))})),
             ],
         )
 
@@ -189,7 +189,7 @@ def probed(bits: list[float], repeats: list[int], ids: str = "abcdef") -> Replic
     for times in set(repeats):
         own = [x for x, r in zip(bits, repeats, strict=True) if r == times]
         measured[f"exposure(count={times})"] = Measurement("exposure", float(np.mean(own)), 0.0, 20.0, len(own), "bits")
-    return Replicates("t", "white-box", "exposure", measured={0: measured}, probed={0: rows})
+    return Replicates("t", "white-box", "exposure", measured={0: measured}, rows={0: rows})
 
 
 def test_means_of_a_probe_are_paired_by_secret() -> None:

@@ -11,6 +11,7 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
 from auditor.records.contrasts import Replicates
+from auditor.records.outcomes import PerSecret
 from auditor.statistics.judging import Outcome
 from auditor.studies.ledger import (
     HOLDS,
@@ -59,11 +60,11 @@ def test_other_expectations_are_refused(bad: Any) -> None:
         expectation(bad, "here")
 
 
-def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, Outcome]:
+def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, PerSecret]:
     hit = np.arange(n) < hits
     ids = tuple(f"s{i:03d}" for i in range(n))
     one = Outcome(ids, hit, hit, np.linspace(1, 0, n), (None,) * n, np.ones(n, dtype=bool), ~hit * 1, hit * 0)
-    return dict.fromkeys(range(seeds), one)
+    return dict.fromkeys(range(seeds), PerSecret.of(one))
 
 
 def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any) -> Place:
