@@ -123,7 +123,7 @@ def train(
     asked = training.Training(
         method=method,
         options=options_for(method, of_methods, {}, list(of_methods.get("", {}))),
-        loading=LoadingOptions(**{name: plan[name] for name in options.HUB_LOADING.split() if name in plan}),
+        loading=LoadingOptions(**{name: plan[name] for name in options.HUB_LOADING.split() if name in plan}).exact(),
         engine=from_json(
             EngineOptions, {name: plan[name] for name in options.ENGINE.split() if name in plan}, "engine"
         ),

@@ -101,7 +101,7 @@ class LoadingOptions:
     revision, model_args and quantise hold for the audited model only, not for a reference, public or base model.
 
     device: cpu, cuda, cuda:1 or mps; auto: the best available.
-    dtype: Precision of the weights.
+    dtype: Precision of the weights; auto: bfloat16 where they are saved in it and the machine has it, else float32.
     trust_remote_code: Let model repositories run their own code.
     revision: Branch, tag or commit of --model on the Hugging Face hub.
     model_args: Argument of from_pretrained, as attn_implementation=eager; repeatable.
@@ -112,7 +112,7 @@ class LoadingOptions:
 
     panel: ClassVar[str] = "compute"
     device: str = described("cpu", SUBJECT | OWN | PLACED)
-    dtype: str = described("float32", SUBJECT | OWN | PLACED, metavar="float32|float16|bfloat16")
+    dtype: str = described(AUTO, SUBJECT | OWN | PLACED, metavar="auto|float32|float16|bfloat16")
     trust_remote_code: bool = described(
         False,
         SUBJECT | OWN | PLACED,
@@ -134,6 +134,10 @@ class LoadingOptions:
         if "subfolder" in self.model_args:
             found["model subfolder"] = (f"{model}/{self.model_args['subfolder']}", self.revision)
         return found
+
+    def exact(self) -> LoadingOptions:
+        """For what is right in float32 alone, as training is: what `auto` then means."""
+        return dataclasses.replace(self, dtype="float32") if self.dtype == AUTO else self
 
     def beside(self) -> LoadingOptions:
         """For another model of the same audit."""

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from auditor.models.caches import Dimensions, OwnCache, row_dimensions
 from auditor.models.decoding import Decoding, log_sum_exp
 from auditor.models.hidden_states import HiddenStates
 from auditor.models.memory import AtOnce
+from auditor.models.precision import OneQuery, contiguous
 from auditor.models.slots import PaddedCache, SlotLayer, assign_slots
 
 Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `HuggingFaceModel.logits`
@@ -238,8 +240,11 @@ class HuggingFaceModel(LanguageModel):
         self.embedding = model.get_input_embeddings()
         self.device = _reads_on(model, self.embedding)
         head = model.get_output_embeddings()
+        if head is not None and contiguous not in head._forward_pre_hooks.values():
+            head.register_forward_pre_hook(contiguous)
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
+        self._in_few_bits = self.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
         self._seen: HiddenStates | None = None
         self.begins: Beginnings | None = None
         accepted = inspect.signature(_plain(model).forward).parameters
@@ -362,7 +367,8 @@ class HuggingFaceModel(LanguageModel):
         traffic.rows += len(read)
         traffic.tokens += len(read) * read.shape[1]
         name = "inputs_embeds" if read.is_floating_point() else "input_ids"
-        output = self.model(**{name: read}, **extra)
+        with OneQuery() if read.shape[1] == 1 and self._in_few_bits else nullcontext():
+            output = self.model(**{name: read}, **extra)
         if own:
             own.held = getattr(output, self._cache_name or "past_key_values", None)
         logits: Tensor = output.logits[:, -last:].float()

@@ -18,17 +18,20 @@ from transformers import (
 )
 
 from auditor.core.errors import AuditError, library_errors
+from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models import self_check
 from auditor.models.adapters import make_room, with_adapter_of
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.weights import DTYPES, FORMATS, read_weights
+from auditor.models.precision import DTYPES
+from auditor.models.weights import FORMATS, precise, read_weights
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 _ADAPTER = "adapter_config.json"
 
 
 DEFAULTS = LoadingOptions()
+FLOAT32 = DEFAULTS.exact()
 
 
 def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
@@ -41,7 +44,7 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
         if not (Path(name) / _ADAPTER).is_file():
             if options.base is not None:
                 raise AuditError(f"--base names the base of an adapter, got it with {name!r}, which is none")
-            read = read_weights("causal", name, options)
+            read = read_weights("causal", name, precise(name, options))
             tokenizer = tokenizer_beside(name, options)
             return _checked(HuggingFaceModel(read.model, tokenizer, name=name, notes=read.notes))
         _refuse_both(Path(name))
@@ -51,7 +54,7 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
         base = _base_of(name, config, options)
         below = replace(options, revision=None if options.base else config.revision, base=None)
         with library_errors(f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names another)"):
-            read = read_weights("causal", base, below)
+            read = read_weights("causal", base, precise(base, below))
         make_room(read.model, Path(name))
         model = with_adapter_of(read.model, name)
         tokenizer = tokenizer_beside(name, options) or tokenizer_beside(base, below)
@@ -122,8 +125,8 @@ def _is_path(name: str) -> bool:
 @contextmanager
 def load_errors(name: str, what: str, options: LoadingOptions) -> Iterator[None]:
     """Whatever a library raises while it loads a model, as one sentence. Raises AuditError."""
-    if options.dtype not in DTYPES:
-        raise AuditError(f"expected dtype in {sorted(DTYPES)}, got {options.dtype!r}")
+    if options.dtype not in (AUTO, *DTYPES):
+        raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
     if _is_path(name) and not Path(name).is_dir():
         raise AuditError(f"expected a {what} in {name!r}: no such folder")
     where = "" if Path(name).is_dir() else " from the hub, as no folder is called so,"

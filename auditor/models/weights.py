@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,9 +24,9 @@ from transformers.utils import cached_file, is_bitsandbytes_available
 from auditor.core.errors import AuditError
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
+from auditor.models.precision import DTYPES, own_dtype, saved_dtype
 
 Kind = Literal["causal", "masked"]
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _AUTO: Mapping[Kind, tuple[Any, Mapping[str, Any]]] = {
     "causal": (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     "masked": (AutoModelForMaskedLM, MODEL_FOR_MASKED_LM_MAPPING_NAMES),
@@ -95,11 +95,11 @@ class Weights:
 
 
 def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
-    """A model on its device, every weight of which was read.
+    """A model on its device, every weight of which was read. `auto` is float32 here: `precise` says what else.
 
     Raises AuditError for another kind of model, and for weights that are missing, of another shape or of another model.
     """
-    device = device_of(options.device)
+    device, options = device_of(options.device), options.exact()
     auto, known = _AUTO[kind]
     config = AutoConfig.from_pretrained(name, **options.hub)
     _refuse_others(kind, name, config, options, known)
@@ -125,14 +125,22 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     return Weights(model if "device_map" in own else model.to(device), notes)  # type: ignore[arg-type]
 
 
+def precise(name: str, options: LoadingOptions) -> LoadingOptions:
+    """How a whole model is loaded, with what `auto` is for it in the place of `auto`."""
+    if options.dtype != AUTO:
+        return options
+    device = device_of(options.device)  # first: one that is not there is refused
+    return replace(options, dtype=own_dtype(AutoConfig.from_pretrained(name, **options.hub), device))
+
+
 def _as_saved(kind: Kind, name: str, config: Any, options: LoadingOptions) -> tuple[str, ...]:
     """What to say of a model that is asked otherwise than its files say: in another precision, or as another kind."""
     notes = []
     said = " ".join(getattr(config, "architectures", None) or ())
     if kind == "causal" and "MaskedLM" in said:
         notes.append(f"{name}: it is a {said} with is_decoder=true: asked as a causal LM")
-    saved = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
-    if saved in DTYPES and saved != options.dtype:
+    saved = saved_dtype(config)
+    if saved and saved != options.dtype:
         notes.append(
             f"{name}: its weights were saved in {saved} and run in {options.dtype}; served in {saved} "
             f"(--dtype {saved}) it rounds otherwise"

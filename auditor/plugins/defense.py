@@ -81,6 +81,7 @@ class Defense:
     title: ClassVar[str] = ""  # what people read in a table; "": its name
     needs: ClassVar[tuple[str, ...]] = ()
     claims: ClassVar[str] = "none"  # one line for `audit list`
+    float32: ClassVar[bool] = False  # whether it is right in float32 alone, which `--dtype auto` is then
 
     @property
     def ensemble_folder(self) -> str:

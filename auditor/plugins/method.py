@@ -29,6 +29,7 @@ class Method:
     quick: ClassVar[Mapping[str, Any] | None] = None  # its options in `audit check`; None: it takes too long for that
     deep: ClassVar[bool] = False  # whether `audit check --deep` uses it, though it takes long
     without_reference: ClassVar[Mapping[str, Any]] = {}  # those that stand in where there is no reference model
+    float32: ClassVar[bool] = False  # whether it is right in float32 alone, which `--dtype auto` is then
     least_nonmembers: ClassVar[int] = 0  # of fewer of them, or of as few members, it says nothing
 
     @property

@@ -15,10 +15,10 @@ import torch
 
 from auditor.benchmarks.ngrams import NGramIndex
 from auditor.core.errors import AuditError
-from auditor.core.nouns import CellKey, Challenge, PrefixToken, Secret
+from auditor.core.nouns import CellKey, Challenge, PrefixToken, Secret, Tokens
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import DataPlan, DefensePlan
-from auditor.models import self_check
+from auditor.models import precision, self_check
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import References
@@ -104,9 +104,17 @@ class Scene:
         for model in models:
             if isinstance(model, HuggingFaceModel):
                 notes = self_check.check_model_agrees(model, reach)
+                if model is self.site.model and (changed := precision.cost(model, self._attacked)):
+                    notes += (f"{model.name}: {changed}",)
                 self.benchmark.notes += notes
                 for note in notes:
                     self.site.reporter.note(note)
+
+    @property
+    def _attacked(self) -> list[tuple[Tokens, Tokens]]:
+        """Prefixes and suffixes, those of canaries last."""
+        before = self.prefix_token.tokens
+        return [(before + one.prefix, one.suffix) for one in (*self.benchmark.secrets, *self.benchmark.canaries)]
 
     def check_probes(self) -> None:
         """Refuses what a probe could only refuse after hours. Raises AuditError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import psutil
@@ -10,9 +11,10 @@ import psutil
 from auditor.core import safe
 from auditor.core.errors import AuditError
 from auditor.core.plan import command_line_flag, fields_with_rule
-from auditor.core.plan_fields import PLACED
+from auditor.core.plan_fields import AUTO, PLACED
 from auditor.core.plan_parts import LoadingOptions, TargetPlan
 from auditor.models.base import LanguageModel
+from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
 from auditor.plugins.provider import Provider, Wanted
 from auditor.runs.reporter import Reporter
@@ -23,6 +25,7 @@ class Loader:
     """live: models in memory, by role (model, public, reference), that stand for what a plan names."""
 
     run = ""  # which run pays for what is asked over a network
+    attacked: LanguageModel | None = None  # the model, once it is loaded
 
     def __init__(
         self,
@@ -117,12 +120,16 @@ class Loader:
             return first[0]
 
         loaded = self.shared.get(kind, (provider, wanted), fresh)
+        if kind == "model":
+            self.attacked = loaded
         if not first:
             provider.again(loaded, wanted)
         return loaded
 
     def _wanted_beside(self, kind: str, name: str, options: LoadingOptions | None) -> tuple[Provider, Wanted]:
         options = options or self.loading.beside()
+        if options.dtype == AUTO and isinstance(self.attacked, HuggingFaceModel):  # precision must tell no two apart
+            options = replace(options, dtype=str(self.attacked.model.dtype).removeprefix("torch."))
         provider, name = registry.provider_of(name, options.model_args)
         if provider.network:
             raise AuditError(f"expected --{kind} as a model that is loaded here, got {provider.name}:{name}")

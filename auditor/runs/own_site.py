@@ -81,6 +81,9 @@ class OwnSite(Site):
     def base(self) -> str:
         return "" if self._base is None else self._base[0]
 
+    def ask_float32(self) -> None:
+        self.loading = self.models.loading = self.loading.exact()
+
     def check_model(self, given: Sequence[str]) -> None:
         self.models.check(given)
 
@@ -209,7 +212,7 @@ class OwnSite(Site):
         """A model that is asked about the same tokens. Raises AuditError for one of another vocabulary."""
         if name is None:
             return None
-        other, own = self.models.load(kind, name), self.model
+        own, other = self.model, self.models.load(kind, name)
         at_least = "distribution" not in own.capabilities and other.vocab_size > own.vocab_size  # padding: nobody says
         if not at_least:
             check_shared(f"--{kind}", other.name, other.vocab_size, "the target's", own.vocab_size)

@@ -133,6 +133,8 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
             site.defense_parts.lacks(control) or site.defense_parts.is_undefended(control)
         )
 
+    if plan.defenses.relearn is not None or any(one.float32 for one in (*methods, *defenses)):
+        site.ask_float32()
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both"))
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
     controls = [registry.defenses()[name]() for name in wanted]

@@ -118,6 +118,9 @@ class Site(ABC):
         given: fields of the plan that say how models are had.
         """
 
+    def ask_float32(self) -> None:  # noqa: B027 - the lab is in no other
+        """Before anything is loaded: `--dtype auto` is float32, for what is right in it alone."""
+
     def in_no_file(self) -> dict[str, str]:
         """`role/...` -> digest of the models that are read from no file, as far as they are at hand."""
         return {}

@@ -33,7 +33,7 @@ from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, There
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import DEFAULTS, load
+from auditor.models.loading import FLOAT32, load
 from auditor.models.shards import record_names
 from auditor.models.vocabulary import check_shared, check_tokens
 from auditor.plugins import registry
@@ -69,7 +69,7 @@ class Training:
     forget: str | None = None  # of the records, those that the model is to forget, for a method that unlearns
     block: int | None = None
     seed: int = 0
-    loading: LoadingOptions = DEFAULTS
+    loading: LoadingOptions = FLOAT32
     engine: EngineOptions = LOCAL
     plugin: tuple[str, ...] = ()  # files that the method may be in, for workers
 

@@ -501,6 +501,20 @@ def test_a_masked_architecture_that_decodes_is_causal_and_said(tmp_path: Path) -
 
 def test_weights_that_run_in_another_precision_than_they_were_saved_in_are_said(tmp_path: Path) -> None:
     save(llama().to(torch.bfloat16), tmp_path)
-    (note,) = load(str(tmp_path)).notes
+    (note,) = load(str(tmp_path), LoadingOptions(dtype="float32")).notes
     assert "saved in bfloat16 and run in float32" in note
     assert load(str(tmp_path), LoadingOptions(dtype="bfloat16")).notes == ()
+
+
+@pytest.mark.parametrize("machine", [True, False])
+@pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_model_runs_in_bfloat16_where_it_was_saved_so_and_the_machine_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: bool, saved: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": machine})
+    save(llama().to(saved), tmp_path)
+    found = load(str(tmp_path))
+    wanted = torch.bfloat16 if machine and saved == torch.bfloat16 else torch.float32
+    assert found.model.dtype == wanted
+    assert bool(found.notes) == (saved != wanted)  # another precision than it was saved in is said
+    assert load(str(tmp_path), LoadingOptions().exact()).model.dtype == torch.float32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from auditor.runs.own_site import OwnSite
 from auditor.runs.plan import make_plan
 from auditor.runs.reporter import Silence
 from auditor.runs.run import check_plan, run
+from auditor.runs.selection import select
 from auditor.runs.shared import Shared
 from auditor.runs.site import Site
 from auditor.runs.sites import site_of
@@ -95,6 +97,23 @@ def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     assert sorted(held) == sorted(secret.id for secret in Held().secrets)
 
 
+class InFewBits(Live):
+    @property
+    def model(self) -> HuggingFaceModel:  # type: ignore[override]
+        made: HuggingFaceModel = self.shared.get(
+            "model", "few", lambda: HuggingFaceModel(tiny(scale=8.0).model.to(torch.bfloat16))
+        )
+        return made
+
+
+def test_a_run_says_what_fewer_bits_change(tmp_path: Path) -> None:
+    asked = plan()
+    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.subject
+    folder = RunFolder.create(tmp_path / "run", "few", asked.to_json())
+    result = run(asked, InFewBits(*parts, Silence(), Shared()), folder)
+    assert any("runs in bfloat16: against float32, on 32 tokens" in note for note in result.benchmark.notes)
+
+
 class Counting(Defense):
     """Counts how often its promise is computed."""
 
@@ -122,3 +141,24 @@ def test_a_cell_is_written_and_read_in_one_form(text: str) -> None:
     assert str(key) == "pmixed/text-only/ethicist" and CellKey.read(str(key)) == key
     with pytest.raises(ValueError, match="unpack"):
         CellKey.read(text)
+
+
+def test_models_of_one_audit_run_in_one_precision_and_in_float32_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4))
+    model.save_pretrained(tmp_path / "exact")
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "few")
+
+    def dtypes(**given: Any) -> list[torch.dtype]:
+        asked = make_plan({"data": "in memory", "attack": ["perplexity"], **given}, {})
+        site = site_of(asked)
+        select(asked, site)
+        return [one.model.dtype for one in (site.model, site.reference) if isinstance(one, HuggingFaceModel)]
+
+    few, exact = str(tmp_path / "few"), str(tmp_path / "exact")
+    assert dtypes(model=few, reference=exact) == [torch.bfloat16] * 2
+    assert dtypes(model=exact, reference=few) == [torch.float32] * 2
+    assert dtypes(model=few, defense=["int8"]) == [torch.float32]

@@ -1,0 +1,97 @@
+"""What bfloat16 is worth on this processor, against float32, and what it changes.
+
+    python -m benchmarks.checks.speed.precision [--repeats 5] [-o FILE]
+
+SmolLM2-135M as it is asked by an audit, read and decoded, in both precisions from the same weights, which are rounded
+to bfloat16 first; processor time of one thread, the two in turns. *Same tokens*: samples of each prefix, drawn alone
+and beside the others.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from auditor.core.plan_parts import LoadingOptions
+from auditor.core.streams import uniforms
+from auditor.models import precision
+from auditor.models.decoding import Decoding
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import load
+from benchmarks.checks.harness import Page, run
+from benchmarks.checks.speed.sheet import smollm2, texts
+
+READ = ((1, 48), (8, 48), (8, 100))  # texts, tokens
+DECODED = ((1, 50), (20, 50), (20, 200))  # rows, tokens before them
+_STEPS, _LAST = 4, 16
+OWN = Decoding(temperature=0.8, top_p=0.7)
+
+
+def both(folder: Path) -> dict[str, HuggingFaceModel]:
+    """SmolLM2 of weights in bfloat16, by what it runs in."""
+    own = smollm2()
+    own.model.to(torch.bfloat16).save_pretrained(folder)
+    own.tokenizer.save_pretrained(folder)
+    return {name: load(str(folder), LoadingOptions(dtype=name)) for name in ("float32", "bfloat16")}
+
+
+def read(model: HuggingFaceModel, some: Tensor) -> float:
+    start = time.process_time()
+    model.log_probs(some, _LAST)
+    return some.numel() / (time.process_time() - start)
+
+
+def decode(model: HuggingFaceModel, some: Tensor) -> float:
+    rows, every = model.rows(some, _STEPS + 1, None), torch.arange(len(some))
+    start = time.process_time()
+    for i in range(_STEPS):
+        rows.advance(every, some[:, i])
+    return len(some) * _STEPS / (time.process_time() - start)
+
+
+def same_tokens(model: HuggingFaceModel, prefixes: Tensor, samples: int = 5) -> tuple[int, int]:
+    """Tokens that are the same whether a prefix is asked alone or beside all others, and all of them."""
+    noise = torch.stack([torch.as_tensor(uniforms(samples, _LAST, i)) for i in range(len(prefixes))])
+    together = model.completions(prefixes, _LAST, OWN, noise).tokens
+    alone = [model.completions(prefixes[i : i + 1], _LAST, OWN, noise[i : i + 1]).tokens for i in range(len(prefixes))]
+    return int((together == torch.cat(alone)).sum()), together.numel()
+
+
+@torch.no_grad()
+def main(repeats: int = 5, out: Path | None = None) -> None:
+    torch.set_num_threads(1)
+    page = Page(out)
+    with tempfile.TemporaryDirectory() as folder:
+        models = both(Path(folder))
+    tokens = torch.tensor([token for text in texts(models["float32"]) for token in text])
+
+    def some(rows: int, length: int) -> Tensor:
+        return tokens[: rows * length].view(rows, length)
+
+    page.head("work", "tokens a second, float32", "bfloat16", "times the speed, median", "spread")
+    work: dict[str, Callable[[HuggingFaceModel], float]] = {
+        **{f"{n} texts of {long} tokens read": partial(read, some=some(n, long)) for n, long in READ},
+        **{f"{n} rows behind {long} tokens decoded": partial(decode, some=some(n, long)) for n, long in DECODED},
+    }
+    for name, ask in work.items():
+        found = [[ask(model) for model in models.values()] for _ in range(repeats + 1)][1:]
+        faster = sorted(few / full for full, few in found)
+        speeds = (f"{statistics.median(column):.0f}" for column in zip(*found, strict=True))
+        page.row(name, *speeds, f"{statistics.median(faster):.2f}", f"{faster[0]:.2f} to {faster[-1]:.2f}")
+    page.head("precision", "tokens the same, asked alone and together")
+    for name, model in models.items():
+        same, every = same_tokens(model, some(20, 32))
+        page.row(name, f"{same:,} of {every:,}")
+    held = [(tuple(text[:32]), tuple(text[32:])) for text in some(8, 64).tolist()]
+    page.say(precision.cost(models["bfloat16"], held))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
