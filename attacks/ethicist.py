@@ -17,7 +17,6 @@ from auditor.core.nouns import Pair
 from auditor.core.streams import generator
 from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel
-from auditor.models.decoding import by_shape
 from auditor.models.memory import AtOnce
 from auditor.plugins.attack import Attack, SamplingAttack, add_capability, mean_nll
 from auditor.plugins.view import Batch, View
@@ -188,10 +187,10 @@ class Ethicist(SamplingAttack):
     ) -> float:
         """The mean loss over the pairs, `size` of them in one pass; `learn` is given each part of it.
 
-        Pairs of one shape that are parted ask the same members of an ensemble as they would together.
+        Pairs of about one length that are parted ask the same members of an ensemble as they would together.
         """
         total = 0.0
-        for share, alike in _equal_shapes(pairs):
+        for share, alike in _alike(pairs, len(prompt)):
             members = noise.get_state()
             for start in range(0, len(alike), size):
                 noise.set_state(members)
@@ -202,11 +201,19 @@ class Ethicist(SamplingAttack):
         return total
 
     def _loss(self, model: LanguageModel, pairs: Sequence[Pair], prompt: Tensor, noise: torch.Generator) -> Tensor:
-        """Mean over the pairs of L_MLE + alpha L_smooth (Eq. 3)."""
-        prefixes = torch.tensor([pair.prefix for pair in pairs], device=model.device)
+        """Mean over the pairs of L_MLE + alpha L_smooth (Eq. 3); their suffixes are of one length.
+
+        Shorter pairs are filled up behind their end, which no distribution before it depends on.
+        """
         suffixes = torch.tensor([pair.suffix for pair in pairs], device=model.device)
-        contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
-        distribution = model.tuning_log_probs(contexts, suffixes.shape[1], prompt, noise)
+        most, length = max(len(pair.prefix) for pair in pairs), suffixes.shape[1]
+        behind = torch.tensor([most - len(pair.prefix) for pair in pairs], device=model.device)
+        texts = [[*pair.prefix, *pair.suffix[:-1], *[0] * (most - len(pair.prefix))] for pair in pairs]
+        last = length + int(behind.max())
+        distribution = model.tuning_log_probs(torch.tensor(texts, device=model.device), last, prompt, noise)
+        if last > length:
+            at = (last - length - behind).unsqueeze(-1) + torch.arange(length, device=model.device)
+            distribution = distribution[torch.arange(len(pairs), device=model.device).unsqueeze(-1), at]
         nll = -distribution.gather(-1, suffixes.unsqueeze(-1)).squeeze(-1)  # (pairs, length)
         return total_loss(nll, self.smooth_tokens, self.alpha).mean()
 
@@ -276,10 +283,21 @@ def _batches(pairs: Sequence[Pair], size: int, order: np.random.Generator) -> It
     yield from (shuffled[start : start + size] for start in range(0, len(shuffled), size))
 
 
-def _equal_shapes(pairs: Sequence[Pair]) -> Iterator[tuple[float, list[Pair]]]:
-    """Groups of one shape with their share of the pairs, so that their means add up to the mean over all."""
-    for indices in by_shape([(len(p.prefix), len(p.suffix)) for p in pairs], _PAIRS_AT_ONCE):
-        yield len(indices) / len(pairs), [pairs[i] for i in indices]
+def _alike(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
+    """Groups for one pass with their share of the pairs, so that their means add up to the mean over all.
+
+    Suffixes of one length, and prefixes of about one: behind a prompt of so many rows the longest text of a group is an
+    eighth longer than its shortest at most.
+    """
+    group: list[Pair] = []
+    for pair in sorted(pairs, key=lambda pair: (len(pair.suffix), len(pair.prefix))):
+        if group:
+            other, size = len(pair.suffix) != len(group[0].suffix), rows + len(group[0].prefix) + len(pair.suffix)
+            if other or len(group) == _PAIRS_AT_ONCE or len(pair.prefix) - len(group[0].prefix) > size // 8:
+                yield len(group) / len(pairs), group
+                group = []
+        group.append(pair)
+    yield len(group) / len(pairs), group
 
 
 def _warmup_then_linear(warmup: int, steps: int) -> Any:

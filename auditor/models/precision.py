@@ -17,6 +17,7 @@ from auditor.models.memory import free_bytes
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TEXTS = 8  # that are read in both precisions
+_ROWS = 4  # of a product from which on its digits do not depend on their number
 _attention = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -40,8 +41,12 @@ def own_dtype(config: Any, device: torch.device) -> str:
 
 
 def contiguous(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A hook before a matrix product: a part of a tensor as one block. torch would copy the matrix for each text."""
-    return (given[0].contiguous(), *given[1:])
+    """A hook before the head: a part of a tensor as one block. torch would copy the weights for each text.
+
+    Products of a few rows in float32 stay as they were: they would differ in their last digits.
+    """
+    few = given[0].ndim == 3 and given[0].shape[1] < _ROWS and given[0].dtype == torch.float32
+    return given if few else (given[0].contiguous(), *given[1:])
 
 
 class OneQuery(TorchFunctionMode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.attacks.ethicist import Ethicist, calibrated_confidence, split_pairs, total_loss
+from auditor.attacks.ethicist import Ethicist, _alike, calibrated_confidence, split_pairs, total_loss
 from auditor.attacks.reference import reference_score
 from auditor.attacks.zlib import compressed_bytes
 from auditor.core.errors import NotApplicable
@@ -127,3 +128,28 @@ def test_ranking_breaks_ties_by_count_then_by_first_draw() -> None:
     guesses = rank_candidates(Query("a", (1,), 4), candidates([1, 3, 3], [1, 1, 1]), torch.tensor([0.5, 0.5, 0.5]), 7)
     assert [g.suffix[0] for g in guesses.ranked] == [1, 2, 0]
     assert guesses.drawn == 28
+
+
+def test_pairs_of_several_lengths_are_tuned_on_as_each_alone() -> None:
+    """Of one pass, filled up behind their ends: the same loss and gradient as the mean of each pair's own."""
+    model, method = tiny(), Ethicist(prompt_length=3)
+    drawn = torch.randint(1, 60, (9, 14), generator=torch.Generator().manual_seed(0)).tolist()
+    pairs = [Pair(tuple(row[: 6 + i % 2]), tuple(row[6 + i % 2 : 10 + i % 2 + i // 7])) for i, row in enumerate(drawn)]
+    assert len({(len(pair.prefix), len(pair.suffix)) for pair in pairs}) == 4
+    assert len(list(_alike(pairs, 3))) == 2  # by the length of the suffix alone: prefixes are close enough
+
+    def learnt(asked: Sequence[Sequence[Pair]]) -> tuple[float, torch.Tensor]:
+        prompt, total = model.embedding_rows(3).requires_grad_(True), 0.0
+        for some in asked:
+            loss = method._mean_loss(model, some, prompt, torch.Generator().manual_seed(0), 4, torch.Tensor.backward)
+            total += loss / len(asked)
+        assert prompt.grad is not None
+        return total, prompt.grad / len(asked)
+
+    together, slope = learnt([pairs])
+    alone, naive = learnt([[pair] for pair in pairs])
+    assert together == pytest.approx(alone, abs=1e-5)
+    torch.testing.assert_close(slope, naive, atol=1e-6, rtol=1e-4)
+    assert [len(group) for _, group in _alike([pairs[0]] * 40, 3)] == [32, 8]
+    far = [Pair((1,) * 8, (2, 3)), Pair((1,) * 40, (2, 3))]
+    assert [len(group) for _, group in _alike(far, 3)] == [1, 1]  # half of a pass would be filled up

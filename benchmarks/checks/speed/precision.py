@@ -28,8 +28,8 @@ from auditor.models.loading import load
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.speed.sheet import smollm2, texts
 
-READ = ((1, 48), (8, 48), (8, 100))  # texts, tokens
-DECODED = ((1, 50), (20, 50), (20, 200))  # rows, tokens before them
+READ = ((1, 48), (8, 48), (4, 100))  # texts, tokens
+DECODED = ((1, 50), (20, 50), (8, 200))  # rows, tokens before them
 _STEPS, _LAST = 4, 16
 OWN = Decoding(temperature=0.8, top_p=0.7)
 
@@ -56,7 +56,7 @@ def decode(model: HuggingFaceModel, some: Tensor) -> float:
     return len(some) * _STEPS / (time.process_time() - start)
 
 
-def same_tokens(model: HuggingFaceModel, prefixes: Tensor, samples: int = 5) -> tuple[int, int]:
+def same_tokens(model: HuggingFaceModel, prefixes: Tensor, samples: int = 8) -> tuple[int, int]:
     """Tokens that are the same whether a prefix is asked alone or beside all others, and all of them."""
     noise = torch.stack([torch.as_tensor(uniforms(samples, _LAST, i)) for i in range(len(prefixes))])
     together = model.completions(prefixes, _LAST, OWN, noise).tokens
@@ -87,9 +87,9 @@ def main(repeats: int = 5, out: Path | None = None) -> None:
         page.row(name, *speeds, f"{statistics.median(faster):.2f}", f"{faster[0]:.2f} to {faster[-1]:.2f}")
     page.head("precision", "tokens the same, asked alone and together")
     for name, model in models.items():
-        same, every = same_tokens(model, some(20, 32))
+        same, every = same_tokens(model, some(8, 32))
         page.row(name, f"{same:,} of {every:,}")
-    held = [(tuple(text[:32]), tuple(text[32:])) for text in some(8, 64).tolist()]
+    held = [(tuple(text[:32]), tuple(text[32:])) for text in some(8, 48).tolist()]
     page.say(precision.cost(models["bfloat16"], held))
 
 
