@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Claim, SettingName
+from auditor.core.plan import FIELDS
 from auditor.core.plan_parts import form_name
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.journal import GUESSES, OBSERVATIONS
@@ -77,8 +79,10 @@ def _otherwise_listed(
 ) -> Iterator[tuple[CellKey, str]]:
     """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
     if listed.plan is not None:
-        for name in sorted(listed.plan.keys() | result.plan.keys()):
-            if listed.plan.get(name) != result.plan.get(name):
+        blank = {name: to_json(one.default) for name, one in FIELDS.items()}  # another version may have begun the run
+        begun, ended = {**blank, **listed.plan}, {**blank, **result.plan}
+        for name in sorted(begun.keys() | ended.keys()):
+            if begun.get(name) != ended.get(name):
                 yield _RUN, f"its plan has another {name} than {PLAN}"
     if listed.secrets is not None:
         attacked = Counter(fact.member for fact in listed.secrets.values() if not fact.canary)
