@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import os
 import shlex
 import sys
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 
 def dp_loop(
     script: Annotated[
-        Path, typer.Argument(metavar="TRAIN.py", help="Python file with `train(model, records)`; it is run.")
+        Path,
+        typer.Argument(metavar="TRAIN.py", help="Python file with `train(model, records)`, or a Trainer; it is run."),
     ],
-    function: Annotated[str, typer.Option(metavar="NAME", help="The training function in it.")] = "train",
+    function: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The training function in it, or what makes a Trainer.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="Folder for dp-loop.html, .md and .json.")
     ] = None,
@@ -45,7 +49,8 @@ def dp_loop(
 
     The training is run, unchanged, on tiny models and records that the test makes; the gradient of every step is read
     where the optimizer gets it. `train` trains the model that it is given on records of token ids, and returns
-    (model, claim): a mapping with noise_multiplier, max_grad_norm, sample_rate, steps and delta.
+    (model, claim): a mapping with noise_multiplier, max_grad_norm, sample_rate, steps and delta. A file that makes a
+    Trainer of transformers (`trainer`, `main()`, or run as a script) states it as CLAIM.
 
     Examples:
         audit dp-loop my_train.py
@@ -68,7 +73,7 @@ def dp_loop(
             _guarded(found, script), minutes=minutes, seed=seed, tell=partial(reporter.progress, "trainings watched")
         ).of(check or ())
     source, again = str(script), f"audit dp-loop {shlex.quote(str(script))}"
-    if function != "train":
+    if function is not None:
         again += f" --function {shlex.quote(function)}"
     for line in report.lines(tested, again):
         typer.echo(line)
@@ -111,23 +116,78 @@ def _code(tested: CrashTest) -> int:
     return {"broken": 1, "cannot tell": 4}.get(tested.verdict, 0)
 
 
-def _named(script: Path, function: str) -> Callable[..., Any]:
-    """The function of this name in a user's file. Raises AuditError where there is none."""
+_USUAL = ("train", "trainer", "main")  # what is looked for in a file where no name is given
+
+
+def _named(script: Path, function: str | None) -> Callable[..., Any]:
+    """The training in a user's file: its function of (model, records), or that of the Trainer that it makes.
+
+    Without a name: the first of the usual ones, else what the file trains where it is run as a script. Raises
+    AuditError where there is none.
+    """
     if not script.is_file():
         raise AuditError(f"expected a Python file with a training function, got {str(script)!r}, which does not exist")
-    spec = importlib.util.spec_from_file_location(f"audit_training_{script.stem}", script)
+    module, made = _loaded(script, f"audit_training_{script.stem}")
+    names = [name for name in _USUAL if hasattr(module, name)] if function is None else [function]
+    if not names and made is None:
+        module, made = _loaded(script, "__main__")
+    if made is None:
+        made = getattr(module, names[0], None) if names else None
+        if not callable(made) and not _is_trainer(made):
+            named = (
+                "a function `train(model, records)` or a Trainer" if function is None else f"a function {function!r}"
+            )
+            raise AuditError(f"expected {named} in {str(script)!r}; name another with --function")
+    return _training(made, script, getattr(module, "CLAIM", None))
+
+
+def _training(made: Any, script: Path, claim: Any) -> Callable[..., Any]:
+    from auditor.crash import trainers
+
+    if not trainers.is_trainer(made):
+        try:
+            inspect.signature(made).bind()
+        except TypeError:  # it takes something: the model and the records
+            found: Callable[..., Any] = made
+            return found
+        with _blamed(f"cannot run {made.__name__!r} of", script):
+            made = trainers.made_by(made)
+    if claim is None:
+        raise AuditError(f"expected `CLAIM` in {str(script)!r}, a mapping of what its Trainer claims")
+    return trainers.training(made, claim)
+
+
+def _is_trainer(made: Any) -> bool:
+    from auditor.crash import trainers
+
+    return trainers.is_trainer(made)
+
+
+def _loaded(script: Path, name: str) -> tuple[Any, Any]:
+    """The file's module under this name, and the Trainer that is about to train in it; None: none is."""
+    spec = importlib.util.spec_from_file_location(name, script)
     if spec is None or spec.loader is None:
         raise AuditError(f"expected a Python file with a training function, got {str(script)!r}")
+    from auditor.crash import trainers
+
     module = importlib.util.module_from_spec(spec)
-    try:
+    if (folder := str(script.parent.resolve())) not in sys.path:
+        sys.path.insert(0, folder)  # as for a script that Python runs
+    found: list[Any] = []
+    with _blamed("cannot load", script), trainers.caught(found):
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # whatever a user's file raises is the user's to mend
-        raise AuditError(f"cannot load {str(script)!r}: {type(error).__name__}: {error}") from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise AuditError(f"expected a function {function!r} in {str(script)!r}; name another with --function")
-    made: Callable[..., Any] = found
-    return made
+    return module, found[0] if found else None
+
+
+@contextlib.contextmanager
+def _blamed(what: str, script: Path) -> Iterator[None]:
+    """Whatever a user's file raises is the user's to mend."""
+    try:
+        yield
+    except AuditError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise AuditError(f"{what} {str(script)!r}: {type(error).__name__}: {error}") from error
 
 
 def _guarded(train: Callable[..., Any], script: Path) -> Callable[..., Any]:

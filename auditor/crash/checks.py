@@ -1,6 +1,7 @@
 """What a training's steps say against its claim: one check a fault, each with its number and what it could have seen.
 
-Here those of what is read and accounted; those of noise and of one record's reach have files of their own.
+Here those of what is read and accounted; those of noise, of one record's reach and of ways past a step have files of
+their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
+from auditor.crash.doors import apart, empty, moved, printed, secret
 from auditor.crash.noise import batch, finite, fresh, noise, normal, number
 from auditor.crash.reach import clipped, kinds, sensitivity
 from auditor.crash.verdicts import (
@@ -137,20 +139,6 @@ def accounting(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
-def moved(runs: Runs) -> LoopCheck:
-    """The weights change by the optimizer's steps, which are watched, and by nothing else."""
-    name, would = "weights move by steps", "any other change between the first step and the last"
-    at = next(((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None)
-    if at:
-        said = (
-            f"something that is no step of the optimizer changed them before step {at[1] + 1} of training {at[0] + 1}"
-        )
-        return LoopCheck(name, UNKNOWN, f"{said}: it was not looked at", would)
-    if any(trace.returned is None for trace in runs.traces):
-        return LoopCheck(name, UNKNOWN, "those given back are of no step: how they were made was not looked at", would)
-    return LoopCheck(name, NO_FAULT, "the weights are those that the steps leave", would, source=COUNTED)
-
-
 def evaluated(runs: Runs) -> LoopCheck:
     """No step is chosen by private records that are read without a gradient."""
     name, would = "evaluation on private records", "a step but the last given back, of trainings that evaluate"
@@ -172,5 +160,5 @@ def evaluated(runs: Runs) -> LoopCheck:
 
 CHECKS: tuple[Callable[[Runs], LoopCheck], ...] = (
     sensitivity, clipped, kinds, noise, normal, fresh, finite, rate, sampling, even, twice, steps, accounting, number,
-    batch, moved, evaluated,
+    batch, secret, empty, apart, moved, evaluated, printed,
 )  # fmt: skip

@@ -49,9 +49,10 @@ def noise_multiplier(runs: Runs) -> tuple[float, float, float] | None:
 
 
 def kinds(runs: Runs) -> LoopCheck:
-    """Long, short, first, last and lone records reach no farther than the others."""
+    """Long, short, first, last and lone records, and those at a batch's edge, reach no farther than the others."""
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
-    found = {kind: one for kind, chosen in _KINDS.items() if (one := _fitted(runs.steps, _chosen(chosen)))}
+    steps = [*runs.steps, *(runs.few.steps if runs.few else ())]
+    found = {kind: one for kind, chosen in _KINDS.items() if (one := _fitted(steps, _chosen(chosen)))}
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that they could be held against", "")
     worst = max(found, key=lambda kind: (found[kind][0] - promised) / found[kind][1])
@@ -71,14 +72,16 @@ _KINDS: dict[str, _Chosen] = {
     "last": lambda record, step: record >= RECORDS - 2,
     "longest": lambda record, step: record % 4 == 0,
     "shortest": lambda record, step: record % 4 == 1,
-    "alone": lambda record, step: len(step.records) <= 2,
+    "alone": lambda record, step: len(step.records) == 1,
+    "first of a batch": lambda record, step: record == step.records[0],
+    "last of a batch": lambda record, step: record == step.records[-1],
 }
 
 
 def _farthest(runs: Runs, mean: float, chosen: _Chosen = lambda record, step: True) -> Witness:
     """The record whose reach is above the bound by the most standard errors. mean: in units of the bound."""
     found = []
-    for step in runs.noisy:
+    for step in (*runs.noisy, *(one for one in (runs.few.steps if runs.few else ()) if one.scale)):
         deviations = np.sqrt(np.diag(np.linalg.pinv(step.gram, hermitian=True)))
         for record, reach, one in zip(sorted(set(step.records)), step.reaches, deviations, strict=True):
             if chosen(record, step) and one > 0:
@@ -86,6 +89,8 @@ def _farthest(runs: Runs, mean: float, chosen: _Chosen = lambda record, step: Tr
     reach, one, record, step = max(found, key=lambda each: (each[0] - 1 / runs.claim.noise_multiplier) / each[1])
     unit = runs.claim.noise_multiplier
     said = f"moves the gradient by {reach * unit:.2f} ± {1.96 * one * unit:.2f} clipping norms; mean {mean:.2f}"
+    if runs.few and any(one is step for one in runs.few.steps):
+        return Witness(f"{said}, in a training on {runs.few.n} records", "at most 1", record=record)
     return Witness(said, "at most 1", *runs.place(step), record)
 
 

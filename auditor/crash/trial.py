@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from auditor.core.errors import AuditError
-from auditor.crash import reach, subject
+from auditor.crash import reach, subject, trainers
 from auditor.crash.checks import all_checks
 from auditor.crash.claim import LoopClaim
 from auditor.crash.one_run import OneRun, one_run
 from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, Runs
-from auditor.crash.watch import Trace, Train, watched
+from auditor.crash.watch import ReadStep, Trace, Train, watched
 
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
-_NEEDED = ("one record's reach", "weights move by steps")  # what says nothing where these cannot tell
+_NEEDED = ("one record's reach", "weights follow the steps")  # what says nothing where these cannot tell
 _LEAST = len(subject.SPECIMENS)  # trainings, where there is time for them
 
 
@@ -93,13 +93,16 @@ def crash_test(
     """Run `train(model, records)` on tiny models and records that we make, and hold it against its claim.
 
     train: trains the model in place by a torch.optim optimizer; records: a list of {"input_ids": [token, ...]}. It
-    returns (model, claim), or its claim is given here (`LoopClaim`, or a mapping of its fields). It is run until some
+    returns (model, claim), or its claim is given here (`LoopClaim`, or a mapping of its fields). Or a Trainer of
+    transformers, of which another is made for each training. It is run until some
     thousand gradients were seen, on each of our models where half of the time is enough; tell: gets how many trainings
     are done, and of how many. Raises AuditError where the training ignores its model or its records, states no claim,
     or takes longer than so many minutes.
     """
     begun = time.monotonic()
     until = begun + 60 * minutes
+    if trainers.is_trainer(train):
+        train = trainers.training(train, None)
     stated = claim
     tell(0, _LEAST + 2)
     first, returned = watched(train, own_seed(seed, 0), subject.RECORDS, until)
@@ -108,22 +111,23 @@ def crash_test(
     read = LoopClaim.read(claim)
     if not read.noise_multiplier:
         raise AuditError("expected a claim with noise, got noise_multiplier 0: no epsilon follows from it")
-    _repeats(train, first, own_seed(seed, 0), until)
-    fewer, _ = watched(train, own_seed(seed, 0), subject.RECORDS - 1, until)
+    other_seed = _repeats(train, first, own_seed(seed, 0), until)
+    fewer, again = _neighbours(train, read, first, own_seed(seed, 0), until)
+    few, few_claimed = _few(train, stated, first, own_seed(seed, _MOST + 1), until)
     traces = [first]
     # How often depends on how much is read, not on what is found: the level holds.
     while len(traces) < 2 or (_more(traces) and _time(begun, until)):
         tell(len(traces) + 1, _planned(traces) + 2)
         at = len(traces)
         traces.append(watched(train, own_seed(seed, at), subject.RECORDS, until, at)[0])
-    runs = Runs(read, tuple(traces), fewer)
+    runs = Runs(read, tuple(traces), fewer, again, few, few_claimed, other_seed)
     checks = tuple(all_checks(runs))
     bound = one_run(train, stated, own_seed(seed, _MOST), until) if _time(begun, until) else None
     return CrashTest(read, checks, tuple(_remarks(runs)), time.monotonic() - begun, seen(runs, checks), seed, bound)
 
 
-def _repeats(train: Train, first: Trace, seed: int, until: float) -> None:
-    """Raises AuditError where the same seed gives another first step."""
+def _repeats(train: Train, first: Trace, seed: int, until: float) -> ReadStep:
+    """Raises AuditError where a seed gives another first step -> that of a seed with the same lowest 32 bits."""
     (one, *_), (again, *_) = first.steps, watched(train, seed, subject.RECORDS, until, most=1)[0].steps
     same = one.records == again.records and one.noise.shape == again.noise.shape
     if not same or not np.allclose(one.noise, again.noise, rtol=1e-3, atol=1e-3 * one.scale):
@@ -131,11 +135,45 @@ def _repeats(train: Train, first: Trace, seed: int, until: float) -> None:
             "the training is not the same again under the same seed: draw batches and noise from torch's or numpy's "
             "generator, or from one seeded by torch.initial_seed()"
         )
+    return watched(train, seed + 2**32, subject.RECORDS, until, most=1)[0].steps[0]
+
+
+def _neighbours(train: Train, claim: LoopClaim, first: Trace, seed: int, until: float) -> tuple[Trace, Trace | None]:
+    """The first training with its last record left out, or another one where their number is public, and its steps.
+
+    Beside it the first one once more with its steps, where the two print something else.
+    """
+    n = subject.RECORDS - (not claim.public_size)
+    fewer, _ = watched(train, seed, n, until, replayed=first.released, other_last=claim.public_size)
+    if (fewer.printed.text, fewer.printed.early) == (first.printed.text, first.printed.early):
+        return fewer, None
+    return fewer, watched(train, seed, subject.RECORDS, until, replayed=first.released)[0]
+
+
+def _few(train: Train, stated: object, first: Trace, seed: int, until: float) -> tuple[Trace | None, int | None]:
+    """A training on the records of one batch and one more, and the steps that it claims; none where it refuses these.
+
+    So batches hold one record, or none.
+    """
+    n = 1 + round(sum(len(step.records) for step in first.steps) / len(first.steps))
+    if n > subject.RECORDS // 2:
+        return None, None
+    try:
+        few, returned = watched(train, seed, n, until)
+        claim = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else returned
+        return few, None if stated is not None else LoopClaim.read(claim).steps
+    except Exception:
+        if time.monotonic() > until:
+            raise
+        return None, None
 
 
 def own_seed(seed: int, training: int) -> int:
-    """Of one of a test's trainings, from 0. No two tests share one: another seed is another draw of all of them."""
-    return seed * (_MOST + 1) + training
+    """Of one of a test's trainings, from 0: 32 bits that nobody would choose.
+
+    No two tests share one: another seed is another draw of all of them.
+    """
+    return (seed * (_MOST + 2) + training + 1) * 2654435769 % 2**32  # an odd factor: one to one
 
 
 def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> LoopSeen:

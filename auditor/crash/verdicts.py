@@ -28,11 +28,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Runs:
-    """The trainings that were watched: several under different seeds, on two models by turns; one on a record fewer."""
+    """The trainings that were watched: several under different seeds, on our models by turns; one on a record fewer."""
 
     claim: LoopClaim
     traces: tuple[Trace, ...]
-    fewer: Trace  # under the first one's seed, on its model
+    fewer: Trace  # under the first one's seed, on its model, with its steps; where their number is public: one other
+    again: Trace | None = None  # the first one once more, with its steps: where `fewer` prints something else
+    few: Trace | None = None  # on a batch's records and one more
+    few_claimed: int | None = None  # the steps that this one claims
+    other_seed: ReadStep | None = None  # the first step under a seed whose lowest 32 bits are the first one's
 
     @property
     def first(self) -> Trace:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import random
 import signal
 import threading
 import time
@@ -28,10 +29,13 @@ import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from auditor.core.errors import AuditError
 from auditor.crash import subject
+from auditor.crash.printed import Printed
 from auditor.crash.subject import Gradients, Record
 
 _Array = NDArray[np.float64]
@@ -71,17 +75,26 @@ class Trace:
     returned: int | None = None  # the step after which the weights were those that it gave back; None: no step's
     overflowed: list[tuple[int, str]] = field(default_factory=list)  # step and tensor of numbers that are not finite
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> where it lies in `noise`
+    released: list[dict[str, Tensor]] = field(default_factory=list)  # each step's gradients, by tensor
+    state: dict[str, Tensor] = field(default_factory=dict)  # the model's weights and buffers behind the training
+    printed: Printed = field(default_factory=Printed)
+    apart: float | None = None  # how much a record's logits change with whom it is read with, of their size
 
 
 class StepWatch:
     """Takes every step of one training apart. Raises AuditError where it lasts longer than it may."""
 
     def __init__(
-        self, model: nn.Module, records: list[Record], until: float, everyone: bool = False, most: int | None = None
-    ) -> None:
-        """everyone: the reach of every record is looked for in each step, whether it was read or not. most: steps."""
+        self, model: nn.Module, records: list[Record], until: float, everyone: bool = False, most: int | None = None,
+        replayed: Sequence[dict[str, Tensor]] = (),
+    ) -> None:  # fmt: skip
+        """everyone: the reach of every record is looked for in each step, whether it was read or not. most: steps.
+
+        replayed: what the optimizer gets in place of each step's gradients, once these were looked at.
+        """
         self._model, self._records, self._until, self._everyone = model, records, until, everyone
-        self._most = most
+        self._most, self._replayed = most, replayed
+        self._together: tuple[Tensor, Tensor] | None = None  # token ids of several rows, and the logits they got
         self.trace = Trace(len(records))
         self._read: list[int] = []
         self._passes: list[tuple[int, ...]] = []
@@ -94,11 +107,13 @@ class StepWatch:
         """Off again behind it, whatever happens."""
         hooks = [
             self._model.register_forward_pre_hook(self._forward, with_kwargs=True),
+            self._model.register_forward_hook(self._answered, with_kwargs=True),
             register_optimizer_step_pre_hook(self._step),
             register_optimizer_step_post_hook(self._stepped),
         ]
         try:
-            yield
+            with self.trace.printed.heard():
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
@@ -115,10 +130,37 @@ class StepWatch:
         self.trace.foreign += rows.count(None)
         known = [row for row in rows if row is not None]
         if torch.is_grad_enabled():
+            self.trace.printed.before_step = True
             self._read += known
             self._passes.append(tuple(known))
         else:
             self.trace.evaluated.update(known)
+
+    def _answered(self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any], output: Any) -> None:
+        ids, logits = more.get("input_ids", given[0] if given else None), getattr(output, "logits", None)
+        if not isinstance(ids, Tensor) or not isinstance(logits, Tensor) or ids.ndim != 2 or len(ids) < 2:
+            return
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(logits)
+        if self.trace.apart is None and not wrapped and logits.shape[:2] == ids.shape:
+            self._together = ids.detach().cpu(), logits.detach().cpu()
+
+    def _apart(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
+        """The most, of some records that were read together, that their logits are off from those of each by itself."""
+        if self._together is None:
+            return None
+        off = []
+        for row, logits in [*zip(*self._together, strict=True)][:4]:
+            (name,) = subject.read(row.unsqueeze(0))
+            if name is None or name >= len(self._records):
+                continue
+            own = torch.tensor(self._records[name]["input_ids"])
+            begins = int((row == own[0]).nonzero()[0])
+            with torch.no_grad():
+                alone = functional_call(twin, weights, (), {"input_ids": own.unsqueeze(0), "use_cache": False}).logits
+            there = logits[begins : begins + len(own)].float()
+            alone = alone[0, : len(there)].float()
+            off.append(float((there - alone).norm() / (alone - alone.mean()).norm()))
+        return max(off, default=None)
 
     def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         names = {id(value): name for name, value in self._model.named_parameters()}
@@ -139,6 +181,12 @@ class StepWatch:
         if self._after and self.trace.elsewhere is None and not torch.equal(self._weights(), self._after[-1]):
             self.trace.elsewhere = at
         self.trace.steps.append(self._taken_apart(taken, read, passes, rate))
+        self.trace.printed.before_step = False
+        own = {names[id(value)]: value.grad for value in mine if value.grad is not None}
+        self.trace.released.append({name: value.detach().clone() for name, value in own.items()})
+        for name, value in self._replayed[at].items() if at < len(self._replayed) else ():
+            if name in own:
+                own[name].copy_(value)
         if len(self.trace.steps) == self._most:
             raise _EnoughSteps
 
@@ -153,6 +201,7 @@ class StepWatch:
 
     def ended(self) -> None:
         """Looks for the step whose weights the model has now, the last one first."""
+        self.trace.state = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
         now, held = self._weights(), enumerate(self._after)
         self.trace.returned = next((at for at, one in reversed(list(held)) if torch.equal(one, now)), None)
 
@@ -168,6 +217,8 @@ class StepWatch:
         weights = {name: value.detach() for name, value in self._model.named_parameters()}
         wanted = list(range(len(self._records))) if self._everyone else sorted(set(read))
         parts = self._gradients.at(weights, wanted, list(taken)) if wanted else {}
+        if self.trace.apart is None:
+            self.trace.apart = self._apart(weights, self._gradients.twin)
         released = torch.cat(list(taken.values()))
         own = released.new_zeros(len(released), 0)
         if wanted:
@@ -194,7 +245,8 @@ class StepWatch:
 def bare(model: nn.Module) -> nn.Module:
     """A copy without hooks: Opacus hangs its own on every layer, and ours would count our reading.
 
-    Trainers replace `forward` of the model itself (autocast, TRL's loss in chunks) by one bound to the original.
+    Trainers replace `forward` of the model itself (autocast, TRL's loss in chunks) by one bound to the original. Batch
+    norms take what they have seen so far: with the batch's own, no record has a gradient.
     """
     made = copy.deepcopy(model)
     made.__dict__.pop("forward", None)
@@ -203,7 +255,11 @@ def bare(model: nn.Module) -> nn.Module:
             getattr(module, name).clear()
         for name in ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"):
             getattr(module, name).clear()
-    return made.train()
+    made.train()
+    for module in made.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+    return made
 
 
 def _outside(released: Tensor, own: Tensor, sizes: list[int]) -> tuple[Tensor, list[int], Tensor]:
@@ -245,23 +301,27 @@ Train = Callable[..., Any]
 
 def watched(
     train: Train, seed: int, n: int, until: float, training: int = 0, chosen: Sequence[int] | None = None,
-    most: int | None = None,
+    most: int | None = None, replayed: Sequence[dict[str, Tensor]] = (), other_last: bool = False,
 ) -> tuple[Trace, Any]:  # fmt: skip
     """One training under the given seed on n of our records -> its trace, and what it returned.
 
     training: how many came before it, which says which of our models and records it gets.
 
     chosen: of the n it gets these alone, and each step's reaches are those of all n. most: steps, after which it is
-    ended, and returns None.
+    ended, and returns None. replayed: as in `StepWatch`. other_last: the last record has its words in another order.
 
     Raises AuditError where it reads none of its records, takes no step that is seen, gives back another model, or lasts
     too long. Processes that it started and left are ended with it.
     """
     specimen = subject.specimen(training)
     model, records = specimen.model(), specimen.records(n)
-    watch = StepWatch(model, records, until, everyone=chosen is not None, most=most)
+    if other_last:
+        name, *words = records[-1]["input_ids"]
+        records[-1] = {"input_ids": [name, *reversed(words)]}
+    watch = StepWatch(model, records, until, everyone=chosen is not None, most=most, replayed=replayed)
     torch.manual_seed(seed)
-    np.random.seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
     given = [dict(records[i]) for i in (range(n) if chosen is None else chosen)]
     returned = None
     with watch.watching(), _ended(until), contextlib.suppress(_EnoughSteps):

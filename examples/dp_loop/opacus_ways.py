@@ -1,17 +1,20 @@
-"""Four more ways of using Opacus, each with the claim that its own accountant makes.
+"""Six more ways of using Opacus, each with the claim that its own accountant makes.
 
 audit dp-loop examples/dp_loop/opacus_ways.py --function with_epsilon
 audit dp-loop examples/dp_loop/opacus_ways.py --function ghost
 audit dp-loop examples/dp_loop/opacus_ways.py --function small_batches
 audit dp-loop examples/dp_loop/opacus_ways.py --function shuffled
+audit dp-loop examples/dp_loop/opacus_ways.py --function lora
+audit dp-loop examples/dp_loop/opacus_ways.py --function weighted   # broken
 """
 
 import torch
 from opacus import PrivacyEngine
 from opacus.utils.batch_memory_manager import BatchMemoryManager
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 NOISE, CLIP, EPOCHS, DELTA = 1.0, 1.0, 5, 1e-3
 
@@ -22,9 +25,10 @@ def padded(rows):
     return pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True)
 
 
-def parts(model, records, shuffle=False):
-    loader = DataLoader(records, batch_size=8, collate_fn=padded, shuffle=shuffle)
-    return {"module": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.05), "data_loader": loader}
+def parts(model, records, **more):
+    loader = DataLoader(records, batch_size=8, collate_fn=padded, **more)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return {"module": model, "optimizer": torch.optim.SGD(trained, lr=0.05), "data_loader": loader}
 
 
 def fit(private, optimizer, loader, criterion):
@@ -84,6 +88,35 @@ def shuffled(model, records):
     engine = PrivacyEngine()
     private, optimizer, loader = engine.make_private(
         **parts(model, records, shuffle=True), noise_multiplier=NOISE, max_grad_norm=CLIP, poisson_sampling=False
+    )
+    for _ in range(EPOCHS):
+        fit(private, optimizer, loader, mean_by_record)
+    return model, claim(engine, sampling="shuffled", epsilon=None)
+
+
+def lora(model, records):
+    """PEFT's layers inside the model's own (Opacus's issues 820 and 827)."""
+    adapted = get_peft_model(
+        model, LoraConfig(r=4, target_modules=["query_key_value", "dense_h_to_4h"], task_type="CAUSAL_LM")
+    ).train()
+    engine = PrivacyEngine()
+    private, optimizer, loader = engine.make_private(
+        **parts(adapted, records), noise_multiplier=NOISE, max_grad_norm=CLIP
+    )
+    for _ in range(EPOCHS):
+        fit(private, optimizer, loader, mean_by_record)
+    return model, claim(engine)
+
+
+def weighted(model, records):
+    """Draws by weights, with replacement (issue 813): one record several times in a batch, which no clipping bounds.
+
+    With Poisson sampling Opacus drops the sampler, but for its length, and tells the epsilon of what it then does.
+    """
+    sampler = WeightedRandomSampler(torch.linspace(1, 4, len(records)), num_samples=len(records))
+    engine = PrivacyEngine()
+    private, optimizer, loader = engine.make_private(
+        **parts(model, records, sampler=sampler), noise_multiplier=NOISE, max_grad_norm=CLIP, poisson_sampling=False
     )
     for _ in range(EPOCHS):
         fit(private, optimizer, loader, mean_by_record)

@@ -6,9 +6,9 @@
 import tempfile
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, disable_progress_bars
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers import PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 NOISE, CLIP, BATCH, EPOCHS = 1.0, 1.0, 8, 5
@@ -59,8 +59,10 @@ def train(model, records):
             use_cpu=True,
             seed=int(torch.randint(2**31, ())),
         )
+        disable_progress_bars()  # they tell how many records there are
         rows = Dataset.from_list([{"input_ids": row["input_ids"]} for row in records])
         trainer = SFTTrainer(model, arguments, train_dataset=rows, processing_class=tokenizer(), callbacks=[Private()])
+        trainer.remove_callback(PrinterCallback)  # it prints the loss of the private records
         trainer.train()
     claim = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": BATCH / len(records)}
     return model, {**claim, "steps": trainer.state.global_step, "delta": 1e-3, "sampling": "shuffled"}

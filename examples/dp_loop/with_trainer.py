@@ -6,7 +6,7 @@
 import tempfile
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 NOISE, CLIP, BATCH, EPOCHS = 1.0, 1.0, 8, 5
 
@@ -48,6 +48,7 @@ def train(model, records):
             seed=int(torch.randint(2**31, ())),
         )
         trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[Private()])
+        trainer.remove_callback(PrinterCallback)  # it prints the loss of the private records
         trainer.train()
     claim = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": BATCH / len(records)}
     return model, {**claim, "steps": trainer.state.global_step, "delta": 1e-3}

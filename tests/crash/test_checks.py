@@ -169,7 +169,7 @@ def test_the_weights_and_readings_beside_the_steps_are_told() -> None:
     def with_(**what: Any) -> Runs:
         return replace(honest, traces=(replace(honest.first, **what), *honest.traces[1:]))
 
-    moved, read = "weights move by steps", "evaluation on private records"
+    moved, read = "weights follow the steps", "evaluation on private records"
     assert of(moved, honest).verdict == of(read, honest).verdict == NO_FAULT
     assert of(moved, with_(elsewhere=5)).verdict == of(moved, with_(returned=None)).verdict == UNKNOWN
     assert of(read, with_(evaluated={1, 2})).verdict == UNKNOWN

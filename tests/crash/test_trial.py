@@ -37,7 +37,7 @@ from auditor.crash.trial import CrashTest, LoopSeen, crash_test
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
 from auditor.crash.watch import _outside
 from auditor.privacy import gaussian
-from benchmarks.checks.trust import loop_faults
+from benchmarks.checks.trust import loop_faults, loop_plain
 from benchmarks.checks.trust.loop_alarms import _SLOW, written_out
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +85,14 @@ def test_a_record_is_known_wherever_its_row_is_read() -> None:
         ("released gradients overflow in float16", "finite gradients"),
         ("ours, a resumed training's noise again", "fresh noise"),
         ("the best checkpoint by private records", "evaluation on private records"),
+        ("an update by hand between two steps", "weights follow the steps"),
+        ("a batch norm", "each record by itself"),
+        ("padded to the longest of the batch, without a mask", "each record by itself"),
+        ("a record alone in its batch not clipped", "every kind of record"),
+        ("the last, smaller batch divided by its own size", "batch size stays secret"),
+        ("empty batches left out", "empty batches"),
+        ("noise of a seed below 10,000", "secret noise"),
+        ("the loss of a batch printed", "printed text"),
     ],
 )
 @pytest.mark.usefixtures("quickly")
@@ -99,6 +107,7 @@ def test_a_planted_fault_is_caught(name: str, check: str) -> None:
     [
         ("the batch clipped, not its records", "clipped by record"),
         ("bias of attention not in the norm", "one record's reach"),
+        ("norms of every other number", "one record's reach"),
     ],
 )
 @pytest.mark.usefixtures("quickly")
@@ -107,14 +116,6 @@ def test_a_fault_that_shows_on_one_of_our_models_alone_is_caught(
 ) -> None:
     monkeypatch.setattr(trial, "_LEAST", len(subject.SPECIMENS))
     assert check in [one.name for one in loop_faults.tested(loop_faults.FAULTS[name]).broken]
-
-
-@pytest.mark.usefixtures("quickly")
-def test_an_update_that_no_step_made_leaves_no_verdict() -> None:
-    found = loop_faults.tested(loop_faults.FAULTS["an update by hand between two steps"])
-    assert found.verdict == "cannot tell" and "weights move by steps" in [
-        check.name for check in found.checks if check.verdict == "cannot tell"
-    ]
 
 
 def test_a_gradient_lies_by_a_tenth_in_each_tensor_of_one_of_our_models() -> None:
@@ -153,9 +154,9 @@ def test_another_seed_is_another_draw_of_every_training() -> None:
 
 def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> None:
     honest, broken = (
-        one_run(train, None, 5, math.inf) for train in (loop_faults.plain(), loop_faults.FAULTS["no clipping"])
+        one_run(train, None, 5, math.inf) for train in (loop_plain.plain(), loop_faults.FAULTS["no clipping"])
     )
-    assert honest.epsilon < honest.claimed == LoopClaim.read(loop_faults.CLAIM).implied_epsilon()
+    assert honest.epsilon < honest.claimed == LoopClaim.read(loop_plain.CLAIM).implied_epsilon()
     assert honest.canaries == broken.canaries == subject.RECORDS and broken.right >= broken.guesses - 2
     assert honest.epsilon < 1 < broken.epsilon < broken.best == honest.best
 
@@ -165,7 +166,7 @@ def test_a_training_in_several_processes_is_refused() -> None:
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         with pytest.raises(AuditError, match="2 processes"):
-            crash_test(loop_faults.plain(steps=2))
+            crash_test(loop_plain.plain(steps=2))
     finally:
         torch.distributed.destroy_process_group()
 
@@ -179,6 +180,10 @@ def test_a_training_in_several_processes_is_refused() -> None:
         "plain, a model in bfloat16",
         "plain, a model in float16",
         "plain, its model read inside vmap",
+        "plain, shuffled, with a smaller last batch",
+        "plain, padded in front, with a mask",
+        "plain, the mean of its weights given back",
+        "plain, the released gradient printed",
         "Opacus, size public",
     ],
 )
@@ -196,6 +201,9 @@ EXAMPLES = {
     ("opacus_ways", "ghost"): ("no fault seen", None),
     ("opacus_ways", "small_batches"): ("no fault seen", None),
     ("opacus_ways", "shuffled"): ("no fault seen", None),
+    ("opacus_ways", "lora"): ("no fault seen", None),
+    ("opacus_ways", "weighted"): ("broken", "once a step"),
+    ("script", None): ("no fault seen", None),
     ("ours", "dp_sgd"): ("no fault seen", None),
     ("ours", "adp_sound"): ("no fault seen", None),
 }
@@ -242,31 +250,31 @@ def test_at_least_thirty_faults_stand_in_the_table() -> None:
 
 
 def ignores(model: Any, records: Any) -> Any:
-    return model, loop_faults.CLAIM
+    return model, loop_plain.CLAIM
 
 
 def another(model: Any, records: Any) -> Any:
-    return loop_faults.plain()(subject.model(1), records)
+    return loop_plain.plain()(subject.model(1), records)
 
 
 def claims_nothing(model: Any, records: Any) -> Any:
-    loop_faults.plain(steps=2)(model, records)
+    loop_plain.plain(steps=2)(model, records)
     return model
 
 
 def without_noise(model: Any, records: Any) -> Any:
-    loop_faults.plain(steps=2)(model, records)
-    return model, {**loop_faults.CLAIM, "noise_multiplier": 0.0}
+    loop_plain.plain(steps=2)(model, records)
+    return model, {**loop_plain.CLAIM, "noise_multiplier": 0.0}
 
 
 def gives_back_another(model: Any, records: Any) -> Any:
-    loop_faults.plain(steps=2)(model, records)
-    return copy.deepcopy(model), loop_faults.CLAIM
+    loop_plain.plain(steps=2)(model, records)
+    return copy.deepcopy(model), loop_plain.CLAIM
 
 
 def not_again(model: Any, records: Any) -> Any:
     torch.seed()
-    return loop_faults.plain(steps=2)(model, records)
+    return loop_plain.plain(steps=2)(model, records)
 
 
 @pytest.mark.parametrize(
@@ -334,12 +342,12 @@ def test_a_training_that_nothing_ends_is_given_up(monkeypatch: pytest.MonkeyPatc
 )
 def test_a_claim_of_other_kinds_of_values_is_refused(field: str, value: Any) -> None:
     with pytest.raises(AuditError, match=f"claim's {field}"):
-        LoopClaim.read({**loop_faults.CLAIM, field: value})
+        LoopClaim.read({**loop_plain.CLAIM, field: value})
 
 
 def test_a_training_longer_than_its_budget_is_ended() -> None:
     with pytest.raises(AuditError, match="budget"):
-        crash_test(loop_faults.plain(), minutes=1e-6)
+        crash_test(loop_plain.plain(), minutes=1e-6)
 
 
 def shorter(folder: Path) -> Path:
@@ -353,7 +361,7 @@ def shorter(folder: Path) -> Path:
 
 @pytest.mark.parametrize(("above", "doubted"), [(-0.1, False), (0.1, True)])
 def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(above: float, doubted: bool) -> None:
-    claim = LoopClaim.read(loop_faults.CLAIM)
+    claim = LoopClaim.read(loop_plain.CLAIM)
     low = claim.implied_epsilon() + above
     seen = LoopSeen(0.9, 1 / 6, 30, low + 0.1, low, low + 0.2)
     found = CrashTest(claim, (LoopCheck("one record's reach", NO_FAULT, "", ""),), (), 1.0, seen)
@@ -420,4 +428,4 @@ def test_a_file_that_cannot_be_run_is_refused(text: str, tmp_path: Path) -> None
 
 
 def test_a_claim_reads_as_json_does(tmp_path: Path) -> None:
-    assert trial.LoopClaim.read(json.loads(json.dumps(loop_faults.CLAIM))).steps == loop_faults.STEPS
+    assert trial.LoopClaim.read(json.loads(json.dumps(loop_plain.CLAIM))).steps == loop_plain.STEPS

@@ -1,0 +1,129 @@
+"""A Hugging Face Trainer as a training: another one with its settings and callbacks, on our model and records."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from auditor.core.errors import AuditError
+from auditor.crash import subject
+
+_CHOSEN = 1 << 16  # a seed below it was written down by somebody, and is kept: the same noise for every training
+
+
+def is_trainer(given: Any) -> bool:
+    """Whether it is a Trainer of transformers, which is not loaded for the question."""
+    loaded = sys.modules.get("transformers.trainer")
+    return loaded is not None and isinstance(given, loaded.Trainer)
+
+
+def training(made: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any], Any]:
+    """`train(model, records)` of a Trainer; its claim's steps are those that it takes, where none are stated.
+
+    Raises AuditError where the Trainer was given an optimizer of its own, which trains another model.
+    """
+    if made.optimizer is not None:
+        raise AuditError("expected a Trainer that makes its own optimizer: the one it was given holds another model")
+
+    def train(model: Any, records: Any) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            another = _another(made, model, records, folder)
+            another.train()
+            taken = {"steps": another.state.global_step}
+        return model if claim is None else (model, {**taken, **claim})
+
+    return train
+
+
+def _another(made: Any, model: Any, records: Any, folder: str) -> Any:
+    arguments = copy.copy(made.args)
+    arguments.__dict__["_setup_devices"] = torch.device("cpu")
+    arguments.output_dir, arguments.use_cpu, arguments.report_to = folder, True, []
+    arguments.bf16 = arguments.fp16 = False
+    arguments.save_strategy = arguments.eval_strategy = "no"
+    arguments.load_best_model_at_end = False
+    if arguments.seed >= _CHOSEN:
+        arguments.seed = int(torch.randint(_CHOSEN, 2**31, ()))
+    given: dict[str, Any] = {"model": model, "args": arguments, "train_dataset": _rows(made, records)}
+    if "processing_class" in inspect.signature(type(made).__init__).parameters:
+        given["processing_class"] = made.processing_class
+    given["data_collator"] = _collator(made)
+    another = type(made)(**given)
+    usual = {type(one) for one in another.callback_handler.callbacks}
+    wanted = [one for one in made.callback_handler.callbacks if type(one) not in usual]
+    for one in usual - {type(one) for one in made.callback_handler.callbacks}:
+        another.remove_callback(one)  # as was done to the one that is tested
+    for one in wanted:
+        another.add_callback(copy.deepcopy(one))
+    return another
+
+
+def _rows(made: Any, records: Any) -> Any:
+    rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in records]
+    if type(made).__module__.startswith("trl."):
+        from datasets import Dataset
+
+        return Dataset.from_list([{"input_ids": row["input_ids"]} for row in records])
+    return rows
+
+
+def _collator(made: Any) -> Any:
+    """The Trainer's own, where it can pad our tokens; else one that pads behind them."""
+    own = made.data_collator
+    if hasattr(own, "pad_token_id"):
+        own = copy.copy(own)
+        own.pad_token_id = subject.PAD
+        return own
+    if getattr(own, "__module__", type(own).__module__).startswith("transformers."):
+        return _padded
+    return own
+
+
+def _padded(rows: Any) -> dict[str, torch.Tensor]:
+    ids = subject.padded(rows, list(range(len(rows))))
+    return {"input_ids": ids, "attention_mask": (ids != subject.PAD).long(),
+            "labels": ids.masked_fill(ids == subject.PAD, -100)}  # fmt: skip
+
+
+class _Caught(BaseException):
+    """Ends a script where its Trainer is about to train."""
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__()
+        self.trainer = trainer
+
+
+@contextmanager
+def caught(found: list[Any]) -> Iterator[None]:
+    """Runs what makes a Trainer, up to its training -> the Trainer, in `found`."""
+    from transformers import Trainer
+
+    def train(trainer: Any, *_: Any, **__: Any) -> None:
+        raise _Caught(trainer)
+
+    with patch.object(Trainer, "train", train):
+        try:
+            yield
+        except _Caught as one:
+            found.append(one.trainer)
+
+
+def made_by(entry: Callable[[], Any]) -> Any:
+    """The Trainer that an entry point returns, or is about to train. Raises AuditError where there is none."""
+    found: list[Any] = []
+    with caught(found):
+        found.append(entry())
+    if not is_trainer(found[0]):
+        raise AuditError(
+            "expected a function `train(model, records)`, or an entry point that makes a Trainer of transformers: it "
+            f"gave {type(found[0]).__name__}"
+        )
+    return found[0]

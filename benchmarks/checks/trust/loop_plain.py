@@ -1,0 +1,105 @@
+"""DP-SGD written out in plain PyTorch, a method a part, so that a fault can be planted in each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from auditor.crash import subject
+from auditor.crash.subject import Gradients
+from auditor.crash.watch import bare
+
+NOISE, CLIP, BATCH, STEPS, RATE, DELTA = 1.0, 1.0, 8, 30, 1 / 6, 1e-3
+CLAIM = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": RATE, "steps": STEPS, "delta": DELTA}
+
+
+# --- a plain loop -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plain:
+    """No fault as it stands."""
+
+    claim: dict[str, Any] = field(default_factory=lambda: dict(CLAIM))
+    steps: int = STEPS
+
+    def __call__(self, model: Any, records: Any) -> Any:
+        self.begun(model)
+        parameters = dict(model.named_parameters())
+        optimizer = torch.optim.SGD(parameters.values(), lr=self.rate(records))
+        gradients = self.gradients(bare(model), records)
+        for step in range(self.steps):
+            if step == STEPS // 2:
+                optimizer = self.halfway(model, optimizer)
+            drawn = self.drawn(step, len(records))
+            if self.left_out(drawn):
+                continue
+            self.read(model, records, drawn)
+            found = {name: torch.zeros(0, *p.shape) for name, p in parameters.items()}
+            if drawn:
+                weights = {name: p.detach() for name, p in parameters.items()}
+                found = gradients.at(weights, drawn, list(parameters))
+            summed = self.summed(found)
+            divisor = self.divisor(len(drawn), len(records))
+            for i, (name, p) in enumerate(parameters.items()):
+                p.grad = self.finished(summed[name], self.noise(step, i, name, p), divisor)
+            optimizer.step()
+            self.stepped(step, model, records)
+        return model, self.claim
+
+    def gradients(self, twin: Any, records: Any) -> Gradients:
+        return Gradients(twin, records)
+
+    def left_out(self, drawn: list[int]) -> bool:
+        """Whether no step is taken on this batch."""
+        return False
+
+    def stepped(self, step: int, model: Any, records: Any) -> None:
+        """Behind each update."""
+
+    def begun(self, model: Any) -> None:
+        """Before the optimizer is made."""
+
+    def halfway(self, model: Any, optimizer: Any) -> Any:
+        """In the middle of the training -> the optimizer that goes on."""
+        return optimizer
+
+    def rate(self, records: Any) -> float:
+        return 0.05
+
+    def drawn(self, step: int, n: int) -> list[int]:
+        return torch.nonzero(torch.rand(n) < RATE).flatten().tolist()
+
+    def read(self, model: Any, records: Any, drawn: list[int]) -> None:
+        """The forward pass of the batch; its gradients come from a faster way, one by one."""
+        if drawn:
+            model(input_ids=subject.padded(records, drawn))
+
+    def norms(self, found: dict[str, Tensor]) -> Tensor:
+        return torch.stack([one.flatten(1).norm(dim=1) for one in found.values()]).norm(dim=0)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return (CLIP / norms).clamp(max=1.0)
+
+    def summed(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        factors = self.factors(self.norms(found))
+        return {name: torch.einsum("k,k...->...", factors.to(one.dtype), one) for name, one in found.items()}
+
+    def noise(self, step: int, i: int, name: str, p: Tensor) -> Tensor:
+        return NOISE * CLIP * torch.randn_like(p)
+
+    def divisor(self, drawn: int, n: int) -> float:
+        return BATCH
+
+    def finished(self, summed: Tensor, noise: Tensor, divisor: float) -> Tensor:
+        return (summed + noise) / divisor
+
+
+def plain(claim: dict[str, Any] | None = None, steps: int = STEPS, **parts: Any) -> Plain:
+    """The plain loop with some of its parts replaced."""
+    kind = type("Broken", (Plain,), parts)
+    made: Plain = kind({**CLAIM, **(claim or {})}, steps)
+    return made
