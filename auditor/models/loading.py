@@ -64,6 +64,16 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
         return _checked(HuggingFaceModel(model, tokenizer, name=name, notes=notes))
 
 
+def runs_in(name: str, options: LoadingOptions) -> str:
+    """The precision that `load` would have it in, an adapter in its base's."""
+    if options.dtype != AUTO:
+        return options.dtype
+    named = adapter_base(name)
+    place, revision = (options.base, None) if options.base else named or (name, options.revision)
+    with load_errors(name, "causal LM", options):
+        return precise(place, replace(options, revision=revision)).dtype
+
+
 def _checked(model: HuggingFaceModel) -> HuggingFaceModel:
     self_check.check_model_agrees(model)
     return model

@@ -28,6 +28,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import compare
+from auditor.models.loading import runs_in
 from auditor.models.shards import SHARD, write_shard
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, options_of
@@ -96,7 +97,8 @@ class Mitigation:
             return same.having(mitigation={"method": self.trainer.name, **values})
         model = self.asked.out / MODEL
         adapter = (model / "adapter_config.json").is_file()
-        return same.having(model=str(model), revision=None, base=self.plan.loading.base if adapter else None)
+        here = same.having(model=str(model), revision=None, base=self.plan.loading.base if adapter else None)
+        return here.having(dtype=runs_in(str(self.plan.target.model), self.plan.loading))
 
     def configuration(self) -> dict[str, Any]:
         """What the folder is of: another one is refused."""

@@ -35,7 +35,7 @@ from transformers import (
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load
+from auditor.models.loading import load, runs_in
 from auditor.models.lora import LoraEnsemble
 from auditor.models.masked import masked_or_causal
 from auditor.models.weights import device_of, read_weights
@@ -518,3 +518,8 @@ def test_a_model_runs_in_bfloat16_where_it_was_saved_so_and_the_machine_has_it(
     assert found.model.dtype == wanted
     assert bool(found.notes) == (saved != wanted)  # another precision than it was saved in is said
     assert load(str(tmp_path), LoadingOptions().exact()).model.dtype == torch.float32
+    get_peft_model(llama().to(saved), LoraConfig(task_type="CAUSAL_LM")).save_pretrained(tmp_path / "adapter")
+    adapter = LoadingOptions(base=str(tmp_path))
+    of = [runs_in(str(tmp_path), LoadingOptions()), runs_in(str(tmp_path / "adapter"), adapter)]
+    assert of == [str(wanted).removeprefix("torch.")] * 2
+    assert load(str(tmp_path / "adapter"), adapter).model.dtype == wanted

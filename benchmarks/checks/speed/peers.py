@@ -29,6 +29,8 @@ from auditor.statistics import one_run, roc
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.speed.sheet import PREFIX, SUFFIX, Bench, smollm2, texts
 
+_K = 0.25  # of 16 tokens, 4: of a share that is no whole number we take fewer tokens, and memaudit more
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -51,11 +53,11 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[Pair]:
         return [theirs.extract_token_signals(plain, one.prefix + one.suffix, span) for one in secrets]
 
     def scored(name: str) -> list[float]:
-        probe = Membership(score="min_k_plus", lowercase=False)
+        probe = Membership(score="min_k_plus", lowercase=False, k=_K)
         return [seen.values[name] for seen in probe.measure(bench.view(), secrets)]
 
     def min_k_plus() -> list[float]:
-        return [stats.min_k_plus_plus(one.gold_logprob, one.mu, one.sigma) for one in signals()]
+        return [stats.min_k_plus_plus(one.gold_logprob, one.mu, one.sigma, 100 * _K) for one in signals()]
 
     yield Pair("membership, Min-K%++", "memaudit", min_k_plus, lambda: scored("min_k_plus"))
     yield Pair(
@@ -86,16 +88,18 @@ def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[Pair]:
     spec.loader.exec_module(theirs)
     drawn = np.random.default_rng(0)
     own, others = drawn.normal(1.0, 1.0, count), drawn.normal(0.0, 1.0, count)
-    auditor = theirs.CanaryScoreAuditor(own, others)
-    yield Pair("AUC of 4,000 scores", "jax_privacy", lambda: [auditor.attack_auroc()], lambda: [roc.auc(own, others)])
-    asked = [
-        (m, r, int(share * r), e) for m in (500, 2000) for r in (m, m // 4) for share in (0.6, 0.9) for e in (1, 2)
-    ]
     yield Pair(
-        "p-value of an audit in one run, 16 of them",
+        "AUC of 4,000 scores",
+        "jax_privacy (of the convex hull)",
+        lambda: [theirs.CanaryScoreAuditor(own, others).attack_auroc()],
+        lambda: [roc.auc(own, others)],
+    )
+    asked = [(m, right, e) for m in (20, 24, 28, 31) for right in (m - 4, m) for e in (0.5, 1.0)]  # of one r alone
+    yield Pair(
+        "p-value of an audit in one run, all canaries guessed, 16 of them",
         "jax_privacy",
-        lambda: [theirs._one_run_p_value(m, r, right, e, 1e-5) for m, r, right, e in asked],
-        lambda: [one_run.p_value(m, {r: right}, e, 1e-5) for m, r, right, e in asked],
+        lambda: [theirs._one_run_p_value(m, m, right, e, 0.0) for m, right, e in asked],
+        lambda: [one_run.p_value(m, (right,), e, 0.0) for m, right, e in asked],
     )
 
 
