@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from auditor.attacks.ethicist import Ethicist
+from auditor.core.nouns import Pair
 from auditor.core.plan_parts import LoadingOptions
 from auditor.core.streams import uniforms
 from auditor.models import precision
@@ -42,18 +44,28 @@ def both(folder: Path) -> dict[str, HuggingFaceModel]:
     return {name: load(str(folder), LoadingOptions(dtype=name)) for name in ("float32", "bfloat16")}
 
 
+@torch.no_grad()
 def read(model: HuggingFaceModel, some: Tensor) -> float:
     start = time.process_time()
     model.log_probs(some, _LAST)
     return some.numel() / (time.process_time() - start)
 
 
+@torch.no_grad()
 def decode(model: HuggingFaceModel, some: Tensor) -> float:
     rows, every = model.rows(some, _STEPS + 1, None), torch.arange(len(some))
     start = time.process_time()
     for i in range(_STEPS):
         rows.advance(every, some[:, i])
     return len(some) * _STEPS / (time.process_time() - start)
+
+
+def tune(model: HuggingFaceModel, pairs: list[Pair]) -> float:
+    """Of an epoch, all positions behind the prompt and in it, the last two pairs only read."""
+    method, start = Ethicist(epochs=1, batch=8, warmup_steps=0), time.process_time()
+    method._tune(model, pairs[:-2], pairs[-2:], ("precision",))
+    every = sum(method.prompt_length + len(pair.prefix + pair.suffix) - 1 for pair in pairs)
+    return every / (time.process_time() - start)
 
 
 def same_tokens(model: HuggingFaceModel, prefixes: Tensor, samples: int = 8) -> tuple[int, int]:
@@ -64,7 +76,6 @@ def same_tokens(model: HuggingFaceModel, prefixes: Tensor, samples: int = 8) -> 
     return int((together == torch.cat(alone)).sum()), together.numel()
 
 
-@torch.no_grad()
 def main(repeats: int = 5, out: Path | None = None) -> None:
     torch.set_num_threads(1)
     page = Page(out)
@@ -75,10 +86,13 @@ def main(repeats: int = 5, out: Path | None = None) -> None:
     def some(rows: int, length: int) -> Tensor:
         return tokens[: rows * length].view(rows, length)
 
+    whole = tokens[: 10 * 64].view(10, 64).tolist()
+    pairs = [Pair(tuple(text[: 24 + i]), tuple(text[24 + i : 40 + i])) for i, text in enumerate(whole)]
     page.head("work", "tokens a second, float32", "bfloat16", "times the speed, median", "spread")
     work: dict[str, Callable[[HuggingFaceModel], float]] = {
         **{f"{n} texts of {long} tokens read": partial(read, some=some(n, long)) for n, long in READ},
         **{f"{n} rows behind {long} tokens decoded": partial(decode, some=some(n, long)) for n, long in DECODED},
+        "10 pairs of 40 to 49 tokens tuned on": partial(tune, pairs=pairs),
     }
     for name, ask in work.items():
         found = [[ask(model) for model in models.values()] for _ in range(repeats + 1)][1:]
