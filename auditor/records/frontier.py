@@ -18,7 +18,7 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED, CellKey, Claim
 from auditor.core.result import AuditResult, Frontier, FrontierPoint, Measurement
-from auditor.records.outcomes import PerSecret, read_outcomes
+from auditor.records.outcomes import PerSecret, ids_of_all, read_outcomes
 from auditor.records.table import read_heldout as heldout_of
 from auditor.statistics import frontier
 from auditor.statistics.bounds import LEVEL, Evidence
@@ -224,10 +224,8 @@ def _leaks(models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Seq
     """Of each model, on the secrets that all of them answered at every seed; none where too few did."""
     rows = [[model.rows[row][seed] for seed in seeds] for model in models]
     column = metric.scores or metric.column
-    own, others = (
-        sorted(set.intersection(*(set(held.by_secret(column, member)) for some in rows for held in some)))
-        for member in (True, False)
-    )
+    every = [held for some in rows for held in some]
+    own, others = (ids_of_all(every, column, members) for members in (True, False))
 
     def values(held: PerSecret, ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
         known = {**held.by_secret(column, True), **held.by_secret(column, False)}

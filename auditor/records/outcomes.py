@@ -6,7 +6,7 @@ They lie in `secrets.parquet` beside the result (`records/table.py`): too much f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,11 @@ class PerSecret:
             if self.member[i] == members and count in (None, self.repeats[i])
         ]
         return {name: values[wanted] for name, values in self.values.items()}
+
+
+def ids_of_all(rows: Iterable[PerSecret], name: str, members: bool) -> list[str]:
+    """The members (or the others) of whom all rows hold the number."""
+    return sorted(set.intersection(*(set(row.by_secret(name, members)) for row in rows)))
 
 
 @dataclass(frozen=True)

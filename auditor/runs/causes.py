@@ -5,7 +5,7 @@ Pure functions on what rows found out about each secret. Knows neither models no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Chain, Measurement, Step
 from auditor.plugins.defense import Cause
-from auditor.records.outcomes import PerSecret
+from auditor.records.outcomes import PerSecret, ids_of_all
 from auditor.statistics import compare
 
 
@@ -41,7 +41,7 @@ def chain(
         start: answers,
         **{chain_row.target: chain_row.answers for chain_row in chain_rows if chain_row.answers is not None},
     }
-    secrets, others = (_of_all(rows.values(), name, members) for members in (True, False))
+    secrets, others = (ids_of_all(rows.values(), name, members) for members in (True, False))
     if target not in rows or not secrets:
         return None
 
@@ -60,11 +60,6 @@ def chain(
     if waiting:
         steps.append(Step(_changes(waiting), at, "", None, f"not measured, for want of {_wanted(waiting)}"))
     return Chain(tuple(steps), minus(target, start))
-
-
-def _of_all(rows: Iterable[PerSecret], name: str, members: bool) -> list[str]:
-    """The members (or the others) of whom all rows hold the number."""
-    return sorted(set.intersection(*(set(row.by_secret(name, members)) for row in rows)))
 
 
 def difference(
