@@ -15,8 +15,9 @@ import statistics
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,16 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[Pair]:
         lambda: scored("loss"),
     )
 
+    words = [tokenizer.decode(one.prefix) for one in secrets]  # which memaudit reads, and writes as tokens anew
+    anew = [replace(one, prefix=tuple(tokenizer(text)["input_ids"])) for one, text in zip(secrets, words, strict=True)]
+
     def completed() -> list[float]:
-        words = [tokenizer.decode(one.prefix) for one in secrets]
-        found = [theirs.greedy_complete(plain, tokenizer, text, SUFFIX) for text in words]
-        return [float(text == tokenizer.decode(one.suffix)) for text, one in zip(found, secrets, strict=True)]
+        return [zlib.crc32(theirs.greedy_complete(plain, tokenizer, text, SUFFIX).encode()) for text in words]
 
     def greedy() -> list[float]:
-        found = scoring.greedy_suffixes(model, secrets)
-        return [float(tuple(text) == one.suffix) for text, one in zip(found, secrets, strict=True)]
+        return [zlib.crc32(tokenizer.decode(text).encode()) for text in scoring.greedy_suffixes(model, anew)]
 
-    yield Pair("greedy decoding: extracted or not", "memaudit (generate)", completed, greedy)
+    yield Pair("greedy decoding, by checksums of its texts", "memaudit (generate)", completed, greedy)
 
 
 def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[Pair]:
