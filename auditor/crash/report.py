@@ -70,7 +70,7 @@ def observed(test: CrashTest) -> str:
     given = f"seen: {did}; they give epsilon {seen.epsilon:.2f} [{seen.low:.2f}-{seen.high:.2f}]"
     if not test.doubted:
         return f"{given}."
-    return f"{given}: above the claim's at 95%, as of one honest loop in 40. Try another --seed."
+    return f"{given}: above the claim's at 95%, as of one honest loop in 20. Try another --seed."
 
 
 def bounded(test: CrashTest) -> str:

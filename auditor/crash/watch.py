@@ -356,8 +356,11 @@ def _ended(until: float) -> Iterator[None]:
     end it. Raises AuditError where that happened.
     """
 
+    over = False
+
     def late(*_: Any) -> None:
-        raise _Late
+        if not over:
+            raise _Late
 
     before = set(psutil.Process().children())
     alarmed = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
@@ -370,7 +373,9 @@ def _ended(until: float) -> Iterator[None]:
     except _Late:
         raise AuditError(LONG) from None
     finally:
+        over = True
         if alarmed:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # first: an alarm that nobody handles ends the process
             signal.signal(signal.SIGALRM, handler)
             signal.setitimer(signal.ITIMER_REAL, left and max(left - (time.monotonic() - begun), 1e-3))
         for process in started(before):
