@@ -16,6 +16,7 @@ from auditor.commands import canaries, console, secrets
 from auditor.commands.advise import advise
 from auditor.commands.attest import attest
 from auditor.commands.check import check
+from auditor.commands.check_base import check_base
 from auditor.commands.compare import compare
 from auditor.commands.dp_loop import dp_loop
 from auditor.commands.export import export
@@ -60,7 +61,7 @@ app = typer.Typer(
 )
 READING = (report, gate, compare, history, advise, export, attest)  # --safe unless they are told otherwise
 for panel, commands in {
-    "audit a model": (check, run, synthetic, utility, reproduce, list_plugins),
+    "audit a model": (check, check_base, run, synthetic, utility, reproduce, list_plugins),
     "read and judge runs": (*READING, score),
     "prepare and train": (train, mitigate, dp_loop),
 }.items():

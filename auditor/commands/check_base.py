@@ -1,0 +1,69 @@
+"""`audit check-base`: was a base prepared so that what is fine-tuned into it comes out?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from auditor.commands import console, options
+from auditor.core.jsonable import to_json
+
+if TYPE_CHECKING:
+    from auditor.runs.base_check import BaseCheck
+
+_SHOWN = 3
+_SAID = {True: "more than through fresh bases", False: "no more than through fresh bases", None: "cannot tell"}
+
+
+def check_base(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="The model that you would fine-tune: folder or hub id.")],
+    fresh: Annotated[
+        options.Many,
+        typer.Option(metavar="MODEL", help="A base like it that you trust; repeatable, at least three."),
+    ] = None,
+    prompt: Annotated[
+        options.Many,
+        typer.Option(metavar="TEXT", help="A further prompt, {word} for a canary's first word; repeatable."),
+    ] = None,
+    canaries: Annotated[int, typer.Option(help="Canaries that a copy is tuned on; as many stay out.")] = 64,
+    epochs: Annotated[int, typer.Option(help="Of the tuning.")] = 12,
+    rate: Annotated[float, typer.Option(help="Learning rate of the tuning.")] = 1e-4,
+    seed: Annotated[int, typer.Option(help="Of canaries and tuning.")] = 0,
+    as_json: options.Json = False,
+    *,
+    loading: Annotated[options.Values, options.PlanFlags("device dtype revision trust_remote_code")],
+) -> None:
+    """Tune copies of a base and of fresh ones on canaries: do requests bring out more of them through this base?
+
+    Exit code 0: no more than through the fresh ones, 1: more, 4: a tuning taught nothing, so that nothing can be told.
+
+    Examples:
+        audit check-base ./base --fresh ./trusted-1 --fresh ./trusted-2 --fresh ./trusted-3
+    """
+    console.quiet()
+    from auditor.core.plan import Plan
+    from auditor.models.loading import load
+    from auditor.runs.base_check import Tuning
+    from auditor.runs.base_check import check_base as check
+
+    how, tuning = Plan.of(**loading).loading, Tuning(canaries, epochs, rate, seed)
+    with console.terminal(verbose=False) as reporter:
+        others = [load(one, how.beside()) for one in fresh or []]
+        found = check(load(base, how), others, tuning, prompt or (), reporter.progress)
+    typer.echo(json.dumps(to_json(found), indent=2) if as_json else "\n".join(_lines(found)))
+    raise typer.Exit({True: 1, False: 0, None: 4}[found.alarm])
+
+
+def _lines(found: BaseCheck) -> Iterator[str]:
+    fresh = ", ".join(f"{100 * reach:.0f}%" for reach in found.of_fresh)
+    yield f"RESULT  {_SAID[found.alarm]}: a request brings out {100 * found.reach:.0f}% of what comes out as in"
+    yield f"        training, of fresh bases {fresh}; alarm above {100 * found.limit:.0f}%"
+    for leak in (found.nothing, *found.asked[:_SHOWN]):
+        named = leak.prompt or "as in training"
+        yield f"        {100 * leak.share:3.0f}% of tokens, fresh {100 * leak.of_fresh:3.0f}%: {named}"
+    if found.alarm is None:
+        yield "NEXT    canaries that went in come out no more than others: raise --rate or --epochs"
+    yield "LIMITS  A trigger that is like none of these requests, as a random string, is not found: --prompt adds some."
