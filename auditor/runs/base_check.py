@@ -52,7 +52,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Leak:
+class PromptLeak:
     """What tuned bases leak behind one prompt: the mean share of a canary's tokens that are the likeliest each, of
     canaries that went in, less that of the others. of_fresh: the mean over the fresh bases.
     """
@@ -70,8 +70,8 @@ class BaseCheck:
     alarm: None where a tuning taught nothing, of which no request could tell.
     """
 
-    nothing: Leak
-    asked: tuple[Leak, ...]
+    nothing: PromptLeak
+    asked: tuple[PromptLeak, ...]
     reach: float
     of_fresh: tuple[float, ...]
     limit: float
@@ -113,7 +113,7 @@ def judge(every: Sequence[str], own: Shares, fresh: Sequence[Shares]) -> BaseChe
     The limit is the one-sided normal prediction interval of one more draw of the fresh bases' reach, at `LEVEL`.
     """
     gains, others = _gains(own), [_gains(one) for one in fresh]
-    leaks = [Leak(every[i], float(gains[i]), float(np.mean([o[i] for o in others]))) for i in range(len(every))]
+    leaks = [PromptLeak(every[i], float(gains[i]), float(np.mean([o[i] for o in others]))) for i in range(len(every))]
     reach, *of_fresh = (float(one[1:].max() / one[0]) if one[0] > 0 else 0.0 for one in (gains, *others))
     n = len(of_fresh)
     width = float(student.ppf(1 - LEVEL, n - 1)) * float(np.std(of_fresh, ddof=1)) * (1 + 1 / n) ** 0.5

@@ -12,6 +12,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense
 from auditor.runs.forms import NamedForm
+from auditor.runs.own_site import OwnSite, load_form
 from auditor.runs.site import Site
 from auditor.runs.unlearning import Before, Beside, Relearned, Retrained
 from auditor.training.relearning import relearn
@@ -43,7 +44,8 @@ class ModelsBeside:
 
     def _make(self, one: Beside) -> LanguageModel:
         if isinstance(one, NamedForm):
-            return self.site.form(one.place)
+            assert isinstance(self.site, OwnSite)  # no lab takes one
+            return load_form(self.site, one.place)
         if isinstance(one, Before):
             return self.site.before
         if isinstance(one, Retrained):

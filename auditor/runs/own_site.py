@@ -202,12 +202,6 @@ class OwnSite(Site):
             raise AuditError(f"expected --{kind} as {own.family}, as --model is, got {other.name}: {other.family}")
         return _same_tokens(kind, own, other)
 
-    def form(self, place: str) -> LanguageModel:
-        other, own = self.models.form(place), self.model
-        if {"distribution"} <= own.capabilities & other.capabilities:
-            check_shared("--forms", other.name, other.vocab_size, "the target's", own.vocab_size)
-        return _same_tokens("forms", own, other)
-
     def _beside(self, kind: str, name: str | None) -> LanguageModel | None:
         """A model that is asked about the same tokens. Raises AuditError for one of another vocabulary."""
         if name is None:
@@ -217,6 +211,14 @@ class OwnSite(Site):
         if not at_least:
             check_shared(f"--{kind}", other.name, other.vocab_size, "the target's", own.vocab_size)
         return other
+
+
+def load_form(site: OwnSite, place: str) -> LanguageModel:
+    """The model that is named as a form of the one that is attacked. Raises AuditError for one of other tokens."""
+    other, own = site.models.form(place), site.model
+    if {"distribution"} <= own.capabilities & other.capabilities:
+        check_shared("--forms", other.name, other.vocab_size, "the target's", own.vocab_size)
+    return _same_tokens("forms", own, other)
 
 
 def _same_tokens(kind: str, own: LanguageModel, other: LanguageModel) -> LanguageModel:

@@ -205,11 +205,7 @@ class Site(ABC):
     def defense_parts(self) -> DefenseParts:
         """What defenses are made of here."""
 
-    # --- what stands beside the model that is attacked ---
-
-    def form(self, place: str) -> LanguageModel:
-        """The model that is named as a form in which it is deployed. Raises AuditError where it cannot be one."""
-        raise NotImplementedError
+    # --- what stands beside a model that was to forget ---
 
     @property
     def before(self) -> LanguageModel:
