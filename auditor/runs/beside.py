@@ -47,9 +47,10 @@ class ModelsBeside:
             assert isinstance(self.site, OwnSite)  # no lab takes one
             return load_form(self.site, one.place)
         if isinstance(one, Before):
-            return self.site.before
+            return self.site.trained_otherwise("before")
         if isinstance(one, Retrained):
-            return self._relearned(self.site.retrained) if one.relearned else self.site.retrained
+            other = self.site.trained_otherwise("retrained")
+            return self._relearned(other) if one.relearned else other
         assert isinstance(one, Relearned)
         return self._relearned(self.site.model if one.of is None else self.site.defense_parts.trained(one.of).model)
 

@@ -155,8 +155,7 @@ class LabSite(Site):
         instead = f", by {self.mitigation.name} instead of plainly" if self.mitigation else ""
         return f"the lab's target: the public model fine-tuned on private text{instead}"
 
-    @property
-    def retrained(self) -> LanguageModel:
+    def trained_otherwise(self, kind: str) -> LanguageModel:
         return self.shared.get("retrained", self.key, self.lab.retrained)
 
 

@@ -183,16 +183,9 @@ class OwnSite(Site):
             found.append(_of_base(self._base[0], self.reference is not None))
         return tuple(dict.fromkeys(found))
 
-    @cached_property
-    def before(self) -> LanguageModel:
-        return self._alike("before", self.target.before)
-
-    @cached_property
-    def retrained(self) -> LanguageModel:
-        return self._alike("retrained", self.target.retrained)
-
-    def _alike(self, kind: str, name: str | None) -> LanguageModel:
-        """The same model, trained otherwise. Raises AuditError for another one, and for the one that is attacked."""
+    def trained_otherwise(self, kind: str) -> LanguageModel:
+        """Raises AuditError for another model, and for the one that is attacked."""
+        name = self.target.before if kind == "before" else self.target.retrained
         own, here = self.model, Path(str(name))
         if here.is_dir() and Path(str(self.target.model)).is_dir() and here.samefile(str(self.target.model)):
             raise AuditError(f"expected --{kind} as another model than --model, got {name} as both")

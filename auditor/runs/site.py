@@ -207,14 +207,8 @@ class Site(ABC):
 
     # --- what stands beside a model that was to forget ---
 
-    @property
-    def before(self) -> LanguageModel:
-        """The model before it was to forget, where the one that is attacked is what was left of it."""
-        raise NotImplementedError
-
-    @property
-    def retrained(self) -> LanguageModel:
-        """The same trained without what was to be forgotten."""
+    def trained_otherwise(self, kind: str) -> LanguageModel:
+        """`before`: the model before it was to forget; `retrained`: the same, without what was to be forgotten."""
         raise NotImplementedError
 
 

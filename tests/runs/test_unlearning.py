@@ -119,7 +119,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatc
     own = site(plan)
     beside = ModelsBeside(own, plan.defenses, plan.seed)
     assert beside.model(Relearned()) is beside.model(Relearned()) is own.model
-    assert beside.model(Retrained(relearned=True)) is own.retrained
+    assert beside.model(Retrained(relearned=True)) is own.trained_otherwise("retrained")
     (first, second) = calls
     assert first[0].endswith("after") and second[0].endswith("retrained") and first[1:] == second[1:]
     assert first[2] == {"steps": 7, "rate": 0.002, "seed": 0} and first[1] == own.benchmark.unattacked
