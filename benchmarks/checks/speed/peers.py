@@ -34,7 +34,7 @@ _K = 0.25  # of 16 tokens, 4: of a share that is no whole number we take fewer t
 
 
 @dataclass(frozen=True)
-class Pair:
+class PeerPair:
     """One piece of work by a peer and by us, each as numbers in the same order."""
 
     what: str
@@ -43,7 +43,7 @@ class Pair:
     ours: Callable[[], Sequence[float]]
 
 
-def of_memaudit(bench: Bench, count: int) -> Iterator[Pair]:
+def of_memaudit(bench: Bench, count: int) -> Iterator[PeerPair]:
     theirs: Any = importlib.import_module("memaudit.scoring")
     stats: Any = importlib.import_module("memaudit.stats")
     secrets, model = bench.some(count)[0], bench.model
@@ -60,8 +60,8 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[Pair]:
     def min_k_plus() -> list[float]:
         return [stats.min_k_plus_plus(one.gold_logprob, one.mu, one.sigma, 100 * _K) for one in signals()]
 
-    yield Pair("membership, Min-K%++", "memaudit", min_k_plus, lambda: scored("min_k_plus"))
-    yield Pair(
+    yield PeerPair("membership, Min-K%++", "memaudit", min_k_plus, lambda: scored("min_k_plus"))
+    yield PeerPair(
         "membership, mean log-probability",
         "memaudit",
         lambda: [float(np.mean(one.gold_logprob)) for one in signals()],
@@ -77,10 +77,10 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[Pair]:
     def greedy() -> list[float]:
         return [zlib.crc32(tokenizer.decode(text).encode()) for text in scoring.greedy_suffixes(model, anew)]
 
-    yield Pair("greedy decoding, by checksums of its texts", "memaudit (generate)", completed, greedy)
+    yield PeerPair("greedy decoding, by checksums of its texts", "memaudit (generate)", completed, greedy)
 
 
-def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[Pair]:
+def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[PeerPair]:
     file = folder / "jax_privacy" / "auditing.py"  # the package itself asks for JAX
     spec = importlib.util.spec_from_file_location("peer_auditing", file)
     assert spec is not None and spec.loader is not None
@@ -89,14 +89,14 @@ def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[Pair]:
     spec.loader.exec_module(theirs)
     drawn = np.random.default_rng(0)
     own, others = drawn.normal(1.0, 1.0, count), drawn.normal(0.0, 1.0, count)
-    yield Pair(
+    yield PeerPair(
         "AUC of 4,000 scores",
         "jax_privacy (of the convex hull)",
         lambda: [theirs.CanaryScoreAuditor(own, others).attack_auroc()],
         lambda: [roc.auc(own, others)],
     )
     asked = [(m, right, e) for m in (20, 24, 28, 31) for right in (m - 4, m) for e in (0.5, 1.0)]  # of one r alone
-    yield Pair(
+    yield PeerPair(
         "p-value of an audit in one run, all canaries guessed, 16 of them",
         "jax_privacy",
         lambda: [theirs._one_run_p_value(m, m, right, e, 0.0) for m, right, e in asked],
@@ -104,7 +104,7 @@ def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[Pair]:
     )
 
 
-def pairs(bench: Bench, folder: Path, count: int, say: Callable[[str], None]) -> Iterator[Pair]:
+def pairs(bench: Bench, folder: Path, count: int, say: Callable[[str], None]) -> Iterator[PeerPair]:
     sys.path.insert(0, str(folder))
     for name, make in (
         ("memaudit", lambda: of_memaudit(bench, count)),
