@@ -179,5 +179,6 @@ def test_its_words_are_those_of_the_glossary() -> None:
     taken = {"claim", "lead", "rendering"}  # also plain words, or said of something else
     assert not [word for word in replaced - taken if re.search(rf"\b{word}\b", text)]
     plain = GLOSSARY.lower().replace("**", "")
+    assert all(f"| **{term}" in GLOSSARY for term in ("severity", "public model", "copies", "perplexity", "interval"))
     for kind in KINDS:
         assert any(word in plain for word in (kind.short, kind.title.lower(), kind.short.split()[0]))
