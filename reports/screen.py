@@ -139,7 +139,9 @@ def _state(seen: Assessment, target: str) -> tuple[int, str]:
     """How much it should worry, most first, and of which signals that is said."""
     tested = seen.tested(target)
     if shown := seen.shown(target):
-        return _LEAKS, _listed(shown)
+        kinds = {s.kind for s in shown}
+        few = _listed([s for s in tested if s.suspected and s.kind not in kinds])
+        return _LEAKS, _listed(shown) + (f"; seen, not significant: {few}" if few else "")
     if not tested:
         return _UNMEASURED, ""
     if seen.reassures(target):
@@ -319,7 +321,7 @@ def _what(result: AuditResult, seen: Assessment) -> _Entry:
     best = _undefended(result, seen)
     if best is None or not best.by_kind:
         return _Entry("WHAT", (), 2)
-    shown = any(s.kind is PERSONAL and s.row == best.key and s.status == SHOWN for s in seen.signals)
+    shown = any(s.kind is PERSONAL and s.target == best.target and s.status == SHOWN for s in seen.signals)
     told = f"{personal.counts(best)} {_of(result, best)}{'' if shown else ', not significant'}"
     return _Entry("WHAT", (told,), 2)
 

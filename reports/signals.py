@@ -22,7 +22,7 @@ from auditor.reports import personal, words
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import span
 from auditor.statistics.memorised import RECORDS
-from auditor.statistics.metrics import EXPECTED_ANY_OF, RECALL
+from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, RECALL
 from auditor.statistics.roc import AUC
 
 CLEAR = "no leakage seen"  # the reassuring words: said where `Assessment.reassures`, and nowhere else
@@ -58,6 +58,9 @@ def describe_number(signal: Signal) -> str:
         return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
     if tries := EXPECTED_ANY_OF.numbers_in(m.name):
         return f"with {counted(int(tries[0]), 'sample')} {words.with_bounds(m)} of members are expected to be extracted"
+    if surely := DISCOVERABLE.numbers_in(m.name):
+        drawn, sure = counted(int(surely[0]), "sample"), words.percent(float(surely[1]))
+        return f"{words.share(m)} extracted by {drawn} with a probability of {sure}% or more"
     return f"{words.lower_first(words.label(m.name))} {words.with_bounds(m)}{at}"
 
 

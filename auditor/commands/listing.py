@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from rich.text import Text
@@ -106,4 +107,6 @@ def _fact(title: str, lines: Iterable[str]) -> Iterator[Text]:
 
 def _source(cls: Any) -> str:
     spec = importlib.util.find_spec(cls.__module__) if cls.__module__.startswith("auditor.") else None
-    return (spec.origin if spec else inspect.getfile(cls)) or cls.__module__
+    with suppress(TypeError):  # the class of a file that --plugin names
+        return (spec.origin if spec else inspect.getfile(cls)) or cls.__module__
+    return cls.__module__

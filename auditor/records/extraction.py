@@ -9,7 +9,7 @@ from auditor.core.result import Finding
 from auditor.records.disagreements import ANY, EXACT, is_measured
 from auditor.records.kinds import Kind, Reading, against_nonmembers, by_repeats
 from auditor.statistics.intervals import excess_mean
-from auditor.statistics.metrics import AT_LEAST, EXPECTED_ANY_OF, RECALL, excess_of, floor_of
+from auditor.statistics.metrics import AT_LEAST, DISCOVERABLE, EXPECTED_ANY_OF, RECALL, excess_of, floor_of
 
 NEAR, PROBABLY_NEAR, GREEDY = "near_verbatim_recall", "near_verbatim_probability", "greedy"
 
@@ -31,8 +31,8 @@ def _probability(finding: Finding) -> Iterator[Reading]:
     for name in (EXACT, f"{EXACT}{AT_LEAST}", *any_of):
         yield from against_nonmembers(finding, name)
     for m in finding.measurements:
-        if m.name.startswith("discoverable_1_") and is_measured(m):
-            yield Reading(m, row=finding.key, alone=False)
+        if (levels := DISCOVERABLE.numbers_in(m.name)) and float(levels[1]) >= _SURELY and is_measured(m):
+            yield Reading(m, 0.0, row=finding.key, alone=False)
     yield from by_repeats(finding, finding.measurement(floor_of(EXACT)), EXACT)
 
 
@@ -46,6 +46,7 @@ def _personal(finding: Finding) -> Iterator[Reading]:
             yield Reading(m, baseline, excess, finding.key, part=kind)
 
 
+_SURELY = 0.9  # a record that so many samples hold with this probability is extracted by whoever draws them
 VERBATIM = Kind(
     "verbatim",
     "Verbatim extraction",

@@ -110,8 +110,8 @@ def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, 
     if kept < fewest:
         minutes = ceil((takes(fewest) + spent) / (1 - _AFTER) / 60)
         raise AuditError(
-            f"expected a model of which {fewest} records can be checked in {words.duration(seconds)}, "
-            f"got {plan.target.model}, which takes longer: --minutes {minutes}"
+            f"expected {words.duration(seconds)} to be enough for {fewest} records of {plan.target.model}, but this "
+            f"machine, as busy as it is now, takes longer: --minutes {minutes}"
         )
     told = f"{min(kept, there):,} of {there + len(site.data().known):,} records checked: what fits in "
     return plan.having(limit=kept), (f"{told}{words.duration(seconds)}.", *limits)

@@ -192,6 +192,7 @@ def _of_generations() -> Iterator[Metric]:
 
 _NEAR = "at most a fifth of the tokens edited"
 
+DISCOVERABLE = Metric("discoverable_{n}_{p}", "({n}, {p})-discoverable", exact=True, per_secret=True)
 EXPECTED_ANY_OF = Metric("expected_any_of_{n}", "Expected recall of any of {n}", "probability", per_secret=True)
 _AT_ERRORS = Metric("recall_at_{n}_errors", "Recall at {n} errors", errors=lambda n, number: number)
 _AT_SHARE = Metric(
@@ -201,7 +202,7 @@ FAMILIES = (
     _AT_ERRORS,
     _AT_SHARE,
     EXPECTED_ANY_OF,
-    Metric("discoverable_{n}_{p}", "({n}, {p})-discoverable", exact=True, per_secret=True),
+    DISCOVERABLE,
     Metric("extraction_1_in_{n}", "Extraction probability of 1 in {n} or more", exact=True, per_secret=True),
     Metric("near_verbatim_1_in_{n}", "Near-verbatim probability surely 1 in {n} or more", exact=True, per_secret=True),
     Metric("rank_bound_1_in_{n}", "Extraction probability perhaps 1 in {n} or more", exact=True, per_secret=True),
