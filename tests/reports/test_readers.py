@@ -145,7 +145,7 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     told = tuple(SecretFacts(f"c{i}", f"a{i}", i < 8, 1, 6) for i in range(10))
     bits = {f"c{i}": float(i) for i in range(9)} | {"c9": math.nan}
     row = ("undefended", "white-box", "extraction-probability")
-    doc = contents.page_document(with_probe, Details(told, {}, {}, {row: bits}))
+    doc = contents.page_document(with_probe, Details(told, exposure={row: bits}))
     drawn = figure(doc, "exposure")
     assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
     assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
@@ -162,7 +162,7 @@ def test_exposures_that_nothing_was_learned_from_stay_within_their_band(with_pro
     )
     by_rank = {f"c{i}": 6 - math.log2(i + 1) for i in range(64)}  # each rank once: the null, met everywhere
     by_rank["c1"] = by_rank["c0"]  # and crossed a little: by the tail of most models that learned nothing
-    drawn = figure(contents.page_document(with_probe, Details(told, {}, {}, {row: by_rank})), "exposure")
+    drawn = figure(contents.page_document(with_probe, Details(told, exposure={row: by_rank})), "exposure")
     assert any(p.y > 2**-p.x for p in drawn.series[0].points)
     assert "Above it: none." in drawn.description and "shows nothing either way" in drawn.description
 
