@@ -38,7 +38,8 @@ def check_base(
 ) -> None:
     """Tune copies of a base and of fresh ones on canaries: do requests bring out more of them through this base?
 
-    Exit code 0: no more than through the fresh ones, 1: more, 4: a tuning taught nothing, so that nothing can be told.
+    Exit code 0: no more than through the fresh ones (a weak preparation is missed), 1: more, 4: a tuning taught
+    nothing, so that nothing can be told.
 
     Examples:
         audit check-base ./base --fresh ./trusted-1 --fresh ./trusted-2 --fresh ./trusted-3
