@@ -198,9 +198,15 @@ class Terminal:
 
 @contextmanager
 def terminal(verbose: bool = True) -> Iterator[Terminal]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    what, left = TextColumn("{task.description}", markup=False), TextColumn("left of this step")
-    columns = (what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), left)
+    class Left(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            known = task.total is not None and task.time_remaining is not None
+            return Text.assemble(super().render(task), " left of this step") if known else Text("")
+
+    what = TextColumn("{task.description}", markup=False)
+    columns = (what, BarColumn(), MofNCompleteColumn(), Left())
     with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as progress:
         yield Terminal(progress, verbose)
