@@ -117,6 +117,8 @@ def counted(m: Measurement) -> str:
     """How a measurement is written where its interval and n have columns of their own: `166/320 = 52%`."""
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return value(m)
+    if abs(m.value * m.n - hits(m)) > 1e-6 * m.n:  # a mean of shares: nothing was counted
+        return value(m)
     return f"{hits(m):,}/{m.n:,} = {value(m)}"
 
 
