@@ -321,7 +321,9 @@ def _what(result: AuditResult, seen: Assessment) -> _Entry:
     best = _undefended(result, seen)
     if best is None or not best.by_kind:
         return _Entry("WHAT", (), 2)
-    shown = any(s.kind is PERSONAL and s.target == best.target and s.status == SHOWN for s in seen.signals)
+    shown = {s.row for s in seen.signals if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN}
+    if shown and best.key not in shown:  # another attack extracts them
+        best = next(finding for finding in result.findings if finding.key in shown)
     told = f"{personal.counts(best)} {_of(result, best)}{'' if shown else ', not significant'}"
     return _Entry("WHAT", (told,), 2)
 

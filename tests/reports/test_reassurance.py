@@ -331,3 +331,36 @@ def test_where_a_signal_is_above_its_baseline_nothing_reassures(seen: list[tuple
     result = run_of(*findings, greedy=greedy)
     if any(one.above for one, _ in seen if one.greedy is None or one.greedy is greedy):
         assert_no_reassurance(result, sentences)
+
+
+def test_a_record_that_samples_hold_is_named_though_no_text_is_significant() -> None:
+    """One member of 28 is extracted by 100 samples with 99.9%, which a mean of 0.3% hides."""
+    floor = probability("extraction_probability_nonmembers", 0.0, 0.0, 0.1)
+    found = run_of(
+        row("membership", auc(0.95, 0.85, 0.99)),
+        row(
+            "extraction-probability",
+            probability("extraction_probability", 0.003, 0.0, 0.1),
+            floor,
+            share("discoverable_1_0.1", 0, N),
+            share("discoverable_100_0.9", 1, N),
+        ),
+    )
+    told = dict(sentences(found))
+    assert "severity moderate (membership; seen, not significant: extraction probability)" in told["screen"]
+    assert "extracted by 100 samples with a probability of 90% or more" in told["screen"]
+    why = severity.severity_of_target(assess_signals(found), "undefended").why
+    assert why.startswith("text is extracted, but of too few to be significant (")
+
+
+def test_personal_data_are_shown_by_whichever_attack_shows_them() -> None:
+    def of(attack: str, hits: int, recall: int) -> Finding:
+        kinds, floor = {"email": share("recall", hits, N)}, {"email": share("recall", 0, OTHERS)}
+        base = row(attack, share("recall", recall, N), share("recall_nonmembers", 0, OTHERS))
+        return replace(base, by_kind=kinds, by_kind_nonmembers=floor)
+
+    both = run_of(of("perplexity", 1, 40), of("blend", 40, 30))
+    line = next(x for x in first_screen(both, Path("runs/own")).plain.splitlines() if x.startswith("WHAT"))
+    assert f"e-mail addresses 40/{N}" in line and "not significant" not in line
+    alone = first_screen(run_of(of("perplexity", 1, 40)), Path("runs/own")).plain
+    assert "not significant" in next(x for x in alone.splitlines() if x.startswith("WHAT"))
