@@ -91,13 +91,15 @@ def dp_loop(
 
 @contextlib.contextmanager
 def _given_up(seconds: float) -> Iterator[None]:
-    """Ends this process, and those that it started, behind so much time: for trainings that nothing in them ends."""
+    """Ends this process, and those that it starts meanwhile, behind so much time: for trainings that nothing ends."""
     import psutil  # needs a module of Unix: whoever asks for help alone does without
 
     from auditor.crash.watch import LONG, started
 
+    before = set(psutil.Process().children())
+
     def end() -> None:
-        for process in started():
+        for process in started(before):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         os.write(2, f"error: {LONG}\n".encode())

@@ -176,14 +176,13 @@ def test_guesses_depend_on_neither_batch_size_nor_resume(llama: Path, auto: Path
     assert "was started with (prefix token: <bos>" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_run_of_before_goes_on_without_a_lead(llama: Path, without: Path, tmp_path: Path) -> None:
-    shutil.copytree(without, tmp_path / "old")
-    (tmp_path / "old" / "prefix_token.json").unlink()
-    plan = json.loads((without / "plan.json").read_text())
-    del plan["prefix_token"]
-    (tmp_path / "old" / "plan.json").write_text(json.dumps(plan))
-    assert call(["run", "--resume", str(tmp_path / "old")]) == 0
-    assert_same_guesses(tmp_path / "old", without)
+def test_a_run_that_lost_what_stood_before_its_texts_does_not_go_on(
+    without: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(without, tmp_path / "lost")
+    (tmp_path / "lost" / "prefix_token.json").unlink()
+    assert call(["run", "--resume", str(tmp_path / "lost")]) == 2
+    assert "prefix_token.json" in capsys.readouterr().err
 
 
 # --- which one --------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ MORE = {  # tests of what is tested through something else
     "gate/history.py": ("tests/reports/test_history.py",),
     "gate/kept.py": ("tests/gate/test_gate.py", "tests/reports/test_history.py", "tests/reports/test_decision.py"),
     "gate/policy.py": ("tests/gate/test_values.py",),
+    "gate/scope.py": ("tests/gate/test_gate.py", "tests/gate/test_required.py"),
     "privacy/gradient_canaries.py": ("tests/attacks/test_gradient_audit.py",),
     "statistics/calibration.py": ("tests/statistics/test_membership.py",),
     "statistics/extraction.py": ("tests/statistics/test_metrics.py",),
