@@ -5,8 +5,9 @@
 The whole crash test, of seeds FIRST and on: an even seed trains with Poisson sampling, an odd one on shuffled batches.
 Each seed is a line of DIR/loop_alarms.jsonl as soon as it is done; those that stand there are not done again.
 Only what costs time and decides nothing is left out: the bound from one training, the exact accountant (a smooth one
-stands in), the forward pass that a plain loop makes beside its gradients. Gradients of single records come from the layers written out, which
-each test's first step holds against those of the crash test, and models are copies of those made first.
+stands in), the forward pass that a plain loop makes beside its gradients. Gradients of single records come from the
+layers written out, which each test's first step holds against those of the crash test, and models are copies of those
+made first.
 """
 
 from __future__ import annotations
