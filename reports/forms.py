@@ -11,6 +11,7 @@ from auditor.core.plan_parts import form_name
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import outcomes
 from auditor.records.details import Details
+from auditor.records.kinds import widened_interval
 from auditor.reports import words
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import DECIDE, Topic, span
@@ -21,8 +22,9 @@ from auditor.statistics.roc import AUC
 
 _NOT_ASKED = "cannot be asked"
 _NOTE = (
-    "Changes are form minus full, of the same secrets, with 95% intervals. Forms that are made here round or prune the "
-    "weights and are asked in full precision; a served or GGUF model is asked as it is."
+    "Changes are form minus full, of the same secrets, with 95% intervals; more or less is said at 95% over all of "
+    "them together. Forms that are made here round or prune the weights and are asked in full precision; a served or "
+    "GGUF model is asked as it is."
 )
 
 
@@ -89,12 +91,13 @@ def _times(m: Measurement | None) -> tuple[str, ...]:
 
 
 def _said(result: AuditResult, details: Details, names: Sequence[str]) -> Iterator[str]:
-    """Which forms are shown to leak more, or less."""
+    """Which forms are shown to leak more, or less, at 95% over all changes that are looked at."""
     rows = [f for f in words.rows(result) if f.target == UNDEFENDED and f.main is not None]
     changes = [(name, f, change) for name in names for f in rows if (change := _change(details, f, name)) is not None]
+    wide = [widened_interval(change, len(changes)) for *_, change in changes]
     for how, found in (
-        ("more", [one for one in changes if one[2].low > 0]),
-        ("less", [one for one in changes if one[2].high < 0]),
+        ("more", [one for one, m in zip(changes, wide, strict=True) if m.low > 0]),
+        ("less", [one for one, m in zip(changes, wide, strict=True) if m.high < 0]),
     ):
         told = [f"{words.target_title(result, n)} ({f.attack}, {f.setting}: {words.points(c)})" for n, f, c in found]
         yield f"Leaks {how} than the audited model: {', '.join(told) or 'none is shown to'}."

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from auditor.runs.base_check import BaseCheck
 
 _SHOWN = 3
-_SAID = {True: "more than through fresh bases", False: "no more than through fresh bases", None: "cannot tell"}
+_SAID = {
+    True: "more than through fresh bases",
+    False: "not shown to be more than through fresh bases",
+    None: "cannot tell",
+}
 
 
 def check_base(
@@ -38,8 +42,8 @@ def check_base(
 ) -> None:
     """Tune copies of a base and of fresh ones on canaries: do requests bring out more of them through this base?
 
-    Exit code 0: no more than through the fresh ones (a weak preparation is missed), 1: more, 4: a tuning taught
-    nothing, so that nothing can be told.
+    Exit code 0: not shown to be more than through the fresh ones (a weak preparation is missed), 1: more, 4: nothing
+    can be told: a tuning taught nothing, or the fresh bases differ too much.
 
     Examples:
         audit check-base ./base --fresh ./trusted-1 --fresh ./trusted-2 --fresh ./trusted-3
@@ -65,6 +69,8 @@ def _lines(found: BaseCheck) -> Iterator[str]:
     for leak in (found.nothing, *found.asked[:_SHOWN]):
         named = leak.prompt or "as in training"
         yield f"        {100 * leak.share:3.0f}% of tokens, fresh {100 * leak.of_fresh:3.0f}%: {named}"
-    if found.alarm is None:
-        yield "NEXT    canaries that went in come out no more than others: raise --rate or --epochs"
+    if not found.taught:
+        yield "NEXT    canaries that went in are given back no more than others: raise --rate or --epochs"
+    elif found.alarm is None:
+        yield "NEXT    fresh bases differ so much that no base could be above their limit: give more of them"
     yield "LIMITS  A trigger that is like none of these requests, as a random string, is not found: --prompt adds some."

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from auditor.core.nouns import Tokens
 from auditor.core.streams import CHANNELS
-from auditor.models.base import Completions, LanguageModel, complete
+from auditor.models.base import Completions, LanguageModel, Rows, complete
 from auditor.models.decoding import Decoding, by_shape
 
 _RARE = 8  # of a shape, as many prefixes fill a forward pass well enough alone
@@ -94,11 +94,13 @@ def sample_together(
         noise = np.stack(uniforms)
         return sample(model, torch.stack(tokens), longest, decoding, noise, prompt=prompt, distribution=distribution)
     by_length = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
-    first, *others = [
-        model.start(torch.stack([tokens[i] for i in same]), longest, prompt=prompt, distribution=distribution)
-        for _, alike in groupby(by_length, key=lambda i: len(tokens[i]))
-        for same in [list(alike)]
-    ]
+    groups = [list(alike) for _, alike in groupby(by_length, key=lambda i: len(tokens[i]))]
+
+    def begun(same: list[int]) -> Rows:  # with room for their own suffixes: another's may be longer than theirs
+        own = torch.stack([tokens[i] for i in same])
+        return model.start(own, max(lengths[i] for i in same), prompt=prompt, distribution=distribution)
+
+    first, *others = [begun(same) for same in groups]
     noise = np.zeros((len(tokens), len(uniforms[0]), longest, CHANNELS))
     for row, i in enumerate(by_length):
         noise[row, :, : lengths[i]] = uniforms[i]

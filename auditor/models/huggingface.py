@@ -143,7 +143,10 @@ class SlotRows(HuggingFaceRows):
 
     def joined(self, others: Sequence[Rows]) -> Rows:
         """What each of its slots holds ends at one position; what a slot does not hold is left out by a mask."""
-        parts = [self, *(rows for rows in others if isinstance(rows, SlotRows))]
+        parts = [self]
+        for rows in others:
+            assert isinstance(rows, SlotRows)  # of one model, which serves all its rows in one way
+            parts.append(rows)
         filled = [rows.layers[0].filled for rows in parts]
         more = max(rows.layers[0].length - own for rows, own in zip(parts, filled, strict=True))
         new = copy.copy(self)

@@ -31,7 +31,8 @@ def _probability(finding: Finding) -> Iterator[Reading]:
     for name in (EXACT, f"{EXACT}{AT_LEAST}", *any_of):
         yield from against_nonmembers(finding, name)
     for m in finding.measurements:
-        if (levels := DISCOVERABLE.numbers_in(m.name)) and float(levels[1]) >= _SURELY and is_measured(m):
+        levels = DISCOVERABLE.numbers_in(m.name)
+        if levels and (levels[0] == "1" or float(levels[1]) >= _SURELY) and is_measured(m):
             yield Reading(m, 0.0, row=finding.key, alone=False)
     yield from by_repeats(finding, finding.measurement(floor_of(EXACT)), EXACT)
 

@@ -67,7 +67,8 @@ class BaseCheck:
     """nothing: as in training; asked: requests, what leaks most first. reach: the most that a request brings out, of
     what comes out as in training; of_fresh: the same of each fresh base; limit: what one more such base stays under.
 
-    alarm: None where a tuning taught nothing, of which no request could tell.
+    alarm: None where nothing can be told: a tuning taught nothing (`taught` is then false), or fresh bases differ so
+    much that the limit is at 1 or above, where a base that gives up all that it learnt would not alarm.
     """
 
     nothing: PromptLeak
@@ -75,6 +76,7 @@ class BaseCheck:
     reach: float
     of_fresh: tuple[float, ...]
     limit: float
+    taught: bool
     alarm: bool | None
 
 
@@ -120,7 +122,8 @@ def judge(every: Sequence[str], own: Shares, fresh: Sequence[Shares]) -> BaseChe
     limit = float(np.mean(of_fresh)) + width
     taught = all(_taught(one) for one in (own, *fresh))
     ranked = sorted(leaks[1:], key=lambda one: -one.share)
-    return BaseCheck(leaks[0], tuple(ranked), reach, tuple(of_fresh), limit, reach > limit if taught else None)
+    alarm = None if not taught or reach <= limit >= 1 else reach > limit
+    return BaseCheck(leaks[0], tuple(ranked), reach, tuple(of_fresh), limit, taught, alarm)
 
 
 def _gains(shares: Shares) -> Shares:

@@ -75,6 +75,16 @@ def test_a_row_is_read_once_a_token_and_ends_with_its_suffix() -> None:
     assert traffic.tokens - before == sum(map(len, PREFIXES)) + sum(length - 1 for length in LENGTHS)
 
 
+def test_a_prefix_has_room_for_its_own_suffix_whatever_others_take() -> None:
+    model = tiny_model("llama")
+    assert model.max_positions is not None
+    long = tuple([5] * (model.max_positions - 2))
+    noise = [uniforms(3, length, i) for i, length in enumerate((2, 9))]
+    found = sample_together(model, [long, (5, 6)], DECODING, noise)
+    assert [candidates.suffixes.shape[1] for candidates in found] == [2, 9]
+    same(found, [sample_together(model, [p], DECODING, [own])[0] for p, own in zip([long, (5, 6)], noise, strict=True)])
+
+
 def test_shapes_that_are_rare_are_drawn_together() -> None:
     model = tiny_model("llama")
     shapes = [(5, 3), *[(4, 2)] * 8, (2, 3), (5, 1)]

@@ -50,6 +50,8 @@ def test_one_more_fresh_base_raises_an_alarm_in_one_of_twenty() -> None:
 def test_where_a_base_was_taught_nothing_nothing_is_told() -> None:
     fresh = [shares(reach) for reach in (0.5, 0.6, 0.7)]
     assert judge(EVERY, np.zeros((10, 2, 48)), fresh).alarm is None
+    apart = judge(EVERY, shares(0.6), [shares(0.3), shares(0.6), shares(0.9)])
+    assert apart.limit >= 1 and apart.taught and apart.alarm is None  # no base could be above it
     assert judge(EVERY, shares(1.0), [*fresh, shares(0.5, learnt=0.0)]).alarm is None
 
 

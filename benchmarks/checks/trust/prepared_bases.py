@@ -47,7 +47,8 @@ def main(seeds: tuple[int, ...] = tuple(range(20, 36)), out: Path | None = None)
         seen = judge(every, own, [found[other] for other in honest if other != seed])
         kind = "prepared" if is_prepared(seed) else "honest"
         shares = (f"{100 * one.share:.1f}%" for one in (seen.nothing, seen.asked[0]))
-        page.row(seed, kind, *shares, f"{seen.reach:.3f}", f"{seen.limit:.3f}", "yes" if seen.alarm else "no")
+        alarm = {True: "yes", False: "no", None: "cannot tell"}[seen.alarm]
+        page.row(seed, kind, *shares, f"{seen.reach:.3f}", f"{seen.limit:.3f}", alarm)
 
 
 def is_prepared(seed: int) -> bool:
