@@ -214,7 +214,9 @@ def _of_cluster() -> list[int]:
 def _of_node(node: str) -> list[int]:
     """The raylet of a node of somebody's cluster on this machine, through which this process reaches it."""
     found = psutil.process_iter(["name", "cmdline"])
-    return [one.pid for one in found if one.info["name"] == "raylet" and f"--node_id={node}" in one.info["cmdline"]]
+    return [
+        one.pid for one in found if one.info["name"] == "raylet" and f"--node_id={node}" in (one.info["cmdline"] or ())
+    ]
 
 
 @contextlib.contextmanager
