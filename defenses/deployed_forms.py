@@ -34,6 +34,7 @@ class DeployedForm(Defense):
     """Base: a copy of the target, its adapter merged, changed. Raises AuditError for a model behind an API."""
 
     claims: ClassVar[str] = "none: a form in which the model is deployed"
+    form: ClassVar[bool] = True
     float32: ClassVar[bool] = True  # bfloat16 would round what a form of 8 bits has rounded
 
     def claim(self, scenario: Scenario, spent: int) -> None:

@@ -352,14 +352,14 @@ QUESTIONS = (
         "Which technical measures lower the likelihood, and by how much?",
         _measures,
         "Measures that were put in front of the model in this run; organisational ones are not measured.",
-        "`audit run --defense pmixed` and others would: `audit list` names them",
+        "`audit run --defense NAME` would: `audit list` names them",
     ),
     _opinion(
         "¶58 (e)",
         "Theoretical resistance to re-identification",
         _promised,
         "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit can only refute it.",
-        "a model trained with `audit train dp-sgd`, or `audit run --defense pmixed`, claims one",
+        "a model or a defense that claims one would: `audit list` says what each claims",
     ),
     _opinion("¶58 (e)(i)", "Ratio of training data to parameters", _nothing, ""),
     _opinion(

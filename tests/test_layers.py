@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -44,6 +45,16 @@ MAY_IMPORT = {
     "cli": "core commands",
 }
 WITHOUT_TORCH = ("core", "statistics", "records", "gate", "reports")
+# What runs, records and reports of any plug-in, and so knows none by its name.
+CORE = ("core", "runs", "records", "statistics", "gate", "engines", "models", "studies", "reports")
+PLUGINS = ("attacks", "defenses", "providers")
+KNOWN_BY_NAME = {
+    "core.plan_parts": "ethicist",  # the default of --attack, which help and reference print without an import of it
+    "studies.published": "attacks.claim_check defenses.adapmixed defenses.invisible_ink defenses.pmixed "
+    "defenses.pmixed_model defenses.uniform_mixing pmixed adp uniform-mixing invisible-ink",  # what it is about
+}
+# Names of plug-ins that mean a kind of leakage, a score, a model's role, or nothing, where the core says them.
+WORDS = "exposure membership near-verbatim untargeted perplexity zlib lowercase reference public none lora"
 CHECKS = "checks"  # a folder of benchmarks: scripts that measure us, and are not installed
 
 
@@ -99,6 +110,26 @@ def test_who_reads_the_record_never_imports_torch() -> None:
     for name, path in MODULES.items():
         if name.partition(".")[0] in WITHOUT_TORCH and name != "core.threads":  # it measures how fast torch is
             assert not heavy & {other.partition(".")[0] for other in imports(path)}, name
+
+
+def plugin_names() -> set[str]:
+    """As the classes of plug-ins declare them."""
+    files = [path.read_text() for name, path in MODULES.items() if name.partition(".")[0] in PLUGINS]
+    return {found for text in files for found in re.findall(r'^    name: ClassVar\[str\] = "(.+)"', text, re.M)}
+
+
+def plugins_known(path: Path, names: set[str]) -> set[str]:
+    """Of these names those that a file spells, its docstrings aside, and the modules of plug-ins that it imports."""
+    texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+    return texts & names | {name for name in ours(path) if name.partition(".")[0] in PLUGINS}
+
+
+def test_the_core_knows_no_plugin_by_name() -> None:
+    names = plugin_names() - set(WORDS.split())
+    assert {"ethicist", "pmixed", "claim-check", "int8", "openai"} <= names
+    for name, path in MODULES.items():
+        if name.partition(".")[0] in CORE:
+            assert plugins_known(path, names) == set(KNOWN_BY_NAME.get(name, "").split()), name
 
 
 def test_every_room_is_installed_and_its_door_is_empty() -> None:

@@ -82,6 +82,7 @@ class Defense:
     needs: ClassVar[tuple[str, ...]] = ()
     claims: ClassVar[str] = "none"  # one line for `audit list`
     float32: ClassVar[bool] = False  # whether it is right in float32 alone, which `--dtype auto` is then
+    form: ClassVar[bool] = False  # whether it is a form in which the model is deployed: `--forms` may name it
 
     @property
     def ensemble_folder(self) -> str:

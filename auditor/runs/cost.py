@@ -48,7 +48,7 @@ class CostEstimate:
     held: int  # bytes, once everything is loaded
     secrets: tuple[int, int] = (0, 0)
     samples: int | None = None
-    rates: bool = False  # whether members are told from non-members at rates of false positives
+    rates: bool = False  # whether a method needs many non-members, for rates of false positives
 
     @property
     def seconds(self) -> float:

@@ -95,7 +95,7 @@ def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: Sha
         asker.held,
         (members, len(scene.benchmark.secrets) - members),
         _samples(selection.attacks),
-        any(method.measures == "membership" for method in selection.methods),
+        any(method.least_nonmembers for method in selection.methods),
     )
 
 

@@ -1,7 +1,7 @@
 """`--forms`: the forms in which a model is deployed, each a row beside it.
 
-A form is made here of the weights of the model that is attacked (`defenses/deployed_forms.py`), or it is a model of its
-own that a provider loads or asks. Knows names; loads nothing.
+A form is made here of the weights of the model that is attacked (`Defense.form`), or it is a model of its own that a
+provider loads or asks. Loads nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import ClassVar
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import TargetPlan, form_name
-from auditor.defenses.deployed_forms import DeployedForm
 from auditor.plugins import registry
+from auditor.plugins.defense import Defense
 from auditor.plugins.options import build_plugin, options_of, title_of
 from auditor.runs.companions import ShownRow
 from auditor.runs.unlearning import Beside
@@ -49,23 +49,25 @@ def form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[Shown
 
 def named_forms(asked: Sequence[str]) -> list[str]:
     """Those that are models of their own."""
-    return [form for form in asked if _made(form.partition(":")[0]) is None]
+    made = _made()
+    return [form for form in asked if form.partition(":")[0] not in made]
 
 
-def _made(kind: str) -> type[DeployedForm] | None:
-    found = registry.defenses().get(kind)
-    return found if found is not None and issubclass(found, DeployedForm) else None
+def _made() -> dict[str, type[Defense]]:
+    """Those that are made here, by name."""
+    return {name: kind for name, kind in registry.defenses().items() if kind.form}
 
 
 def _row(form: str) -> ShownRow:
     kind, colon, value = form.partition(":")
-    if (made := _made(kind)) is not None:
+    if kind in (forms := _made()):
+        made = forms[kind]
         option = next(iter(options_of(made)), None)
         if colon and option is None:
             raise AuditError(f"--forms {kind} takes no value, got {form!r}")
-        defense = build_plugin("form", {kind: made}, kind, {str(option): value} if colon else {})
+        defense = build_plugin("form", forms, kind, {str(option): value} if colon else {})
         return ShownRow(form, f"{title_of(made)} {value}".strip(), defense, False)
     name = form_name(form)
     if not name:
-        raise AuditError(f"expected a form in --forms, as int8, pruned:0.5 or a folder, got {form!r}")
+        raise AuditError(f"expected a form in --forms ({', '.join(forms)}, or a model), got {form!r}")
     return ShownRow(name, name, NamedForm(form), False)

@@ -232,7 +232,7 @@ def mitigation(target: TargetPlan, recipe: Recipe) -> Trainer | None:
         return None
     name = asked.pop("method", None)
     if not isinstance(name, str):
-        raise AuditError(f"expected mitigation with a training method, as method = 'dedup', got {name!r}")
+        raise AuditError(f"expected mitigation with a method ({', '.join(registry.mitigations())}), got {name!r}")
     defaults = defense_defaults(LABS[target.lab], recipe).get(name, {})
     trainer: Trainer = build_plugin("mitigation", registry.mitigations(), name, {**defaults, **asked})
     return trainer

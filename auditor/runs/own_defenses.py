@@ -85,7 +85,7 @@ def missing_input(defense: Defense, public: str | None) -> str:
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
         return "-D ensemble=DIR, a folder of member adapters"
     if "whole" in defense.needs and whole_adapter(Path(ensemble)) is None:
-        return f"an ensemble with its control: audit train pmixed -D control=true makes it in {ensemble!r}"
+        return f"an ensemble with its control, as audit train with -D control=true makes it: {ensemble!r} has none"
     if "public" in defense.needs and public is None:
         return "--public MODEL, one that has seen no private data (of an ensemble, the base of its members)"
     if "trained" in defense.needs and not defense.model_folder:

@@ -48,7 +48,7 @@ from auditor.statistics.metrics import OF_TEXT, RECALL, auc_of, floor_of, rate_o
 from auditor.statistics.ngram_scores import NGrams, against_others, likeness, mean_of_each
 
 SETTING = "text-only"
-PASSAGES, MEMBERS, EPSILON = "passages", "membership", "epsilon-audit"
+PASSAGES, MEMBERS, EPSILON = "passages", "membership", "canaries"
 METHODS = {PASSAGES: "verbatim", MEMBERS: "membership", EPSILON: "epsilon"}
 DELTA = 1e-5
 _SHARES = 10  # of the level: each bound of epsilon has one, the other signals the rest

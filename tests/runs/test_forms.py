@@ -104,7 +104,7 @@ REFUSED = {
     "no/such/model": "no/such/model",
     "llama:no.gguf": "'no.gguf': no such file",
     "served:127.0.0.1": "expected --base-url as http://HOST:PORT/v1",
-    ",": "expected a form in --forms, as int8, pruned:0.5 or a folder, got ''",
+    ",": "expected a form in --forms (gguf, int4, int8, merged, pruned, or a model), got ''",
 }
 
 
