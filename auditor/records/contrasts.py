@@ -10,45 +10,23 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.result import Measurement
-from auditor.records.outcomes import PerSecret
+from auditor.records.replicates import Replicates
 from auditor.statistics import bootstrap, metrics
 from auditor.statistics.bootstrap import Draws
 from auditor.statistics.bounds import measured
 from auditor.statistics.compare import paired_means
 from auditor.statistics.intervals import clopper_pearson, combine_independent
-from auditor.statistics.judging import Outcome
 
 _RESAMPLES = 2000
 _MOST_UNDEFINED = 0.05  # of the resamples: where more have no value, there is no interval
-
-
-@dataclass(frozen=True)
-class Replicates:
-    """One (target, setting, attack) at one point of a grid, by seed: what its row found out, and what was measured."""
-
-    target: str
-    setting: str
-    attack: str
-    rows: Mapping[int, PerSecret] = field(default_factory=dict)
-    measured: Mapping[int, Mapping[str, Measurement]] = field(default_factory=dict)  # of the finding and its target
-    heldout: Mapping[int, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # nll by target's text
-    options: Mapping[str, Any] = field(default_factory=dict)
-    not_applicable: str = ""
-
-    @cached_property
-    def outcomes(self) -> Mapping[int, Outcome]:
-        """Of an attack, its judged guesses for the members."""
-        return {seed: one.only(one.member) for seed, row in self.rows.items() if (one := row.outcome) is not None}
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from auditor.core.nouns import UNDEFENDED, CellKey, Claim
-from auditor.core.result import AuditResult, Frontier, FrontierPoint, Measurement
-from auditor.records.outcomes import PerSecret, ids_of_all, read_outcomes
-from auditor.records.table import read_heldout as heldout_of
+from auditor.core.nouns import UNDEFENDED, Claim
+from auditor.core.result import Frontier, FrontierPoint, Measurement
+from auditor.records.outcomes import PerSecret, ids_of_all
+from auditor.records.replicates import Replicates, Runs, read_replicates
 from auditor.statistics import frontier
 from auditor.statistics.bounds import LEVEL, Evidence
 from auditor.statistics.frontier import Leak
@@ -27,27 +26,23 @@ from auditor.statistics.metrics import LEAKS, Metric, find_metric
 from auditor.statistics.roc import bounding
 
 MARGIN = 0.1  # of perplexity
-Runs = Mapping[int, tuple[AuditResult, Path]]  # one point of a grid with its folder, by seed
-
 Row = tuple[str, str]  # setting, attack
 
 
 @dataclass(frozen=True)
 class FrontierModel:
-    """A model that is held against others, over its seeds. heldout: `tokens` and nll of each text, by seed.
-
-    rows: what each (setting, attack) found out, by seed; absent: why some have no numbers. options: of the attacks.
-    """
+    """A model that is held against others: what each (setting, attack) found out of it, over its seeds."""
 
     name: str  # of the target
     label: str
     line: str
     claim: Claim | None
-    heldout: Mapping[int, Mapping[str, Sequence[float]]]
-    rows: Mapping[Row, Mapping[int, PerSecret]]
-    options: Mapping[Row, Mapping[str, Any]]
-    measured: Mapping[Row, Sequence[str]]  # names, in their order
-    absent: Mapping[Row, str]
+    cells: Mapping[Row, Replicates]
+
+    @property
+    def heldout(self) -> Mapping[int, Mapping[str, Sequence[float]]]:
+        """By seed, `tokens` and nll of each held-out text."""
+        return next((cell.heldout for cell in self.cells.values()), {})
 
     def is_model_of(self, other: FrontierModel) -> bool:
         """Whether it is the same model, as far as the held-out texts of the seeds that both have tell."""
@@ -64,33 +59,17 @@ def models_of_runs(runs: Runs, variant: str = "", at: Mapping[str, Any] | None =
     variant, at: what the point of a grid is called, and its swept options: those of a defense are on its label.
     """
     first, _ = next(iter(runs.values()))
-    found = {seed: read_outcomes(folder) for seed, (_, folder) in runs.items()}
-    heldout = {seed: heldout_of(folder) for seed, (_, folder) in runs.items()}
+    found = list(read_replicates(runs))
     asked = [target for target in first.targets if not target.companion]
     alone = len(asked) == 2  # beside the undefended
     made = []
     for target in asked:
         defended = target.name != UNDEFENDED
         line = variant if defended and alone and variant else target.title
-        cells = {seed: [f for f in result.findings if f.target == target.name] for seed, (result, _) in runs.items()}
-        keys = {(f.setting, f.attack): f for findings in cells.values() for f in findings}
         knobs = _knobs(target.name, at or {}, first.plan.get("defense", ())) if defended else ()
-        made.append(
-            FrontierModel(
-                name=target.name,
-                label=", ".join([line, *knobs]),
-                line=line,
-                claim=_worst([t.claim for result, _ in runs.values() for t in result.targets if t.name == target.name]),
-                heldout={seed: held[target.name] for seed, held in heldout.items() if target.name in held},
-                rows={
-                    row: {s: own[key] for s, own in found.items() if (key := CellKey(target.name, *row)) in own}
-                    for row in keys
-                },
-                options={row: f.options for row, f in keys.items()},
-                measured={row: [m.name for m in f.measurements] for row, f in keys.items()},
-                absent={row: f.not_applicable for row, f in keys.items()},
-            )
-        )
+        claims = [t.claim for result, _ in runs.values() for t in result.targets if t.name == target.name]
+        cells = {(cell.setting, cell.attack): cell for cell in found if cell.target == target.name}
+        made.append(FrontierModel(target.name, ", ".join([line, *knobs]), line, _worst(claims), cells))
     return made
 
 
@@ -152,11 +131,16 @@ def _told_apart(models: Sequence[FrontierModel]) -> list[FrontierModel]:
 def _panels(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     """In the widest access that was measured; a number that several rows have is of the one that it is the point of."""
     for name in LEAKS:
-        rows = [row for row, measured in base.measured.items() if name in measured and base.rows[row]]
+        rows = [row for row, cell in base.cells.items() if cell.rows and name in _measured(cell)]
         widest = [row for row in rows if row[0] == "white-box"] or rows
         several = find_metric(name).of_members  # an attack's: each is one of its own
-        for row in widest if several else sorted(widest, key=lambda row: base.measured[row].index(name))[:1]:
+        for row in widest if several else sorted(widest, key=lambda row: _measured(base.cells[row]).index(name))[:1]:
             yield find_metric(name), row
+
+
+def _measured(cell: Replicates) -> list[str]:
+    """Names, in their order."""
+    return [*next(iter(cell.measured.values()), ())]
 
 
 def _ratios(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
@@ -178,7 +162,7 @@ def _frontier(
     ratio: Mapping[str, Measurement],
 ) -> Frontier:
     base = models[0]
-    seeds = sorted(base.rows[row])
+    seeds = sorted(base.cells[row].rows)
     missing = {m.label: why for m in models if (why := _why_not(m, base, metric, row, seeds, ratio))}
     kept = [model for model in models if model.label not in missing]
     made = Frontier(metric.name, row[1], row[0], MARGIN, LEVEL, (), missing, tuple(seeds))
@@ -204,14 +188,15 @@ def _why_not(
     """Why it has no point; "" where it has one."""
     if model.label not in ratio:
         return "no perplexity of the texts that the undefended model predicts"
-    if model.absent.get(row):
-        return model.absent[row]
-    if sorted(model.rows.get(row, {})) != list(seeds):
+    cell = model.cells.get(row)
+    if cell is not None and cell.not_applicable:
+        return cell.not_applicable
+    if cell is None or sorted(cell.rows) != list(seeds):
         return f"{row[1]} was not measured wherever it was of the undefended model"
-    if model.options[row] != base.options[row]:
+    if cell.options != base.cells[row].options:
         return f"{row[1]} ran with other options"
     column = metric.scores or metric.column
-    for held in model.rows[row].values():
+    for held in cell.rows.values():
         if column not in held.values:
             return f"{metric.name} is not kept secret by secret"
         known = ~np.isnan(held.values[column]) if metric.scores else np.isfinite(held.values[column])
@@ -222,7 +207,7 @@ def _why_not(
 
 def _leaks(models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Sequence[int]) -> list[Leak]:
     """Of each model, on the secrets that all of them answered at every seed; none where too few did."""
-    rows = [[model.rows[row][seed] for seed in seeds] for model in models]
+    rows = [[model.cells[row].rows[seed] for seed in seeds] for model in models]
     column = metric.scores or metric.column
     every = [held for some in rows for held in some]
     own, others = (ids_of_all(every, column, members) for members in (True, False))

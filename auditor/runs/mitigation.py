@@ -34,9 +34,10 @@ from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, options_of
 from auditor.plugins.trainer import Trainer
 from auditor.records import details, listed, saved
-from auditor.records.contrasts import Replicates, WeightedMetric, contrast
+from auditor.records.contrasts import WeightedMetric, contrast
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import Run
+from auditor.records.replicates import Replicates
 from auditor.records.table import read_heldout as heldout_of
 from auditor.reports import advice, files, words
 from auditor.reports.before_after import BeforeAfter

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
-from auditor.records.contrasts import Replicates, WeightedMetric, contrast
+from auditor.records.contrasts import WeightedMetric, contrast
+from auditor.records.replicates import Replicates
 from auditor.reports import words
 from auditor.reports.training_curve import Curve, Panel, training_curve_svg
 from auditor.studies.places import Place

@@ -24,7 +24,8 @@ from typing import Any
 
 from auditor.core.errors import AuditError, unknown
 from auditor.core.result import Measurement
-from auditor.records.contrasts import Replicates, WeightedMetric, contrast
+from auditor.records.contrasts import WeightedMetric, contrast
+from auditor.records.replicates import Replicates
 from auditor.statistics.metrics import find_metric
 from auditor.studies.places import Place
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.core.result import Measurement
-from auditor.records.contrasts import Replicates
+from auditor.records.replicates import Replicates
 from auditor.utility.measure import Utility, UtilityRow
 from auditor.utility.points import DefensePoint
 from auditor.utility.tradeoff import NAME

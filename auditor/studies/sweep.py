@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,17 +16,15 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
 from auditor.core.jsonfiles import read_object
-from auditor.core.nouns import CellKey
 from auditor.core.plan import IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL, EngineOptions
-from auditor.core.result import AuditResult, Chain, Finding, Frontier, Measurement, TargetRecord
+from auditor.core.result import AuditResult, Frontier, Measurement
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, There
 from auditor.records import frontier, saved
-from auditor.records.contrasts import Replicates, WeightedMetric, contrast
+from auditor.records.contrasts import WeightedMetric, contrast
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import read_outcomes
-from auditor.records.table import read_heldout as heldout_of
+from auditor.records.replicates import Replicates, Runs, read_replicates
 from auditor.reports import files, tables, words
 from auditor.runs import plan_weights
 from auditor.runs.grid import Point, point_name
@@ -267,7 +265,7 @@ def _by_place(folder: Path) -> Iterable[list[_Kept]]:
     return grouped.values()
 
 
-def _finished(held: Sequence[_Kept], folder: Path) -> frontier.Runs:
+def _finished(held: Sequence[_Kept], folder: Path) -> Runs:
     return {
         kept.seed: (saved.read_result(folder / kept.folder), folder / kept.folder)
         for kept in held
@@ -284,59 +282,10 @@ def _place(held: Sequence[_Kept], folder: Path) -> Place:
         first.variant,
         first.at,
         tuple(first.plan["attack"]),
-        cells=tuple(_cells(finished)),
+        cells=tuple(read_replicates(finished)),
         failure=failure,
         about=_about(results[0]) if results else "",
     )
-
-
-def _cells(finished: frontier.Runs) -> Iterator[Replicates]:
-    """Each (target, setting, attack or probe), over the seeds at which it has numbers."""
-    by_key: dict[CellKey, dict[int, Finding]] = {}
-    for seed, (result, _) in finished.items():
-        for finding in result.findings:
-            by_key.setdefault(finding.key, {})[seed] = finding
-    judged = {seed: read_outcomes(folder) for seed, (_, folder) in finished.items()}
-    heldout = {seed: heldout_of(folder) for seed, (_, folder) in finished.items()}
-    for key, findings in by_key.items():
-        target, one = key.target, next(iter(findings.values()))
-        applied = {seed: finding for seed, finding in findings.items() if not finding.not_applicable}
-        yield Replicates(
-            *key,
-            rows={seed: row for seed in applied if (row := judged[seed].get(key)) is not None},
-            measured={seed: _measured(finding, finished[seed][0].target(target)) for seed, finding in applied.items()},
-            heldout={seed: held[target] for seed, held in heldout.items() if target in held},
-            options=one.options,
-            not_applicable="" if applied else one.not_applicable,
-        )
-
-
-def _measured(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
-    """By name, what the finding and its target hold; by repeat count as `exposure(count=16)`."""
-    named = {m.name: m for m in (*finding.measurements, *_of_target(target), *_of_steps(finding.chain))}
-    return named | {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
-
-
-def _of_target(target: TargetRecord) -> Iterator[Measurement]:
-    """Its held-out perplexities, what it claims (epsilons, which are exact, as intervals of no width), and what each
-    cause takes of the members' advantage in likelihood: `likelihood_mixing`.
-    """
-    if target.perplexity:
-        yield target.perplexity
-    yield from target.other_perplexities
-    claimed = target.claim.epsilon.get(target.claim.relation) if target.claim else None
-    for name, epsilon in (("epsilon", claimed), ("nominal_epsilon", target.nominal_epsilon)):
-        if epsilon is not None:
-            yield Measurement(name, epsilon, epsilon, epsilon, 1, "nats")
-    yield from _of_steps(target.likelihood)
-
-
-def _of_steps(chain: Chain | None) -> Iterator[Measurement]:
-    """The effect of each cause, named after metric and cause: `likelihood_mixing`, `recall_splitting`."""
-    for step in chain.steps if chain else ():
-        if step.difference:
-            of = step.difference.name.removesuffix("_difference")
-            yield replace(step.difference, name="_".join([of, *step.causes]).replace(" ", "_"))
 
 
 def _about(result: AuditResult) -> str:

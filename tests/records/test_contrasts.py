@@ -12,8 +12,9 @@ from scipy.stats import t as student
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Measurement
-from auditor.records.contrasts import Replicates, WeightedMetric, contrast
+from auditor.records.contrasts import WeightedMetric, contrast
 from auditor.records.outcomes import PerSecret
+from auditor.records.replicates import Replicates
 from auditor.statistics import extraction, intervals, judging
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import METRICS, find_metric

@@ -13,6 +13,7 @@ from auditor.core.result import Finding, Measurement
 from auditor.gate import decide
 from auditor.plugins.probe import Probe
 from auditor.records import contrasts, outcomes
+from auditor.records.replicates import Replicates
 from auditor.reports import words
 from auditor.statistics import extraction, judging, metrics
 from auditor.statistics.bounds import BinomialCount, Pairs, RecordedInterval
@@ -55,7 +56,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         kept = outcomes.PerSecret.of(one)
         assert recomputed(new, kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
         assert outcomes.difference(new.name, None, kept, kept) == Pairs(0, 0, 30)
-        seeds = contrasts.Replicates("t", "s", "a", {0: kept})
+        seeds = Replicates("t", "s", "a", {0: kept})
         found = contrasts.contrast("c", [contrasts.WeightedMetric(1.0, new.name, seeds)])
         assert found.value == pytest.approx(measured.value) and found.low < found.value < found.high
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -219,7 +220,7 @@ def test_points_of_different_models_have_none_together(single: Path, swept: Path
     models = models_of_runs({0: (read_result(single), single)})
     base, *defended = models
     held = {seed: {**own, "perplexity": [x + 1 for x in own["perplexity"]]} for seed, own in base.heldout.items()}
-    other = [type(base)(**{**vars(base), "heldout": held}), *defended]
+    other = [replace(base, cells={row: replace(cell, heldout=held) for row, cell in base.cells.items()}), *defended]
     assert len(merge_points([models, models])) == 3 and merge_points([models, other]) == [] and merge_points([]) == []
 
 
@@ -229,22 +230,24 @@ def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Pa
     row = ("white-box", "extraction-probability")
     cases = {
         "no perplexity of the texts": {"heldout": {}},
-        "ran with other options": {"options": {**copy.options, row: {"top_p": 0.5}}},
+        "ran with other options": {"options": {"top_p": 0.5}},
         "not measured wherever": {"rows": {}},
-        "its budget is spent": {"absent": {row: "its budget is spent"}},
+        "its budget is spent": {"not_applicable": "its budget is spent"},
     }
-    third = type(copy)(**{**vars(copy), "line": "Third", "label": "Third"})
+    third = replace(copy, line="Third", label="Third")
     for why, changed in cases.items():
-        found = frontiers([base, mine, third, type(copy)(**{**vars(copy), **changed})])[0]
+        other = replace(copy, cells={row: replace(copy.cells[row], **changed)})
+        found = frontiers([base, mine, third, other])[0]
         assert why in found.missing[COPY] and len(found.points) == 3
 
 
 def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
     models = models_of_runs({0: (read_result(single), single)})
     row = ("white-box", "extraction-probability")
-    held = models[2].rows[row][0]
+    cell = models[2].cells[row]
+    held = cell.rows[0]
     few = type(held)(held.ids[:20], held.member[:20], held.repeats[:20], {k: v[:20] for k, v in held.values.items()})
-    fewer = type(models[2])(**{**vars(models[2]), "rows": {**models[2].rows, row: {0: few}}})
+    fewer = replace(models[2], cells={row: replace(cell, rows={0: few})})
     found = frontiers([*models[:2], fewer])[0]
     assert {p.leak.n for p in found.points} == {int(held.member[:20].sum())}
     assert found.points[1].leak == found.points[2].leak

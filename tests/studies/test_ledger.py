@@ -10,8 +10,8 @@ import pytest
 
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
-from auditor.records.contrasts import Replicates
 from auditor.records.outcomes import PerSecret
+from auditor.records.replicates import Replicates
 from auditor.statistics.judging import Outcome
 from auditor.studies.ledger import (
     HOLDS,

@@ -21,6 +21,7 @@ from auditor.core.errors import AuditError
 from auditor.core.result import Chain, Measurement, Step, TargetRecord
 from auditor.gate.policy import parse_rule
 from auditor.providers import hugging_face
+from auditor.records import replicates
 from auditor.records.folder import RunFolder
 from auditor.runs import run as running
 from auditor.runs.grid import Point, expand_grid
@@ -520,7 +521,7 @@ def test_what_each_cause_takes_of_likelihood_is_a_quantity_of_a_ledger() -> None
         Step({"recipe": "r", "splitting": "s"}, "undefended", "ensemble-unmixed", taken),
     )
     target = TargetRecord("pmixed", "PMixED", "", likelihood=Chain(steps, taken))
-    found = {m.name: (m.value, m.low, m.high, m.n) for m in sweep._of_target(target)}
+    found = {m.name: (m.value, m.low, m.high, m.n) for m in replicates._of_target(target)}
     own = (-0.5, -0.7, -0.3, 40)
     assert found == {"likelihood_mixing": own, "likelihood_recipe_splitting": own}
 

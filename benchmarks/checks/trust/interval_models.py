@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from auditor.records import contrasts
+from auditor.records.replicates import Replicates
 from auditor.statistics import frontier, intervals
 from auditor.statistics.bounds import paired_shares
 from auditor.statistics.compare import paired_means
@@ -60,9 +61,9 @@ def ratio(n: int, draw: Callable[[Rng, int], Floats], mean: float) -> Callable[[
 def perplexities_apart(n: int) -> tuple[float, Callable[[Rng], Ends]]:
     """As a sweep, a chain of causes and a study of several runs hold two against each other."""
 
-    def cell(nll: Floats, tokens: Floats) -> contrasts.Replicates:
+    def cell(nll: Floats, tokens: Floats) -> Replicates:
         held = {"tokens": tokens.tolist(), "perplexity": nll.tolist()}
-        return contrasts.Replicates("t", "white-box", "a", measured={0: {}}, heldout={0: held})
+        return Replicates("t", "white-box", "a", measured={0: {}}, heldout={0: held})
 
     def audit(rng: Rng) -> Ends:
         tokens = rng.integers(20, 100, n).astype(float)
