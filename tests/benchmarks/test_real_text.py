@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.lm_extraction import LMExtraction
-from auditor.benchmarks.real_text import RealTextRecipe, SampledSoftmax, build, main
 from auditor.core.streams import generator
 from auditor.training.finetune import causal_loss, pack, untrained
+from benchmarks.checks.trust.real_text import RealTextRecipe, SampledSoftmax, build
 
 TINY = RealTextRecipe(
     members=8, known=4, nonmembers=4, layers=1, hidden=16, heads=2, block=32, batch=4, public_epochs=1, private_epochs=2
@@ -78,8 +78,3 @@ def test_members_known_and_nonmembers_are_disjoint_and_loadable(
     assert len(everyone) == len(set(everyone)) == 16
     public, target = (AutoModelForCausalLM.from_pretrained(out / part) for part in ("public", "target"))
     assert not torch.equal(public.get_input_embeddings().weight, target.get_input_embeddings().weight)
-
-
-def test_wrong_usage_says_how() -> None:
-    with pytest.raises(SystemExit, match="usage"):
-        main([])

@@ -2,7 +2,7 @@
 
     python -m benchmarks.checks.trust.membership_splits ARRAYS TOKENIZER OUT     (some minutes of training, once)
 
-ARRAYS, TOKENIZER: as `python -m auditor.benchmarks.real_text` takes them; OUT gets its public model and target, and the
+ARRAYS, TOKENIZER: as `benchmarks.checks.trust.real_text` takes them; OUT gets its public model and target, and the
 arrays of each split. The target learnt half of the examples, drawn at random; the public model learnt none. By length,
 the longer half of what was learnt is held against the shorter half of what was not: a split that looks like evidence
 against the public model too, of which there is none to be had. Last, how often the blind baseline objects to random
@@ -19,7 +19,6 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from auditor.attacks.zlib import compressed_bytes
-from auditor.benchmarks.real_text import RealTextRecipe, build
 from auditor.cli import call
 from auditor.core.result import AuditResult
 from auditor.core.streams import generator
@@ -28,6 +27,7 @@ from auditor.reports import words
 from auditor.reports.verdict import headline
 from auditor.statistics import learned, roc
 from benchmarks.checks.harness import Page, run
+from benchmarks.checks.trust.real_text import RealTextRecipe, build
 
 RECIPE = RealTextRecipe(members=400, known=50, nonmembers=400, public_epochs=6, private_epochs=4)
 LIMIT, SPLITS = "200", 100

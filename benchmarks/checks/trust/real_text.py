@@ -1,6 +1,6 @@
 """A small GPT-2-vocabulary model really trained on the LM-Extraction examples: a target of real text, made here.
 
-    python -m auditor.benchmarks.real_text ARRAYS TOKENIZER OUT
+    python -m benchmarks.checks.trust.real_text ARRAYS TOKENIZER OUT
 
 ARRAYS: a folder with `*_prefix.npy`, `*_suffix.npy` and `*_preprefix.npy`; TOKENIZER: a GPT-2 tokenizer's folder. OUT
 gets `public/` and `target/` (Hugging Face folders), and the arrays `members/`, `known/` and `nonmembers/`, so that
@@ -27,6 +27,7 @@ from transformers import AutoTokenizer
 from auditor.core.nouns import Tokens
 from auditor.core.streams import generator
 from auditor.training.finetune import fit, untrained
+from benchmarks.checks.harness import run
 
 REPEATS = (1, 2, 4, 8)
 
@@ -50,14 +51,12 @@ class RealTextRecipe:
     seed: int = 0
 
 
-def main(arguments: list[str]) -> None:
-    """Builds everything under OUT; says on stderr which epoch is done."""
-    if len(arguments) != 3:
-        sys.exit("usage: python -m auditor.benchmarks.real_text ARRAYS TOKENIZER OUT")
-    build(Path(arguments[0]), Path(arguments[1]), Path(arguments[2]), RealTextRecipe())
+def main(arrays: Path, tokenizer: Path, out: Path) -> None:
+    build(arrays, tokenizer, out, RealTextRecipe())
 
 
 def build(arrays: Path, tokenizer_folder: Path, out: Path, recipe: RealTextRecipe) -> None:
+    """Everything under OUT; says on stderr which epoch is done."""
     prefix, suffix, before = (_read(arrays, part) for part in ("prefix", "suffix", "preprefix"))
     order = generator("real text", recipe.seed, "who is what").permutation(len(prefix))
     sizes = np.cumsum([recipe.members, recipe.known, recipe.nonmembers])
@@ -135,4 +134,4 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(run(main))
