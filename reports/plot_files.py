@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # lines of a file of its own
 
 
-def save_curve(path: Path, points: Sequence[tuple[int, float]], title: str) -> None:
+def save_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
     """(wrong guesses, recall) as .svg or .png, on a logarithmic axis from 0. Raises AuditError for another ending."""
     with _file(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
@@ -43,7 +43,7 @@ def save_curve(path: Path, points: Sequence[tuple[int, float]], title: str) -> N
         axes.set_xlim(left=0, right=max(1, points[-1][0]))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("Wrong guesses allowed")
-        axes.set_title(title)
+        axes.set_title("Recall by wrong guesses allowed")
         share_axis(axes)
 
 

@@ -43,11 +43,6 @@ def code(log_probs: Sequence[float]) -> str:
     return "".join(CODES[step] for step in steps.astype(int).clip(0, len(CODES) - 1))
 
 
-def probability(character: str) -> float:
-    """The inverse of `code`, as near as it gets; the page's script does the same."""
-    return float((1 - CODES.index(character) / (len(CODES) - 1)) ** _POWER)
-
-
 def block(result: AuditResult, details: Details, texts: Mapping[str, SecretText] | None = None) -> Secrets | None:
     """The secrets with what each row saw of them; None where the run kept nothing of the kind.
 

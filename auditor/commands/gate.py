@@ -74,7 +74,7 @@ class Limits:
             rules = (policies.NO_WORSE,)
         how = held.inconclusive
         if self.inconclusive is not None:
-            how = policies.parse_inconclusive(self.inconclusive, "--inconclusive")
+            how = policies.parse_inconclusive(self.inconclusive)
         allowed = self.allow_not_applicable or held.allow_not_applicable
         return replace(held, rules=rules, inconclusive=how, allow_not_applicable=allowed)
 

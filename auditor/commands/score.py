@@ -48,7 +48,7 @@ def score(
     marked = scores.mark_submission(submission, answers)
     scored, points = scores.score_submission(marked, answered_only), scores.submission_curve(marked, answered_only)
     if plot is not None:
-        plot_files.save_curve(plot, [(wrong, recall) for wrong, _, recall in points], "Recall by wrong guesses allowed")
+        plot_files.save_curve(plot, [(wrong, recall) for wrong, _, recall in points])
     if curve is not None:
         scores.write_curve(curve, points)
     if as_json:

@@ -23,29 +23,29 @@ def pre_authentication_encoding(kind: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(name), name, len(payload), payload)
 
 
-def sign_payload(payload: bytes, key: Path, kind: str = IN_TOTO) -> str:
+def sign_payload(payload: bytes, key: Path) -> str:
     """The envelope, as JSON. key: an Ed25519 private key, PEM without a password. Raises AuditError for another."""
     private = _load(key, "private")
     signature = {
         "keyid": _keyid(private.public_key()),
-        "sig": _base64(private.sign(pre_authentication_encoding(kind, payload))),
+        "sig": _base64(private.sign(pre_authentication_encoding(IN_TOTO, payload))),
     }
-    return json.dumps({"payload": _base64(payload), "payloadType": kind, "signatures": [signature]})
+    return json.dumps({"payload": _base64(payload), "payloadType": IN_TOTO, "signatures": [signature]})
 
 
-def verify_envelope(envelope: str, key: Path, kind: str = IN_TOTO) -> tuple[bytes, str]:
+def verify_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
     """The payload and the SHA-256 of the key that signed it, hex. key: an Ed25519 public key, PEM.
 
     A key id in the envelope is a hint that nobody signed: it is not looked at. Raises AuditError for what is no
     envelope of this type, and `Unsigned` where the key signed nothing of it.
     """
-    public, held = _load(key, "public"), _envelope(envelope, kind)
+    public, held = _load(key, "public"), _envelope(envelope)
     from cryptography.exceptions import InvalidSignature
 
     payload = _bytes(held["payload"])
     for one in held["signatures"]:
         try:
-            public.verify(_bytes(one["sig"]), pre_authentication_encoding(kind, payload))
+            public.verify(_bytes(one["sig"]), pre_authentication_encoding(IN_TOTO, payload))
         except InvalidSignature:
             continue
         return payload, _keyid(public)
@@ -56,15 +56,15 @@ class Unsigned(AuditError):
     """The envelope holds no valid signature by the key."""
 
 
-def _envelope(text: str, kind: str) -> dict[str, Any]:
+def _envelope(text: str) -> dict[str, Any]:
     try:
         held = json.loads(text)
     except (ValueError, RecursionError):
         held = None
     if not isinstance(held, dict) or not isinstance(held.get("payload"), str):
         raise AuditError("expected a signed attestation, a DSSE envelope in JSON, got something else")
-    if held.get("payloadType") != kind:
-        raise AuditError(f"expected an envelope of {kind}, got {str(held.get('payloadType'))!r}")
+    if held.get("payloadType") != IN_TOTO:
+        raise AuditError(f"expected an envelope of {IN_TOTO}, got {str(held.get('payloadType'))!r}")
     signatures = held.get("signatures")
     if not isinstance(signatures, list) or not all(
         isinstance(s, dict) and isinstance(s.get("sig"), str) for s in signatures

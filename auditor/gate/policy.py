@@ -185,12 +185,12 @@ def _check_required(required: Required, given: Mapping[str, Any], where: str) ->
         raise AuditError(f"{where}: expected max_age in days, above 0, got {required.max_age!r}")
 
 
-def parse_inconclusive(value: Any, where: str) -> Reading:
+def parse_inconclusive(value: str) -> Reading:
     match value:
         case "report" | "pass" | "fail":
             found: Reading = value
             return found
-    raise AuditError(f"expected {where} to be report, pass or fail, got {value!r}")
+    raise AuditError(f"expected --inconclusive to be report, pass or fail, got {value!r}")
 
 
 def parse_rule(sentence: str) -> Rule:

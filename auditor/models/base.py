@@ -29,6 +29,7 @@ from auditor.models.memory import AtOnce
 _DISTRIBUTION_ELEMENTS = {"cpu": 2**23}
 
 _DISTRIBUTION_ELEMENTS_ELSEWHERE = 2**25
+_TEXTS_AT_ONCE = 32  # whose perplexity is taken
 
 
 class Rows(ABC):
@@ -370,7 +371,7 @@ def complete(
 
 
 def perplexity_nll(
-    model: LanguageModel, texts: Sequence[tuple[int, ...]], batch_size: int = 32, given: Sequence[int] = ()
+    model: LanguageModel, texts: Sequence[tuple[int, ...]], given: Sequence[int] = ()
 ) -> Iterator[tuple[float, int]]:
     """(summed nll in nats, predicted tokens) of each text under the model's distribution.
 
@@ -378,7 +379,7 @@ def perplexity_nll(
     """
     results: dict[int, tuple[float, int]] = {}
     shapes = [(first, len(text)) for first, text in zip(given or [1] * len(texts), texts, strict=True)]
-    for batch in by_shape(shapes, batch_size):
+    for batch in by_shape(shapes, _TEXTS_AT_ONCE):
         tokens, first = torch.tensor([texts[i] for i in batch], device=model.device), shapes[batch[0]][0]
         with torch.no_grad():
             scores = model.token_log_probs(tokens[:, :first], tokens[:, first:])

@@ -70,7 +70,7 @@ class Asker:
     ) -> None:
         """What became of each answer, for this run and one that goes on from it."""
         every = [
-            (key, _digest(context), one.kind)
+            (key, digest_of_question(context), one.kind)
             for context, own_keys, own in zip(contexts, keys, written, strict=True)
             for key, one in zip(own_keys, own, strict=True)
         ]
@@ -218,14 +218,10 @@ class Asker:
     def held_back(self, contexts: Sequence[Tokens]) -> list[bool]:
         """Whether an answer to each may have hidden a leak."""
         held = self.wire.ledger.answers.held_back(self._runs, list(withheld.may_hide_leaks(self.kinds())))
-        return [_digest(context) in held for context in contexts]
+        return [digest_of_question(context) in held for context in contexts]
 
 
 def _kept(answer: Any) -> WrittenAnswer:
     text, tokens, log_probs, kind = answer
     values = None if log_probs is None else tuple(log_probs)
     return WrittenAnswer(text, None if tokens is None else tuple(tokens), values, kind=kind)
-
-
-def _digest(context: Tokens) -> bytes:
-    return digest_of_question(context)

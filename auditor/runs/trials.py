@@ -19,6 +19,7 @@ from auditor.core.result import AuditResult, Finding
 from auditor.plugins import registry
 from auditor.records import listed, saved, table
 from auditor.records.claims import BOUNDS
+from auditor.statistics.bounds import LEVEL
 from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_estimate
 
 
@@ -58,7 +59,7 @@ class TrialBounds:
     gaussian_estimate: float
 
 
-def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None, level: float = 0.05) -> TrialBounds:
+def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> TrialBounds:
     """Raises AuditError for runs that are no independent trials of one mechanism, and for trials of one kind only."""
     trials = [_trial(folder, target) for folder in folders]
     for one, other in combinations(trials, 2):
@@ -74,14 +75,14 @@ def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None, leve
         raise AuditError(f"expected the canary {id} in every run, but {missing[0]} has none of that id")
     told = [(trial.coins[id], trial.guess(id)) for trial in trials]
     tp, fn, fp, tn = (told.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False)))
-    terms = (trials[0].delta, level, trials[0].copies)
+    terms = (trials[0].delta, LEVEL, trials[0].copies)
     return TrialBounds(
         target,
         id,
         *(tp, fn, fp, tn),
         trials[0].delta,
         trials[0].copies,
-        level,
+        LEVEL,
         epsilon=epsilon_clopper_pearson(tp, fn, fp, tn, *terms),
         best=epsilon_clopper_pearson(tp + fn, 0, 0, fp + tn, *terms),
         gaussian_estimate=gaussian_estimate(tp, fn, fp, tn, *terms),

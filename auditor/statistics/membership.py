@@ -129,19 +129,19 @@ def _normal(values: Floats, chosen: NDArray[np.bool_], per_record: bool) -> tupl
     return mean, np.sqrt(np.where(variance > 0, variance, np.nan))
 
 
-def probability_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_], a: float = OFFLINE) -> Floats:
+def probability_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
     """RMIA's log p(x | target) - log p(x), (records,); p = exp(mean log-probability), as `mean_log_prob` gives it.
 
     target: (records,), references: (records, models), mean log-probabilities. p(x) is the mean over models that saw x
     and models that did not, as many of each; offline (1 + a) / 2 of the mean over the latter + (1 - a) / 2
-    (Zarifzadeh et al. 2024, with their a = 0.3).
+    (Zarifzadeh et al. 2024; a: `OFFLINE`).
     """
     p = np.exp(references)
     outside = np.where(saw, 0.0, p).sum(1) / (~saw).sum(1)
     if is_online(saw):
         whole = (outside + np.where(saw, p, 0.0).sum(1) / saw.sum(1)) / 2
     else:
-        whole = (1 + a) / 2 * outside + (1 - a) / 2
+        whole = (1 + OFFLINE) / 2 * outside + (1 - OFFLINE) / 2
     return np.asarray(target - np.log(whole), dtype=np.float64)
 
 
