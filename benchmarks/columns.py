@@ -150,12 +150,8 @@ def groups_of(table: RecordTable, column: str | None, needed: bool) -> Sequence[
 
     Reports show these values, so a column that names people rather than groups is refused.
     """
-    if column is None or (column not in table.columns and not needed):
+    if column is None or not _is_there(table, "--group-column", column, needed):
         return [None] * table.rows
-    if table.columns.count(column) != 1:
-        raise AuditError(
-            f"{table.where}: expected one column --group-column {column!r}, got {describe_columns(table.columns)}"
-        )
     values = [_group(table, row, column, value) for row, value in enumerate(table.column(column))]
     if len(set(values)) > _GROUPS:
         raise AuditError(
@@ -178,13 +174,18 @@ def _group(table: RecordTable, row: int, column: str, value: Any) -> str:
 
 def users_of(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
     """Whose each row is, None where no column is asked for. Raises AuditError as `units_of`, and for no such column."""
-    if column is None or (column not in table.columns and not needed):
+    if column is None or not _is_there(table, "--user-column", column, needed):
         return [None] * table.rows
-    if table.columns.count(column) != 1:
-        raise AuditError(
-            f"{table.where}: expected one column --user-column {column!r}, got {describe_columns(table.columns)}"
-        )
     return units_of(table, column)
+
+
+def _is_there(table: RecordTable, flag: str, column: str, needed: bool) -> bool:
+    """Raises AuditError where there are several, and for none that is needed."""
+    if column not in table.columns and not needed:
+        return False
+    if table.columns.count(column) != 1:
+        raise AuditError(f"{table.where}: expected one column {flag} {column!r}, got {describe_columns(table.columns)}")
+    return True
 
 
 def units_of(table: RecordTable, column: str) -> list[str]:

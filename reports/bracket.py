@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.core.result import AuditResult, Finding
 from auditor.reports import words
 from auditor.reports.blocks import Block, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, Topic, titled
@@ -46,8 +46,8 @@ def _one_in(finding: Finding) -> int:
 
 
 def _sentence(result: AuditResult, finding: Finding) -> str:
-    ceiling, above = _of(finding, "rank_bound"), _of(finding, f"rank_bound_1_in_{_one_in(finding)}")
-    floor, mean = _of(finding, floor_of("rank_bound")), words.with_bounds(ceiling)
+    ceiling, above = finding.measurement("rank_bound"), finding.measurement(f"rank_bound_1_in_{_one_in(finding)}")
+    floor, mean = finding.measurement(floor_of("rank_bound")), words.with_bounds(ceiling)
     beside = f" (non-members: {words.with_bounds(floor)})" if floor else ""
     return (
         f"{titled(result, finding)}: whatever temperature, top-k or top-p the product uses, one sample is a member's "
@@ -73,13 +73,9 @@ def _lines(finding: Finding) -> Iterator[tuple[str, ...]]:
     }
     for title, (mean, above) in kinds.items():
         share = f"{above}_1_in_{_one_in(finding)}"
-        means = (words.with_bounds(_of(finding, name)) for name in (mean, floor_of(mean)))
-        shares = (words.share(_of(finding, name)) for name in (share, floor_of(share)))
+        means = (words.with_bounds(finding.measurement(name)) for name in (mean, floor_of(mean)))
+        shares = (words.share(finding.measurement(name)) for name in (share, floor_of(share)))
         yield (title, *means, *shares)
-
-
-def _of(finding: Finding, name: str) -> Measurement | None:
-    return finding.measurement(name)
 
 
 TOPICS = (Topic("bracket", "Floors and ceilings of extraction", lambda m: _bracket(m.result), CHECK, 7),)

@@ -47,11 +47,7 @@ def _row(line: ComparisonRow) -> tuple[str, ...]:
     before, now = line.cells[0], line.cells[-1]
     difference = words.with_bounds(now.delta) if now.delta else inert.clean(now.why or before.why)
     name, metric = inert.clean(line.row.title), words.label(inert.clean(line.metric))
-    return name, metric, _measured(before), _measured(now), difference, _word(now)
-
-
-def _measured(cell: Comparand) -> str:
-    return words.with_bounds(cell.measured)
+    return name, metric, words.with_bounds(before.measured), words.with_bounds(now.measured), difference, _word(now)
 
 
 def _word(cell: Comparand) -> str:

@@ -70,7 +70,11 @@ def table(comparison: Comparison) -> Table:
     names = tuple(inert.clean(name) for name in comparison.runs)
     head = ("Row", "Metric", *names)
     body = tuple(
-        (inert.clean(line.row.title), words.label(inert.clean(line.metric)), *(_cell(line, i) for i in _all(line)))
+        (
+            inert.clean(line.row.title),
+            words.label(inert.clean(line.metric)),
+            *(_cell(line, i) for i in range(len(line.cells))),
+        )
         for line in comparison.lines
     )
     return Table("comparison", "Each run by target, setting and attack", head, (Group("", body),))
@@ -93,10 +97,6 @@ def _document(comparison: Comparison) -> Document:
         lead="Summary",
         source="Rendered from the runs' records alone",
     )
-
-
-def _all(line: ComparisonRow) -> range:
-    return range(len(line.cells))
 
 
 def _cell(line: ComparisonRow, i: int) -> str:

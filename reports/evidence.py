@@ -14,7 +14,7 @@ from auditor.records.details import Details, Reliability
 from auditor.records.disagreements import EXACT
 from auditor.reports import figures, words
 from auditor.reports.blocks import Block, FactList, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import CHECK, Topic, by_target, kind
+from auditor.reports.topics import CHECK, Topic, by_target
 from auditor.reports.verdict import strongest, verdict_by_question
 from auditor.statistics.extraction import any_of
 from auditor.statistics.roc import AUC
@@ -128,8 +128,8 @@ def _calibration(result: AuditResult, details: Details) -> list[Block]:
     if not shown:
         return []
     plain = [one for one in shown if one[0].target == UNDEFENDED] or shown  # of all targets too many lines
-    series = tuple(Series(name, _reliability_points(r), kind(f)) for f, name, r in plain)
-    groups = tuple(Group(f"{name} · {kind(f)}: {_quality(r)}", _bins(r)) for f, name, r in shown)
+    series = tuple(Series(name, _reliability_points(r), f.setting) for f, name, r in plain)
+    groups = tuple(Group(f"{name} · {f.setting}: {_quality(r)}", _bins(r)) for f, name, r in shown)
     title = "What a score foretells, and what came true"
     text = (
         "Members' first guesses in ten bins of their score, where it is a probability; below the diagonal it boasts. "
@@ -149,7 +149,7 @@ def _reliability_points(r: Reliability) -> tuple[PlotPoint, ...]:
 
 def _errors(shown: Sequence[tuple[Finding, str, Reliability]]) -> Table:
     rows = tuple(
-        (name, kind(f), f"{r.n:,}", f"{words.percent(r.error)}%", words.number(r.brier)) for f, name, r in shown
+        (name, f.setting, f"{r.n:,}", f"{words.percent(r.error)}%", words.number(r.brier)) for f, name, r in shown
     )
     head = ("Score", "Setting", "Guesses", "Calibration error", "Brier score")
     caption = "How far scores are from what came true (expected calibration error over ten bins)"
@@ -209,7 +209,7 @@ def _tradeoff(result: AuditResult) -> list[Block]:
                 points.append((target, finding))
     if len({target.name for target, _ in points}) < 2:
         return []  # nothing to trade
-    series = tuple(Series(_promised(t), (_cost_point(t, f),), kind(f)) for t, f in points)
+    series = tuple(Series(_promised(t), (_cost_point(t, f),), f.setting) for t, f in points)
     rows = tuple(
         (
             words.row_title(result, f),

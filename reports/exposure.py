@@ -12,7 +12,7 @@ from auditor.records import details as detailed
 from auditor.records.details import Details
 from auditor.reports import words
 from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series
-from auditor.reports.topics import CHECK, Topic, kind, titled
+from auditor.reports.topics import CHECK, Topic, titled
 from auditor.statistics.exposure import null_band
 
 
@@ -23,7 +23,7 @@ def _exposure(result: AuditResult, details: Details) -> list[Block]:
     tails = [(f, detailed.survival_function(values)) for f, values in shown]
     n = min(len(values) for _, values in shown)  # of fewer canaries the band is wider
     series = tuple(
-        Series(words.target_title(result, f.target), tuple(PlotPoint(x, y) for x, y in t), kind(f)) for f, t in tails
+        Series(words.target_title(result, f.target), tuple(PlotPoint(x, y) for x, y in t), f.setting) for f, t in tails
     )
     groups = tuple(
         Group(

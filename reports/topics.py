@@ -66,7 +66,3 @@ def span(m: Measurement, floor: float | None = None) -> ForestSpan | None:
 
 def titled(result: AuditResult, finding: Finding) -> str:
     return f"{words.row_title(result, finding)} · {finding.attack}"
-
-
-def kind(finding: Finding) -> str:
-    return finding.setting

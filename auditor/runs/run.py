@@ -120,7 +120,7 @@ def run(
     metrics.declare_titles(result.metrics)
     if not collector.stopped:  # else its intervals are of a fixed size
         result = replace(result, frontiers=frontiers(models_of_runs({plan.seed: (result, folder.path)})))
-    left = (_unlearned(result, audit, one.models, targets.beside.rate) for one in selection.around)
+    left = (_unlearned(result, audit, models, targets.beside.rate) for models in selection.around)
     return replace(result, unlearning=tuple(left))
 
 

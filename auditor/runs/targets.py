@@ -18,6 +18,7 @@ from auditor.runs.companions import ShownRow
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.runs.reporter import Clock
 from auditor.runs.target import Target
+from auditor.statistics.unlearning import AFTER
 
 
 class Targets:
@@ -28,7 +29,7 @@ class Targets:
         self.beside = ModelsBeside(site, scene.defenses, scene.seed)
         self.undefended = Target(
             UNDEFENDED,
-            "After unlearning" if any(one.target == UNDEFENDED for one in scene.selection.around) else "Undefended",
+            "After unlearning" if any(one[AFTER] == UNDEFENDED for one in scene.selection.around) else "Undefended",
             with_prefix_token(site.model, scene.prefix_token.tokens),
             site.description,
             training_seconds=site.defense_parts.training_seconds(None, 0.0),

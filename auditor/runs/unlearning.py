@@ -64,15 +64,7 @@ class Relearned(Beside):
     of: Defense | None = None
 
 
-@dataclass(frozen=True)
-class UnlearnedModel:
-    """A model that was to forget, by the name of its row, and the rows of the models around it, by what each is."""
-
-    models: Mapping[str, str]
-
-    @property
-    def target(self) -> str:
-        return self.models[AFTER]
+UnlearnedModel = Mapping[str, str]  # the rows of a model that was to forget and of those around it, by what each is
 
 
 def unlearning_rows(
@@ -106,14 +98,14 @@ def unlearning_rows(
         if asked.relearn:
             rows.append(_row(Relearned()))
             models[RELEARNED] = Relearned.name
-        found.append(UnlearnedModel({**models, **shared}))
+        found.append({**models, **shared})
     for defense in unlearning:
         models = {BEFORE: UNDEFENDED, AFTER: defense.name}
         if asked.relearn:
             name, title = f"{defense.name}-relearned", f"{title_of(type(defense))}, relearned"
             rows.append(ShownRow(name, title, Relearned(defense), True))
             models[RELEARNED] = name
-        found.append(UnlearnedModel({**models, **shared}))
+        found.append({**models, **shared})
     never = {RETRAINED: Retrained(), RETRAINED_RELEARNED: Retrained(relearned=True)}
     titles = {RETRAINED: Retrained.title, RETRAINED_RELEARNED: f"{Retrained.title}, relearned"}
     rows += [ShownRow(shared[role], titles[role], never[role], True) for role in shared]
