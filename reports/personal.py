@@ -19,6 +19,7 @@ TITLES = {
     "name": "Names",
     "address": "Addresses",
 }
+_MARKED_ALONE = ("name", "address")  # of those above: they follow no rule
 
 
 def title(kind: str) -> str:
@@ -76,7 +77,14 @@ def _nothing_followed(result: AuditResult) -> list[Block]:
 def _counts(result: AuditResult) -> str:
     kinds = result.benchmark.kinds.items()
     told = "; ".join(f"{kind_in_sentence(kind)} {_counted(count)}" for kind, count in kinds)
-    return f"Counted: texts that lie whole in the suffix of a member and not in its prefix. {told}."
+    what = "Counted: texts that lie whole in the suffix of a member and not in its prefix."
+    return f"{what} {told}. {unmarked(result)}".rstrip()
+
+
+def unmarked(result: AuditResult) -> str:
+    """What no rule recognises and the data did not mark; "" where they did."""
+    left = [kind_in_sentence(kind) for kind in _MARKED_ALONE if kind not in result.benchmark.kinds]
+    return f"{' and '.join(left)} count as personal data only where the data mark them.".capitalize() if left else ""
 
 
 def _counted(count: KindCount) -> str:

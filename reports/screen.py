@@ -364,8 +364,10 @@ def _limits(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) 
         titles = list(dict.fromkeys(signals.title(result, target) for target in targets))  # one of several weights
         on = f" on {_some(titles, 2)}" if titles else ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
-    items += ["Synthetic lab data."] if result.benchmark.of_lab else []
-    return _Entry("LIMITS", tuple(items or ["An attack gives a lower bound."]), most + bool(remarks.limits), " ")
+    items += ["Synthetic lab data."] if result.benchmark.of_lab else [personal.unmarked(result)]
+    return _Entry(
+        "LIMITS", tuple(filter(None, items)) or ("An attack gives a lower bound.",), most + bool(remarks.limits), " "
+    )
 
 
 def _next(

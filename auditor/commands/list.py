@@ -41,8 +41,9 @@ def list_plugins(
     from auditor.commands import listing
 
     found, out = _plugins(plugin or []), Console()
-    for line in listing.overview(found, out.width) if name is None else listing.whole(found, name):
-        out.print(line, soft_wrap=name is None)
+    width = out.width if out.is_terminal else None
+    for line in listing.overview(found, width) if name is None else listing.whole(found, name):
+        out.print(line, soft_wrap=name is None or width is None)
 
 
 def _plugins(files: list[str]) -> Found:

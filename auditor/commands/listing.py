@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from auditor.core.errors import unknown
-from auditor.plugins.options import description_of, options_of
+from auditor.plugins.options import description_of, options_of, values_of
 from auditor.reports import inert
 
 Found = Mapping[str, Mapping[str, Any]]  # kind -> name -> class
@@ -31,8 +31,11 @@ _GUTTER, _NAME = 10, 23
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def overview(found: Found, width: int) -> Iterator[Text]:
-    """A line each, but for controls and data, which few ask for by name. What is a training too stands there."""
+def overview(found: Found, width: int | None) -> Iterator[Text]:
+    """A line each, but for controls and data, which few ask for by name. What is a training too stands there.
+
+    width: of a terminal, where longer lines are cut.
+    """
     trained = found["Trainer"]
     every = {**found["Defense"], **trained}
     controls = [name for name, cls in sorted(every.items()) if cls.claims.startswith(_CONTROL)]
@@ -58,12 +61,13 @@ def _differ(cls: Any, trained: Any) -> bool:
     return (cls.__module__, cls.__name__) != (trained.__module__, trained.__name__)
 
 
-def _line(title: str, name: str, said: str, width: int) -> Text:
+def _line(title: str, name: str, said: str, width: int | None) -> Text:
     line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (inert.clean(name), "bold"))
     if said:
         line.pad_right(max(1, _GUTTER + _NAME - line.cell_len))
         line.append(inert.clean(said))
-    line.truncate(width, overflow="ellipsis")
+    if width is not None:
+        line.truncate(width, overflow="ellipsis")
     return line
 
 
@@ -92,12 +96,19 @@ def _facts(kind: str, cls: Any) -> Iterator[Text]:
     if kind == "Benchmark":
         return
     name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
-    listed = [f"{_FLAGS[kind]} {name}{option}={value}" for option, value in options_of(cls).items()]
+    few = {option: f" ({'|'.join(map(str, values))})" for option, values in values_of(cls).items()}
+    given = options_of(cls).items()
+    listed = [f"{_FLAGS[kind]} {name}{option}={_typed(value)}{few.get(option, '')}" for option, value in given]
     yield from _fact("options", listed or ["none"])
     if kind != "Provider":
         yield from _fact("needs", [", ".join(getattr(cls, "needs", ())) or "nothing"])
     if kind in ("Defense", "Trainer"):
         yield from _fact("claim", [cls.claims])
+
+
+def _typed(value: object) -> str:
+    """As a command line takes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _fact(title: str, lines: Iterable[str]) -> Iterator[Text]:

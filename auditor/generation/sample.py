@@ -17,7 +17,7 @@ from auditor.core.streams import CHANNELS
 from auditor.models.base import Completions, LanguageModel, Rows, complete
 from auditor.models.decoding import Decoding, by_shape
 
-_RARE = 8  # of a shape, as many prefixes fill a forward pass well enough alone
+_RARE = 64  # rows: of a shape, fewer would be slower alone than beside others
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ def sample_together(
     return [found[i] for i in range(len(tokens))]
 
 
-def together(model: LanguageModel, shapes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Indices of the (prefix, suffix) lengths that are drawn in one batch: those of one shape, and where the model
-    `joins` rows, what shapes are rare, by rising length."""
+def together(model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1) -> Iterator[list[int]]:
+    """Indices of the (prefix, suffix) lengths of which so many samples each are drawn in one batch: those of one shape,
+    and where the model `joins` rows, what shapes are rare, by rising length."""
     rare = list[int]()
     for alike in by_shape(shapes):
-        if model.joins and len(alike) < _RARE:
+        if model.joins and len(alike) * samples < _RARE:
             rare += alike
         else:
             yield alike

@@ -161,6 +161,12 @@ class LanguageModel(ABC):
         Differentiable in `prompt`.
         """
 
+    def read_ahead(self, texts: Sequence[tuple[int, ...]], last: Sequence[int]) -> None:  # noqa: B027
+        """Says what it will be asked about: these texts, each at its last so many positions.
+
+        A model that remembers what it read reads those of several lengths at once; any other does nothing.
+        """
+
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
         """`log_probs` for tuning a prompt. A model of many parts may answer with an estimate from a few of them."""
         return self.log_probs(contexts, last, prompt=prompt)
@@ -379,6 +385,7 @@ def perplexity_nll(
     """
     results: dict[int, tuple[float, int]] = {}
     shapes = [(first, len(text)) for first, text in zip(given or [1] * len(texts), texts, strict=True)]
+    model.read_ahead([text[:-1] for text in texts], [length - first for first, length in shapes])
     for batch in by_shape(shapes, _TEXTS_AT_ONCE):
         tokens, first = torch.tensor([texts[i] for i in batch], device=model.device), shapes[batch[0]][0]
         with torch.no_grad():

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows, distribution_elements
 from auditor.models.beginnings import Beginnings
 from auditor.models.caches import Dimensions, OwnCache, row_dimensions
@@ -259,6 +260,10 @@ class HuggingFaceModel(LanguageModel):
         body, head = _plain(self.model).base_model, self.model.get_output_embeddings()
         self._seen = HiddenStates(body, head, self.behind_beginnings)
 
+    def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
+        if self._seen is not None:
+            self._seen.read_ahead(texts, last, self.device)
+
     def share_beginnings(self, **least: int) -> None:
         """From now on what texts begin with is read once. Only where the self-check has found that nothing changes."""
         weights = [*self.model.parameters()]
@@ -353,12 +358,14 @@ class HuggingFaceModel(LanguageModel):
             return self._seen.logits(read, last)
         return self.behind_beginnings(read, last) if cache is None else self._logits(read, last, cache)
 
-    def behind_beginnings(self, read: Tensor, last: int) -> Tensor:
-        """As `logits`, of whole texts, nothing of them remembered."""
+    def behind_beginnings(self, read: Tensor, last: int, kept: int | None = None) -> Tensor:
+        """As `logits`, of whole texts, nothing of them remembered. kept: of the last positions that are read in any
+        case, as many are answered for; None: all."""
+        kept = last if kept is None else kept
         if self.begins is None or read.requires_grad:
-            return self._logits(read, last, None)
+            return self._logits(read, kept, None)
         begun, layers = self.begins.layers(read, last, read.shape[1])
-        return self._logits(read[:, begun:], last, Cache(layers=list(layers)) if begun else None)
+        return self._logits(read[:, begun:], kept, Cache(layers=list(layers)) if begun else None)
 
     def _logits(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
         own = cache if isinstance(cache, OwnCache) else None

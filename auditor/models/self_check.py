@@ -10,7 +10,7 @@ is right for is refused. Knows nothing of what a model is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError, NotApplicable, is_out_of_memory, library_errors
 from auditor.models.agreement import STEPS, advanced_rows, distribution_distance
+from auditor.models.decoding import by_shape
 from auditor.models.huggingface import HuggingFaceModel, Served
 
 AT_LOAD = 16  # tokens of the longest text that is tried before a run says how long its texts are
@@ -194,14 +195,20 @@ class _Trial:
                 tokens = self.texts.flatten()[step + torch.arange(len(parents), device=self.texts.device)]
                 rows.advance(torch.tensor(parents, device=tokens.device), tokens)
                 contexts = [[*contexts[i], token] for i, token in zip(parents, tokens.tolist(), strict=True)]
-                for found, text in zip(rows.log_probs(), contexts, strict=True):
-                    if not self.same(found, self.model.log_probs(torch.tensor([text]), 1)[0, 0]):
+                for found, whole in self._whole(rows.log_probs(), contexts):
+                    if not self.same(found, whole):
                         return False
         except Exception as error:  # whatever a model raises that cannot be told where a row begins
             if is_out_of_memory(error):
                 raise
             return False
         return True
+
+    def _whole(self, found: Tensor, contexts: Sequence[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The distributions that were found behind contexts, and those of the contexts as they are read anew."""
+        for alike in by_shape([(len(context), 0) for context in contexts]):
+            read = torch.tensor([contexts[i] for i in alike])
+            yield found[alike], self.model.log_probs(read, 1)[:, 0]
 
     def _begun_agree(self, begin: int) -> bool:
         """Whether texts that share their first `begin` tokens have the logits of whole contexts; nothing remembered."""

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from auditor.core import disk
 from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
-from auditor.plugins.options import ENTRY_POINTS, options_of
+from auditor.plugins.options import ENTRY_POINTS, options_of, values_of
 
 _PACKAGES = ("auditor", "auditor.attacks", "auditor.benchmarks", "auditor.defenses")
 _SAID = ("name", "title", "needs", "claims")  # what is kept of a class beside its docstring and its options
@@ -64,12 +64,13 @@ def _files() -> str:
 def _told(cls: Any) -> dict[str, Any]:
     said = {name: getattr(cls, name) for name in _SAID if hasattr(cls, name)}
     options = options_of(cls) if hasattr(cls, "__dataclass_fields__") else {}
-    known = {name: None if default is MISSING else default for name, default in options.items()}
+    values = values_of(cls) if options else {}
+    known = {n: (None if default is MISSING else default, values.get(n)) for n, default in options.items()}
     return {**said, "module": cls.__module__, "called": cls.__name__, "doc": inspect.getdoc(cls), "options": known}
 
 
 def _class(module: str, called: str, doc: str, options: dict[str, Any], **said: Any) -> type:
-    fields = [(name, Any, default) for name, default in options.items()]
+    fields = [(name, Literal[tuple(values)] if values else Any, default) for name, (default, values) in options.items()]
     made = make_dataclass(called, fields, namespace={"__doc__": doc, **said}, frozen=True)
     made.__module__ = module  # from Python 3.12 on make_dataclass overwrites what the namespace says
     return made

@@ -61,6 +61,14 @@ def options_of(cls: type) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(cls)}
 
 
+def values_of(cls: type) -> dict[str, tuple[Any, ...]]:
+    """Of the options that take one of a few values, these."""
+    few = {bool: ("true", "false")}
+    hints = typing.get_type_hints(cls)
+    found = {name: few.get(hints[name], typing.get_args(hints[name])) for name in options_of(cls)}
+    return {name: values for name, values in found.items() if values}
+
+
 def description_of(cls: type) -> str:
     """The first line of the docstring."""
     return (inspect.getdoc(cls) or "").split("\n", 1)[0]

@@ -186,7 +186,9 @@ class View:
         prompt_rows = 0 if soft_prompt is None else len(soft_prompt)
         rows = AtOnce(self._rows(queries, prompt_rows))
         at_once = AtOnce(self.prefixes_at_once(sampling, queries, prompt_rows))
-        batched = by_shape if sampling.search != "sample" else partial(together, self.target)
+        batched = by_shape
+        if sampling.search == "sample":
+            batched = partial(together, self.target, samples=sampling.samples)
         for indices in batched([(len(q.prefix), q.length) for q in queries]):
             asked = [queries[i] for i in indices]
 
@@ -274,6 +276,7 @@ def _read_whole(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]])
     """Summed nll of suffixes that are alone behind their prefix, each in one pass."""
     pairs = [(prefix, suffixes[0]) for prefix, suffixes in behind.items() if len(suffixes) == 1]
     found: dict[tuple[Tokens, Tokens], float] = {}
+    model.read_ahead([(prefix + suffix)[:-1] for prefix, suffix in pairs], [len(suffix) for _, suffix in pairs])
     for indices in by_shape([(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE):
         prefixes, suffixes = (torch.tensor([pairs[i][side] for i in indices], device=model.device) for side in (0, 1))
         with torch.no_grad():

@@ -73,6 +73,9 @@ class PrefixedModel(WrappingModel):
     check_claim = _behind("check_claim")
     neighbours = _behind("neighbours")
 
+    def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
+        self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last)
+
     def withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
         return self.model.withheld([(*self.prefix_token, *prefix) for prefix in prefixes])
 

@@ -38,13 +38,13 @@ from auditor.runs.targets import Targets
 
 FEWEST = 10  # records: of fewer, none extracted would say next to nothing
 KNOWN, PAIRS = 0.1, 10  # share of the data that is not attacked, and pairs of it that tell the prefix token of training
-_TEXTS, _ROWS = (1, 6), (2, 32)  # few and many: texts that are read, and texts that are begun to be completed
+_TEXTS, _ROWS = (2, 12), (2, 64)  # few and many: texts that are read, and texts that are begun to be completed
 _STEPS = 4  # tokens of a beginning
 _FORM_TOKENS = 128  # of a row, about, that a text form is chosen by
 _SHARE = 0.05  # of the time, for each kind of work that is timed
-_AFTER = 0.15  # of the time, for loading files anew, statistics and reports
+_AFTER = 0.06  # of the time, for loading files anew, statistics and reports
 Limits = tuple[str, ...]  # sentences: what a check does not say
-_AGAIN = 3  # times that a run asks about a record beside its probes: greedy decoding, perplexity, its tokens
+_AGAIN = 2  # times that a run asks about a record beside its probes: for its tokens; greedily, or as a held-out text
 _PREFIX_TOKENS = 3  # that known pairs are read behind, at most: none, bos, eos
 
 
@@ -180,11 +180,12 @@ def _form_rows(model: LanguageModel, seconds: float) -> int:
 def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
     """Seconds of a run that attacks at most so many rows of members, and so many of non-members.
 
-    seconds: for each kind of work that is timed. The longer half of the records is: short ones would promise too much.
+    seconds: for each kind of work that is timed, on records of all lengths.
     """
     told, model, rows = scene.benchmark, scene.site.model, _rows(scene.benchmark.secrets)
-    some = sorted(told.secrets, key=lambda secret: -len(secret.prefix + secret.suffix))[: len(told.secrets) // 2 + 1]
-    # What reading prefixes takes is in `read`. Where those of other lengths are completed apart, each is another.
+    some = sorted(told.secrets, key=lambda secret: len(secret.prefix + secret.suffix))
+    # Begun behind the last tokens of prefixes, whose reading is in `read`. Where those of other lengths are completed
+    # apart, each is another.
     lengths = [1] if model.joins else sorted({len(secret.prefix) for secret in some})
     short = {length: i for i, length in enumerate(lengths, 1)}
     begin = [replace(s, prefix=s.prefix[-short.get(len(s.prefix), 1) :], suffix=s.suffix[:_STEPS]) for s in some]
@@ -195,24 +196,28 @@ def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
         for one in scene.selection.methods:
             if isinstance(one, Probe):
                 with suppress(NotApplicable):  # its row will say why
-                    list(one.measure(view, _cycled(some, n)))
+                    list(one.measure(view, _spread(some, n)))
 
     def greedily(n: int) -> None:
-        scoring.greedy_recall(model, _cycled(some, n))
+        texts = _spread(some, n)
+        model.read_ahead([(s.prefix + s.suffix)[:-1] for s in texts], [len(s.suffix) for s in texts])
+        scoring.greedy_recall(model, texts)
 
-    read = seconds_per_text(greedily, *_TEXTS, seconds)
+    first = seconds_per_text(greedily, *_TEXTS, seconds)
     probe = seconds_per_text(probed, *_TEXTS, seconds)
     again = seconds_per_text(greedily, *_TEXTS, seconds)
-    step = seconds_per_text(lambda n: scoring.greedy_suffixes(model, _cycled(begin, n)), *_ROWS, seconds)
+    step = seconds_per_text(lambda n: scoring.greedy_suffixes(model, _spread(begin, n)), *_ROWS, seconds)
+    read = first - again if first > 2 * again else first  # what is remembered is not read again
+    before = sum(len(secret.prefix) for secret in some) / sum(len(secret.prefix + secret.suffix) for secret in some)
 
     def takes(limit: int) -> float:
         both = sum(sum(side[:limit]) for side in rows)
-        anew = both + _PREFIX_TOKENS * len(told.known) + both / 2  # half of a record is read to be completed
+        anew = both + _PREFIX_TOKENS * len(told.known) + before * both  # prefixes again, to be completed
         return read * anew + (probe + again * _AGAIN + step * steps) * both
 
     return takes
 
 
-def _cycled(secrets: Sequence[Secret], n: int) -> list[Secret]:
-    """So many, as members, the same again where there are no more."""
-    return [replace(secrets[i % len(secrets)], member=True) for i in range(n)]
+def _spread(secrets: Sequence[Secret], n: int) -> list[Secret]:
+    """So many of all of them, evenly, as members; the same again where there are no more."""
+    return [replace(secrets[(2 * i + 1) * len(secrets) // (2 * n)], member=True) for i in range(n)]

@@ -180,6 +180,7 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> tuple[dict[str, Measu
         return found, greedy_nonmembers(target.model, secrets) if any(m.value for m in found.values()) else None
 
     with clock.stage("greedy recall"):
+        target.model.read_ahead([(s.prefix + s.suffix)[:-1] for s in secrets], [len(s.suffix) for s in secrets])
         found = audit.site.shared.get("greedy", audit.asked, given)
     if found[0]:
         audit.site.reporter.greedy(found[0])

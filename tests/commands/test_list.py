@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import call
+from auditor.commands import listing
 from auditor.plugins import registry
-from auditor.plugins.options import options_of
+from auditor.plugins.options import options_of, values_of
 
 Said = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,11 +21,12 @@ FOUND = registry.all_plugins()
 FLAGS = {"Attack": "-A {}.", "Probe": "-A {}.", "Defense": "-D {}.", "Trainer": "-D "}
 
 
-def test_it_names_every_plug_in_in_few_lines(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
     assert call(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines[:-1])) <= 100
+    in_terminal = [line.plain for line in listing.overview(FOUND, 100)]
+    assert max(map(len, in_terminal[:-1])) <= 100 < max(map(len, lines[:-1]))  # in a pipe nothing is cut
+    assert all(whole.startswith(cut.rstrip("…")) for whole, cut in zip(lines, in_terminal, strict=True))
     named = next(line for line in lines if line.startswith("controls ")).count(",") + 1
     methods = {name for kind in FLAGS for name in FOUND[kind]}
     assert len(lines) == len(methods) - named + 4  # a line each, but for controls, data, models and how to read on
@@ -39,7 +41,11 @@ def test_of_one_it_shows_options_needs_claim_source_and_page(
     cls = FOUND[kind][name]
     assert call(["list", name]) == 0
     shown = capsys.readouterr().out
-    assert all(f"{FLAGS[kind].format(name)}{option}={value}" in shown for option, value in options_of(cls).items())
+    given = {
+        option: str(value).lower() if isinstance(value, bool) else value for option, value in options_of(cls).items()
+    }
+    assert all(f"{FLAGS[kind].format(name)}{option}={value}" in shown for option, value in given.items())
+    assert all(f"({'|'.join(map(str, values))})" in shown for values in values_of(cls).values())
     pages = [line.split()[1] for line in shown.splitlines() if line.startswith("page ")]
     assert any(f"`{name}`" in (ROOT / page).read_text(encoding="utf-8") for page in pages)
     sources = [line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("source ")]

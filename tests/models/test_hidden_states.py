@@ -58,14 +58,14 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
     body = torch.nn.Sequential(embedding)
     body.forward = lambda texts: (embedding(texts),)  # type: ignore[method-assign]
 
-    def capped(texts: Tensor, last: int) -> Tensor:
+    def capped(texts: Tensor, last: int, kept: int) -> Tensor:
         asked.append(len(texts))
-        return torch.tanh(head(body(texts)[0]))[:, -last:]
+        return torch.tanh(head(body(texts)[0]))[:, -kept:]
 
     states = HiddenStates(body, head, capped)
     with torch.no_grad():
         for _ in range(2):
-            torch.testing.assert_close(states.logits(TEXTS, 3), capped(TEXTS, 3))
+            torch.testing.assert_close(states.logits(TEXTS, 3), capped(TEXTS, 3, 3))
     assert asked == [4] * 4
 
 
@@ -78,3 +78,41 @@ def test_what_there_is_no_room_for_is_read_again(monkeypatch: pytest.MonkeyPatch
     for _ in range(2):
         torch.testing.assert_close(model.log_probs(TEXTS, 3), plain)
     assert traffic.tokens - before == 2 * TEXTS.numel()
+
+
+@pytest.mark.parametrize("shared", [0, 20])  # tokens that all begin with
+def test_texts_of_several_lengths_are_read_ahead_side_by_side(model: HuggingFaceModel, shared: int) -> None:
+    texts = [tuple(range(5, 5 + shared)) + tuple(range(i, i + i)) for i in (9, 4, 6, 7)]
+    last = [3, 1, 4, 2]
+    plain = [model.log_probs(torch.tensor([text]), n) for text, n in zip(texts, last, strict=True)]
+    model.share_beginnings(least=16)
+    model.remember()
+    calls = []
+    model.model.register_forward_hook(lambda *_: calls.append(1))
+    model.read_ahead([*texts, ()], [*last, 1])
+    assert len(calls) <= 2  # what they begin with, and all of them
+    for text, n, own in zip(texts, last, plain, strict=True):
+        torch.testing.assert_close(model.log_probs(torch.tensor([text]), n), own)
+    assert len(calls) <= 2
+
+
+def test_a_model_that_remembers_nothing_reads_nothing_ahead(model: HuggingFaceModel) -> None:
+    before = traffic.tokens
+    model.read_ahead([(1, 2, 3), (1, 2)], [1, 1])
+    assert traffic.tokens == before
+
+
+def test_texts_that_no_head_explains_are_read_ahead_once_and_not_held() -> None:
+    embedding, head, asked = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50), []
+    body = torch.nn.Sequential(embedding)
+    body.forward = lambda texts: (embedding(texts),)  # type: ignore[method-assign]
+
+    def capped(texts: Tensor, last: int, kept: int) -> Tensor:
+        asked.append(len(texts))
+        return torch.tanh(head(body(texts)[0]))[:, -kept:]
+
+    states = HiddenStates(body, head, capped)
+    states.read_ahead([tuple(range(1, 40))] + [tuple(range(n)) for n in range(20, 40)], [2] * 21, torch.device("cpu"))
+    assert len(asked) == 1
+    with torch.no_grad():
+        torch.testing.assert_close(states.logits(TEXTS, 3), capped(TEXTS, 3, 3))

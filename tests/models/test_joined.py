@@ -87,8 +87,9 @@ def test_a_prefix_has_room_for_its_own_suffix_whatever_others_take() -> None:
 
 def test_shapes_that_are_rare_are_drawn_together() -> None:
     model = tiny_model("llama")
-    shapes = [(5, 3), *[(4, 2)] * 8, (2, 3), (5, 1)]
-    assert [*together(model, shapes)] == [[*range(1, 9)], [9, 10, 0]]
+    shapes = [(5, 3), *[(4, 2)] * 8, (2, 3), (5, 1)]  # eight prefixes, and eight samples of each: 64 rows
+    assert [*together(model, shapes, 8)] == [[*range(1, 9)], [9, 10, 0]]
+    assert [*together(model, shapes, 7)] == [[9, *range(1, 9), 10, 0]]
     model.joins = False
     assert [*together(model, shapes)] == [[0], [*range(1, 9)], [9], [10]]
 
