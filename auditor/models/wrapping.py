@@ -30,6 +30,9 @@ class WrappingModel(LanguageModel):
     def embedding_rows(self, count: int) -> Tensor:
         return self.model.embedding_rows(count)
 
+    def read_ahead(self, texts: Sequence[tuple[int, ...]], last: Sequence[int]) -> None:
+        self.model.read_ahead(texts, last)
+
     def special(self, kind: str) -> int | None:
         return self.model.special(kind)
 
