@@ -317,7 +317,8 @@ def test_the_page_says_what_runs(folder: Path) -> None:
         code = block.replace("    samples=5,", f"    samples=5, **{lengths},")
         exec(compile(code, "docs/how-to/python.md", "exec"), names)
     assert (
-        len(blocks) == 5
+        len(blocks) == 6
+        and names["gain"].low <= names["gain"].value <= names["gain"].high
         and len(names["own"].to_frame())
         and names["found"].low <= names["found"].value
         and len(names["frame"])

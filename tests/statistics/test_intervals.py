@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
+from auditor.core.errors import AuditError
 from auditor.statistics.compare import difference
 from auditor.statistics.intervals import clopper_pearson, excess, of_bounded_mean, wilson
+from auditor.testing import paired_difference
 
 
 @pytest.mark.parametrize(
@@ -56,3 +61,18 @@ def test_pairs_that_all_agree_leave_open_what_so_few_cannot_show(wins: int) -> N
 def test_of_zeros_and_ones_it_is_the_exact_interval(ones: int, n: int) -> None:
     found = of_bounded_mean((np.arange(n) < ones).astype(float), "shares")
     assert found == pytest.approx(clopper_pearson(ones, n), abs=0.01)
+
+
+def test_hits_of_the_same_secrets_are_compared_in_pairs() -> None:
+    new, base = np.array([1] * 30 + [0] * 70), np.array([1] * 10 + [0] * 90)
+    found = paired_difference(new, base)
+    assert found.value == pytest.approx(0.2) and found.note.endswith(f"{binomtest(20, 20).pvalue:.2g}")
+    assert 0.1 < found.low < 0.2 < found.high < 0.3
+    assert paired_difference(base, new).value == -found.value
+    assert paired_difference(2.5 * new, base).value == pytest.approx(0.65)
+
+
+@pytest.mark.parametrize(("new", "base"), [([1, 0], [1]), ([], []), ([1, math.nan], [1, 0])])
+def test_numbers_of_other_secrets_are_not_compared(new: list[float], base: list[float]) -> None:
+    with pytest.raises(AuditError):
+        paired_difference(new, base)
