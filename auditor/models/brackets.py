@@ -106,8 +106,7 @@ def _of_greedy(seen: PartialDistribution) -> tuple[Tensor, Tensor]:
     return torch.where(sure, always, never), torch.where(first, always, never)
 
 
-# --- what the distributions that agree with all that was told have in common
-# ---------------------------------------------------
+# --- what the distributions that agree with all that was told have in common ------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ gradient.
 import copy
 import itertools
 import math
-import operator
 from collections.abc import Iterable, Iterator
 from typing import Self
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
+from auditor.privacy.accounting import require_order
 
 _CHUNK = 1 << 18  # elements walked at once: the working copies of a chunk stay in the cache
 _DIRECT_ORDERS = 8  # from 12 on, alternating sums of central moments cancel more digits than _SHAVE makes up for
@@ -35,7 +35,7 @@ def log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     other than 1.
     """
     log_p, log_p0 = _aligned(log_p, log_p0)
-    moments = log_p.new_empty(_require_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64)
+    moments = log_p.new_empty(require_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64)
     of_chunk = _moments_directly if alpha <= _DIRECT_ORDERS else _moments_in_logs
     for index in _chunks(log_p.shape):
         moments[(slice(None), *index)] = of_chunk(_at(log_p, index), _at(log_p0, index), alpha)
@@ -329,13 +329,3 @@ def _require_mass(mass: Tensor) -> None:
     if not bool((off <= _MASS_TOLERANCE).all()):  # NaN too
         worst = mass.flatten()[off.flatten().argmax()].item()
         raise AuditError(f"expected log-probabilities of total mass 1, got mass {worst:.6g}")
-
-
-def _require_order(alpha: int) -> int:
-    try:
-        order = operator.index(alpha)
-    except TypeError:
-        raise AuditError(f"expected a whole number for alpha, got {alpha}") from None
-    if order < 2:
-        raise AuditError(f"expected alpha >= 2, got {order}")
-    return order

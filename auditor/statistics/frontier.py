@@ -6,7 +6,7 @@ in common cancels in a difference; likewise perplexities, over held-out texts. K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,13 +80,9 @@ def rates(scores: Sequence[Sequence[Scores]], rate: float) -> list[Leak]:
     own, and a direction: members that a defense makes less likely than others are given away by it too. Every resample
     chooses both anew.
     """
-    sizes = [len(side) for side in scores[0][0]]
-    at_once = max(1, _COUNTS // max(sizes))
-    streams = ("frontier members", "frontier non-members")
-    made = (bootstrap.resample_blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))
     pieces = [
         [np.mean([_either_way(*own, rate, *block) for own in point], axis=0) for point in scores]
-        for block in zip(*made, strict=True)
+        for block in _resamples(scores)
     ]
     draws = np.concatenate(pieces, axis=1)
     parts = [np.mean([_found(*own, rate) for own in point], axis=0) for point in scores]
@@ -99,17 +95,21 @@ def aucs(scores: Sequence[Sequence[Scores]]) -> list[Leak]:
     Each seed is read in the direction in which its AUC is above 1/2, in every resample the same: at chance an AUC that
     chose anew would never come out below.
     """
-    sizes = [len(side) for side in scores[0][0]]
-    at_once = max(1, _COUNTS // max(sizes))
-    streams = ("frontier members", "frontier non-members")
-    made = (bootstrap.resample_blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))
     above = [[_above(*own) for own in point] for point in scores]
     pieces = [
         [np.mean([((members @ own) * nonmembers).sum(1) / own.size for own in point], axis=0) for point in above]
-        for members, nonmembers in zip(*made, strict=True)
+        for members, nonmembers in _resamples(scores)
     ]
     parts = [np.mean([own.mean(1) for own in point], axis=0) for point in above]
     return [Leak(values, row) for values, row in zip(np.concatenate(pieces, axis=1), parts, strict=True)]
+
+
+def _resamples(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
+    """Of the members and of the non-members, block by block."""
+    sizes, streams = [len(side) for side in scores[0][0]], ("frontier members", "frontier non-members")
+    at_once = max(1, _COUNTS // max(sizes))
+    sides = (bootstrap.resample_blocks(n, name, RESAMPLES, at_once) for n, name in zip(sizes, streams, strict=True))
+    return zip(*sides, strict=True)
 
 
 def _above(own: Floats, others: Floats) -> Floats:
