@@ -14,6 +14,7 @@ from auditor.commands import console
 from auditor.commands.run import audited
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan
+from auditor.core.plan_fields import AUTO
 
 if TYPE_CHECKING:
     from auditor.runs.shared import Shared
@@ -50,6 +51,9 @@ def check(
     nonmembers: Annotated[
         str | None, typer.Option(metavar="FILE", help="Records like them that the model never saw: the baseline.")
     ] = None,
+    template: Annotated[
+        str, typer.Option(metavar=FIELDS["template"].said.metavar, help=FIELDS["template"].help.partition(" [")[0])
+    ] = AUTO,
     minutes: Annotated[
         float, typer.Option(help="Check as many of the records as fit, by the measured speed of the model.")
     ] = 2.0,
@@ -69,7 +73,8 @@ def check(
         audit check ./my-model --data private.jsonl --nonmembers fresh.jsonl
     """
     begun = time.perf_counter()
-    _refuse_parts(model, data, {"--nonmembers": nonmembers, "--deep": deep}, minutes)
+    beside = {"--nonmembers": nonmembers, "--template": template != AUTO, "--deep": deep}
+    _refuse_parts(model, data, beside, minutes)
     console.quiet()
     from auditor.runs import cost, estimate, quick
     from auditor.runs.shared import Shared
@@ -79,7 +84,11 @@ def check(
         plan = Plan.of(seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick.quick_methods())
         _run(plan, out, "demonstration", Shared(), (), your_own=_YOUR_OWN)
         return
-    plan, shared, name = quick.quick_plan(model, data, nonmembers, seed), Shared(), f"check-{Path(model).name}"
+    plan, shared, name = (
+        quick.quick_plan(model, data, nonmembers, seed, template),
+        Shared(),
+        f"check-{Path(model).name}",
+    )
     limits: quick.Limits = ()
     with console.terminal(verbose=False) as reporter:
         if deep:
@@ -87,8 +96,9 @@ def check(
             console.show(cost.table(estimate.estimate(plan, reporter, shared=shared)))
         else:
             plan, limits = quick.fit_to_time(plan, reporter, shared, 60 * minutes, begun)
-    given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else []), "--deep"]
-    _run(plan, out, name, shared, limits, deeper="" if deep else f"audit check {shlex.join(given)}")
+    given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]
+    given += ["--template", template] if template != AUTO else []
+    _run(plan, out, name, shared, limits, deeper="" if deep else f"audit check {shlex.join(given)} --deep")
 
 
 def _refuse_parts(model: str | None, data: str | None, beside: Mapping[str, object], minutes: float) -> None:

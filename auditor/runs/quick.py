@@ -19,6 +19,7 @@ import torch
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import PrefixToken, Secret
 from auditor.core.plan import FIELDS, Plan
+from auditor.core.plan_fields import AUTO
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import adapter_base
@@ -48,9 +49,9 @@ _AGAIN = 2  # times that a run asks about a record beside its probes: for its to
 _PREFIX_TOKENS = 3  # that known pairs are read behind, at most: none, bos, eos
 
 
-def quick_plan(model: str, data: str, nonmembers: str | None, seed: int) -> Plan:
+def quick_plan(model: str, data: str, nonmembers: str | None, seed: int, template: str = AUTO) -> Plan:
     """All that is cheap, on a model and data of the user's."""
-    own = {"model": model, "data": data, "nonmembers": nonmembers, "device": "auto"}
+    own = {"model": model, "data": data, "nonmembers": nonmembers, "template": template, "device": "auto"}
     return Plan.of(**own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, **quick_methods())
 
 

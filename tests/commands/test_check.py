@@ -106,6 +106,8 @@ def test_an_adapter_is_held_against_its_own_base(given: Path, capsys: Said) -> N
         (["{given}/model"], "expected MODEL and --data together, got MODEL alone"),
         (["--data", "{given}/private.jsonl"], "expected MODEL and --data together, got --data alone"),
         (["--nonmembers", "{given}/fresh.jsonl"], "--nonmembers goes with a model of your own"),
+        (["--template", "none"], "--template goes with a model of your own"),
+        (["{given}/model", "--data", "{given}/private.jsonl", "--template", "none"], "got data with neither"),
         (["--deep"], "--deep goes with a model of your own"),
         (["{given}/model", "--data", "{given}/private.jsonl", "--minutes", "0"], "expected --minutes above 0"),
         (["{given}/model", "--data", "{given}/private.jsonl", "--minutes", "nan"], "expected --minutes above 0"),

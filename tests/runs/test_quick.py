@@ -150,7 +150,8 @@ def text_takes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def test_as_many_records_are_taken_as_fit(given: Path, text_takes: Callable[[float], None]) -> None:
     text_takes(100.0)  # so that what loading takes does not matter
     steps = (TEXT - 13) / quick._STEPS  # the suffix, by what is timed of it
-    seconds = 100 * (24 + 3 * 3 + 12 + 24 + 3 * 24 + steps * 24) / (1 - quick._AFTER) + 90  # and not a record more
+    read = 24 + 3 * 3 + 24 * 13 / TEXT  # each, known pairs behind three prefix tokens, and prefixes again
+    seconds = 100 * (read + 24 + 2 * 24 + steps * 24) / (1 - quick._AFTER) + 90  # and not a record more
     plan, (limit,) = fitted(given, seconds)
     assert plan.data.limit == 12 and limit.startswith(f"12 of {MEMBERS} records checked")
     more, (limit,) = fitted(given, 1.5 * seconds)
