@@ -106,9 +106,11 @@ def _blocks(i: int, section: OwnSection, _: Material) -> list[Block]:
 
 def _masthead(result: AuditResult) -> Facts:
     n = result.benchmark
+    written = n.text_form.partition(" (")[0]
     return (
         ("Attacked", subject.targets(result)),
         ("Records", f"{n.members:,} trained on (members), {n.nonmembers:,} not (non-members)"),
+        *((("Text form", f"--template {written}"),) if written else ()),
         ("Run", result.name),
         ("Ended", result.created),
         ("Seed", str(result.seed)),

@@ -64,3 +64,9 @@ def test_it_is_the_first_line_of_both_reports_and_the_folder_is_not(result: Audi
 
 def test_a_long_name_is_no_long_heading(result: AuditResult) -> None:
     assert len(subject.line(own(result, {"model": "m" * 1000, "data": "d" * 1000}, base="b" * 1000))) < 400
+
+
+def test_how_conversations_were_written_stands_beside_it(result: AuditResult) -> None:
+    assert "Text form" not in markdown.render(result)
+    chat = replace(result, benchmark=replace(result.benchmark, text_form="model, 2025-11-20 (SHA-256 0123456789ab)"))
+    assert "Text form: --template model, 2025-11-20 ·" in markdown.render(chat)
