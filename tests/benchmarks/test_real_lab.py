@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from auditor.attacks.extraction_probability import observe
 from auditor.benchmarks import smollm2
 from auditor.benchmarks.lab_recipe import LabRecipe, Recipe
 from auditor.benchmarks.lab_texts import draw_texts, private_texts
+from auditor.benchmarks.lab_training import load_tokenizer
 from auditor.benchmarks.real_lab import RealLab, RealRecipe
 from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, said
 from auditor.cli import call
@@ -28,7 +30,8 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.runs.lab_site import LABS, lab_recipe
 from auditor.runs.scoring import greedy_suffixes
 
-# A step on 135M weights takes a second a record, and a prefix its own time: few records, and short prefixes of most.
+# A step on 135M weights takes a second a record, and a prefix its own time: few records, short prefixes of most, and
+# training on the first layers alone.
 TINY = RealRecipe(
     repeats=((1, 2, 1), (2, 2, 0)),
     others=0,
@@ -114,6 +117,19 @@ def plain() -> Any:
     return AutoModelForCausalLM.from_pretrained(smollm2.smollm2_folder())
 
 
+@pytest.fixture
+def shallow(plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RealLab:
+    """The same lab on the first 4 of the 30 layers, with all of the embeddings and the tokenizer."""
+    folder, config = tmp_path / "shallow", copy.deepcopy(plain.config)
+    config.num_hidden_layers = 4
+    model = LlamaForCausalLM(config)
+    model.load_state_dict({name: plain.state_dict()[name] for name in model.state_dict()})
+    model.save_pretrained(folder)
+    load_tokenizer(smollm2.smollm2_folder()).save_pretrained(folder)
+    monkeypatch.setattr(smollm2, "smollm2_folder", lambda: folder)
+    return RealLab(TINY, cache=tmp_path / "cache")
+
+
 def held_against_transformers(model: Any, plain: Any, asked: Sequence[Secret]) -> None:
     """The exact probability of each (to 1e-4, of unlikely ones to 1e-5 of their nats), and greedy decoding, of which
     each token is the likeliest."""
@@ -155,16 +171,18 @@ def test_the_public_model_says_what_transformers_say(lab: RealLab, plain: Any, t
 
 
 @needs_package
-def test_a_step_of_lora_and_one_of_private_training_change_the_model(lab: RealLab) -> None:
-    target, public = lab.target(), lab.public()
-    held_against_transformers(target, AutoModelForCausalLM.from_pretrained(lab.folder / "target"), lab.secrets[:2])
-    secret = next(secret for secret in lab.secrets if secret.repeats == 2)
+def test_a_step_of_lora_and_one_of_private_training_change_the_model(shallow: RealLab) -> None:
+    target, public = shallow.target(), shallow.public()
+    held_against_transformers(
+        target, AutoModelForCausalLM.from_pretrained(shallow.folder / "target"), shallow.secrets[:2]
+    )
+    secret = next(secret for secret in shallow.secrets if secret.repeats == 2)
     prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
 
     def log_p(model: Any) -> float:
         return float(observe(model, ANCESTRAL, prefix, suffix)["log_p"])
 
-    private = lab.trained(DpSgd(epochs=1, batch=len(lab.texts.copies()), noise_multiplier=1.0))
+    private = shallow.trained(DpSgd(epochs=1, batch=len(shallow.texts.copies()), noise_multiplier=1.0))
     assert log_p(target) > log_p(public)  # it was learnt, in one epoch
     assert log_p(private.model) != log_p(public)
     assert private.privacy is not None and private.privacy.epsilon > 0
