@@ -34,7 +34,7 @@ _LOST = (
     "stopped: a process of the Ray cluster of this machine was lost (killed, or out of memory), so no work can go on; "
     "what is finished is kept for --resume\n"
 )
-PATIENCE = 10.0  # seconds, in which the workers of a run before this one are gone
+PATIENCE = 10.0  # seconds, in which a cluster has begun, and the workers of a run before this one are gone
 _AUTO = "auto"  # Ray's own word for the cluster that this machine belongs to
 AS_NICE = {"worker_niceness": 0}  # as this process: Ray's own 15 leaves what does all the work behind any other program
 _QUIET = "RAY_IGNORE_UNHANDLED_ERRORS"  # of portions that nobody asks for any more, once one was refused
@@ -169,12 +169,12 @@ class RayEngine:
             self._held.enter_context(_watched(_of_node(node) if self.address else _of_cluster()))
 
     def _check_room(self) -> None:
-        """Ray itself would wait for ever."""
-        room = self._short_of(_ray().cluster_resources())
+        """Ray itself would wait for ever. What a cluster has it says some moments after its start."""
         until = time.monotonic() + PATIENCE
-        while not room and (room := self._short_of(_ray().available_resources())) and time.monotonic() < until:
+        while (
+            room := self._short_of(_ray().cluster_resources()) or self._short_of(_ray().available_resources())
+        ) and time.monotonic() < until:
             time.sleep(0.1)
-            room = ""
         if room:
             raise AuditError(room)
 
