@@ -146,7 +146,8 @@ class Terminal:
         self._progress, self._verbose = progress, verbose
         self._task: Any = None
         self._said_threads = False
-        self._begun = self._told = time.monotonic()
+        self._what, self._begun = "", time.monotonic()  # the step that is told of, and since when
+        self._last = self._told = self._begun  # when progress came, and when it was said
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -161,7 +162,7 @@ class Terminal:
     def bar(self, name: str = "") -> Iterator[None]:
         """Progress that leaves no line behind."""
         self._task = task = self._progress.add_task(inert.clean(name), total=None)
-        self._begun = time.monotonic()
+        self._what, self._last = "", time.monotonic()
         try:
             yield
         finally:
@@ -177,9 +178,14 @@ class Terminal:
             self.note(f"threads: {used}; {speed:.0f} GFLOP/s in float32")
 
     def progress(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if what != self._what:  # what was done before it says nothing of what it takes
+            self._what, self._begun = what, self._last
+            if self._task is not None:
+                self._progress.reset(self._task, total=total)
+        self._last = now
         if self._task is not None:
             self._progress.update(self._task, description=inert.clean(what), completed=done, total=total)
-        now = time.monotonic()
         if done and not err().is_terminal and now - self._told >= _A_LINE_EVERY:
             from auditor.reports import words
 
