@@ -41,7 +41,7 @@ from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
-from auditor.statistics import compare, roc
+from auditor.statistics import roc
 
 
 def tpr_interval(members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, seed: int = 0) -> Measurement:
@@ -65,21 +65,6 @@ def tpr_interval(members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, 
             f"expected at least {roc.needed(rate):,} non-members for a rate of {rate:.3g}, got {len(others):,}"
         )
     return found
-
-
-def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
-    """The mean of `new` minus that of `base`, numbers of the same secrets in one order, with its 95% interval.
-
-    new, base: (secrets,), finite; hits are 0 or 1, and the note has McNemar's exact p. A paired bootstrap
-    (statistics/compare.py), as in reports. Raises AuditError for arrays that are not of the same secrets.
-    """
-    one, other = (np.asarray(values, dtype=np.float64) for values in (new, base))
-    if one.ndim != 1 or one.shape != other.shape or not len(one):
-        raise AuditError(f"expected a number of each of the same secrets, got arrays of {one.shape} and {other.shape}")
-    if not (np.isfinite(one).all() and np.isfinite(other).all()):
-        raise AuditError("expected finite numbers of the same secrets, got some that are not: drop them from both")
-    shares = bool(np.isin([one, other], (0, 1)).all())
-    return compare.difference("difference", "share" if shares else "number", one, other)
 
 
 # --- the contracts ----------------------------------------------------------------------------------------------------

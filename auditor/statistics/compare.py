@@ -25,9 +25,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest, ttest_ind
 
+from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap, roc
 from auditor.statistics.bootstrap import CONFIDENCE, Draws, Values
@@ -73,6 +74,21 @@ def difference(
     if unit == "share":
         return _shares(name, (new == 1).astype(float) - (base == 1))
     return measured(name, paired_means(new, base), unit)
+
+
+def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
+    """The mean of `new` minus that of `base`, numbers of the same secrets in one order, with its 95% interval.
+
+    new, base: (secrets,), finite; hits are 0 or 1, and the note has McNemar's exact p. A paired bootstrap,
+    as in reports. Raises AuditError for arrays that are not of the same secrets.
+    """
+    one, other = (np.asarray(values, dtype=np.float64) for values in (new, base))
+    if one.ndim != 1 or one.shape != other.shape or not len(one):
+        raise AuditError(f"expected a number of each of the same secrets, got arrays of {one.shape} and {other.shape}")
+    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        raise AuditError("expected finite numbers of the same secrets, got some that are not: drop them from both")
+    shares = bool(np.isin([one, other], (0, 1)).all())
+    return difference("difference", "share" if shares else "number", one, other)
 
 
 def _shares(name: str, delta: Floats) -> Measurement:

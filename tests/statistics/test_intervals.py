@@ -9,9 +9,8 @@ import pytest
 from scipy.stats import binomtest
 
 from auditor.core.errors import AuditError
-from auditor.statistics.compare import difference
+from auditor.statistics.compare import difference, paired_difference
 from auditor.statistics.intervals import clopper_pearson, excess, of_bounded_mean, wilson
-from auditor.testing import paired_difference
 
 
 @pytest.mark.parametrize(
