@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,8 +55,9 @@ def test_prompts_and_decoding_rows_are_answered_as_before(model: HuggingFaceMode
         torch.testing.assert_close(one, other)
 
 
-def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> None:
-    embedding, head, asked = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50), []
+def capped_states() -> tuple[HiddenStates, Callable[[Tensor, int, int], Tensor], list[int]]:
+    """Of a model that caps its logits; how it answers, and of how many texts each time."""
+    embedding, head, asked = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50), list[int]()
     body = torch.nn.Sequential(embedding)
     body.forward = lambda texts: (embedding(texts),)  # type: ignore[method-assign]
 
@@ -62,7 +65,11 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
         asked.append(len(texts))
         return torch.tanh(head(body(texts)[0]))[:, -kept:]
 
-    states = HiddenStates(body, head, capped)
+    return HiddenStates(body, head, capped), capped, asked
+
+
+def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> None:
+    states, capped, asked = capped_states()
     with torch.no_grad():
         for _ in range(2):
             torch.testing.assert_close(states.logits(TEXTS, 3), capped(TEXTS, 3, 3))
@@ -103,15 +110,7 @@ def test_a_model_that_remembers_nothing_reads_nothing_ahead(model: HuggingFaceMo
 
 
 def test_texts_that_no_head_explains_are_read_ahead_once_and_not_held() -> None:
-    embedding, head, asked = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50), []
-    body = torch.nn.Sequential(embedding)
-    body.forward = lambda texts: (embedding(texts),)  # type: ignore[method-assign]
-
-    def capped(texts: Tensor, last: int, kept: int) -> Tensor:
-        asked.append(len(texts))
-        return torch.tanh(head(body(texts)[0]))[:, -kept:]
-
-    states = HiddenStates(body, head, capped)
+    states, capped, asked = capped_states()
     states.read_ahead([tuple(range(1, 40))] + [tuple(range(n)) for n in range(20, 40)], [2] * 21, torch.device("cpu"))
     assert len(asked) == 1
     with torch.no_grad():
