@@ -84,11 +84,8 @@ def check(
         plan = Plan.of(seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick.quick_methods())
         _run(plan, out, "demonstration", Shared(), (), your_own=_YOUR_OWN)
         return
-    plan, shared, name = (
-        quick.quick_plan(model, data, nonmembers, seed, template),
-        Shared(),
-        f"check-{Path(model).name}",
-    )
+    plan = quick.quick_plan(model, data, nonmembers, seed, template)
+    shared, name = Shared(), f"check-{Path(model).name}"
     limits: quick.Limits = ()
     with console.terminal(verbose=False) as reporter:
         if deep:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SHOWN = 3
 _SAID = {
     True: "more than through fresh bases",
-    False: "not shown to be more than through fresh bases",
+    False: "not significantly more than through fresh bases",
     None: "cannot tell",
 }
 
@@ -42,7 +42,7 @@ def check_base(
 ) -> None:
     """Tune copies of a base and of fresh ones on canaries: do requests bring out more of them through this base?
 
-    Exit code 0: not shown to be more than through the fresh ones (a weak preparation is missed), 1: more, 4: nothing
+    Exit code 0: not significantly more than through the fresh ones (a weak preparation is missed), 1: more, 4: nothing
     can be told: a tuning taught nothing, or the fresh bases differ too much.
 
     Examples:
