@@ -167,6 +167,11 @@ class LanguageModel(ABC):
         A model that remembers what it read reads those of several lengths at once; any other does nothing.
         """
 
+    def completes_read(self, tokens: int) -> bool:
+        """Whether what stands before those positions is completed without being read again, of texts of so many tokens
+        in all."""
+        return False
+
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
         """`log_probs` for tuning a prompt. A model of many parts may answer with an estimate from a few of them."""
         return self.log_probs(contexts, last, prompt=prompt)

@@ -1,4 +1,5 @@
-"""The last hidden states of texts that a model has read, so that whoever asks about a text again pays its head alone.
+"""The last hidden states of texts that a model has read, so that whoever asks about a text again pays its head alone,
+and keys and values of what was read ahead, so that whoever completes a beginning of it reads nothing again.
 
 For a model whose weights do not change while it is asked: nothing here would notice. Knows nothing of what is asked.
 """
@@ -13,10 +14,13 @@ from torch import Tensor
 
 from auditor.core.nouns import Tokens
 from auditor.models.memory import AtOnce, free_bytes
+from auditor.models.slots import SlotLayer
 
 _SHARE = 8  # of the free memory, held states take one part of so many at most
 _TOGETHER = 1024  # tokens of texts that are read ahead in one pass: of more, a processor reads no faster
 _TOLERANCE = 1e-4  # of logits, by the largest of them: more than rounding is a head that is not all that follows
+
+Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
 
 
 class HiddenStates:
@@ -24,13 +28,15 @@ class HiddenStates:
 
     body: gives hidden states (B, m, d) as the first of its outputs, of the last m positions at least; head: makes
     logits of them; logits: of the model itself, which reads at least the last so many positions of token ids (B, n) and
-    answers for no more of them than it is told, (B, kept, V) float32. Where body and head are not all of the model
-    (Gemma 2 caps its logits), nothing is held and the model itself is asked each time.
+    answers for no more of them than it is told, (B, kept, V) float32; a list takes the layers that hold keys and values
+    of the texts. Where body and head are not all of the model (Gemma 2 caps its logits), nothing is held and the model
+    itself is asked each time.
     """
 
-    def __init__(self, body: Any, head: Any, logits: Callable[[Tensor, int, int], Tensor]) -> None:
+    def __init__(self, body: Any, head: Any, logits: Logits) -> None:
         self._body, self._head, self._logits = body, head, logits
         self._held: dict[bytes, Tensor] = {}
+        self._begun: dict[bytes, tuple[Tensor, list[SlotLayer], int]] = {}  # of a prefix: last state, layers, its slot
         self._bytes = 0
         self._right: bool | None = None if head is not None else False  # whether body and head are all of it
 
@@ -44,35 +50,60 @@ class HiddenStates:
         if missing:
             self._read(texts[missing], last, [names[i] for i in missing])
         if not all(self._holds(name, last) for name in names):  # no room for them
-            return self._logits(texts, last, last)
+            return self._logits(texts, last, last, None)
         states = torch.stack([self._held[name][-last:] for name in names])
         found: Tensor = self._head(states).float()
         return found
 
     @torch.no_grad()
-    def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int], device: torch.device) -> None:
+    def rows(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
+        """(B, V) logits behind prefixes (B, n), and layers of `length` positions that hold them; None where not all are
+        what texts that were read ahead with `keys` have before their last positions."""
+        names = [_name(prefix) for prefix in prefixes.cpu()]
+        if not names or not all(name in self._begun for name in names):
+            return None
+        states, layers, slots = zip(*(self._begun[name] for name in names), strict=True)
+        held = (list(zip(same, slots, strict=True)) for same in zip(*layers, strict=True))
+        return self._head(torch.stack(states)).float(), [
+            SlotLayer.gathered(rows, prefixes.shape[1], length) for rows in held
+        ]
+
+    def room(self, each: int, device: torch.device) -> int:
+        """Texts of so many bytes that may still be held; 0 where the head is not all that follows the states."""
+        return 0 if self._right is False else (free_bytes(device) // _SHARE - self._bytes) // each
+
+    @torch.no_grad()
+    def read_ahead(
+        self, texts: Sequence[Tokens], last: Sequence[int], device: torch.device, keys: bool = False
+    ) -> None:
         """Reads texts of any lengths side by side: each will be asked about, at its last so many positions.
 
-        The shorter are filled up behind their ends, which changes nothing before them in a causal model.
+        The shorter are filled up behind their ends, which changes nothing before them in a causal model. keys: whether
+        keys and values are held, too, for those who complete what is before those positions.
         """
         asked = ((torch.tensor(t), own) for t, own in dict(zip(texts, last, strict=True)).items() if own <= len(t))
         ahead = sorted((one for one in asked if not self._holds(_name(one[0]), one[1])), key=lambda one: len(one[0]))
         if len(ahead) < 2:
             return
         size = max(1, _TOGETHER // len(ahead[-1][0]))
-        for _ in AtOnce(size).pieces(len(ahead), lambda some: self._read_together(ahead[some], device)):
+        for _ in AtOnce(size).pieces(len(ahead), lambda some: self._read_together(ahead[some], device, keys)):
             if not self._right:
                 return
 
-    def _read_together(self, texts: Sequence[tuple[Tensor, int]], device: torch.device) -> None:
+    def _read_together(self, texts: Sequence[tuple[Tensor, int]], device: torch.device, keys: bool) -> None:
         longest = len(texts[-1][0])
         filled = torch.stack([torch.cat([text, text[-1:].expand(longest - len(text))]) for text, _ in texts])
         first = min(len(text) - last for text, last in texts)
-        _, states = self._states(filled.to(device), longest - first, 1)
-        if states is not None and torch.isfinite(states).all():
-            missing = longest - states.shape[1]  # positions that were not read
-            own = [row[: len(text) - missing].clone() for row, (text, _) in zip(states, texts, strict=True)]
-            self._hold([_name(text) for text, _ in texts], own)
+        layers: list[SlotLayer] | None = [] if keys else None
+        _, states = self._states(filled.to(device), longest - first, 1, layers)
+        if states is None or not torch.isfinite(states).all():
+            return
+        missing = longest - states.shape[1]  # positions that were not read
+        own = [row[: len(text) - missing].clone() for row, (text, _) in zip(states, texts, strict=True)]
+        if self._hold([_name(text) for text, _ in texts], own, layers or ()):
+            for slot, ((text, last), state) in enumerate(zip(texts, own, strict=True)):
+                if layers:
+                    self._begun[_name(text[: len(text) - last + 1])] = state[-last], layers, slot
 
     def _holds(self, name: bytes, last: int) -> bool:
         return name in self._held and len(self._held[name]) >= last
@@ -83,15 +114,17 @@ class HiddenStates:
             self._hold(names, list(states))
         return found
 
-    def _states(self, texts: Tensor, last: int, kept: int) -> tuple[Tensor, Tensor | None]:
+    def _states(
+        self, texts: Tensor, last: int, kept: int, layers: list[SlotLayer] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """What the model answers for the last `kept` positions, and the states of the last `last` at least; None where
-        they do not tell its answers."""
+        they do not tell its answers. layers: takes those that hold keys and values."""
         if self._right is False:
-            return self._logits(texts, last, kept), None
+            return self._logits(texts, last, kept, layers), None
         caught: list[Any] = []
         hook = self._body.register_forward_hook(lambda module, given, said: caught.append(said[0]))
         try:
-            found = self._logits(texts, last, kept)
+            found = self._logits(texts, last, kept, layers)
         finally:
             hook.remove()
         if self._right is None:
@@ -99,12 +132,14 @@ class HiddenStates:
         # The last: what texts begin with may have been read before them.
         return found, caught[-1] if self._right else None
 
-    def _hold(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
-        """As far as there is room."""
-        new = sum(own.nbytes for own in states)
-        if self._bytes + new <= free_bytes(states[0].device) // _SHARE:
-            self._held.update(zip(names, states, strict=True))
-            self._bytes += new
+    def _hold(self, names: Sequence[bytes], states: Sequence[Tensor], layers: Sequence[SlotLayer] = ()) -> bool:
+        """Whether there is room for all of them, with the layers."""
+        new = sum(own.nbytes for own in states) + sum(layer.nbytes for layer in layers)
+        if self._bytes + new > free_bytes(states[0].device) // _SHARE:
+            return False
+        self._held.update(zip(names, states, strict=True))
+        self._bytes += new
+        return True
 
     def _is_all(self, states: Any, found: Tensor) -> bool:
         if not isinstance(states, Tensor) or states.ndim != 3 or len(states) != len(found):

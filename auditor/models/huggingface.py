@@ -22,6 +22,7 @@ from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows, distribution_elements
 from auditor.models.beginnings import Beginnings
 from auditor.models.caches import Dimensions, OwnCache, row_dimensions
+from auditor.models.configuration import ends, max_positions, plain, reads_on
 from auditor.models.decoding import Decoding, log_sum_exp
 from auditor.models.hidden_states import HiddenStates
 from auditor.models.memory import AtOnce
@@ -36,8 +37,6 @@ Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `Huggin
 Served = Literal["slots", "cache", "recompute"]
 
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what families call it
-
-_POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # what families call how many they have
 
 
 @dataclass
@@ -125,14 +124,16 @@ class SlotRows(HuggingFaceRows):
 
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
-        read, begun = self.model.embed(prefixes, prompt), 0
-        begins = self.model.begins if self.forward == self.model.logits else None
-        if begins is None:
-            self.layers = [SlotLayer(total) for _ in range(self.model.n_layers)]
-        else:
-            begun, self.layers = begins.layers(read, 1, total)
-        self.cache = Cache(layers=list(self.layers))
         self.slots = torch.arange(len(prefixes), device=self.model.device)
+        alone = self.forward == self.model.logits
+        before = self.model.read_before(prefixes, total) if alone and prompt is None else None
+        if before is not None:
+            logits, self.layers = before
+            self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
+            return
+        read = self.model.embed(prefixes, prompt)
+        begun, self.layers = self.model.begun(read, 1, total, alone)
+        self.cache = Cache(layers=list(self.layers))
         self._logits = self._answer(read[:, begun:], self.cache)
 
     def log_probs(self) -> Tensor:
@@ -240,9 +241,9 @@ class HuggingFaceModel(LanguageModel):
         config = model.config.get_text_config(decoder=True)
         self.n_layers = int(config.num_hidden_layers)
         self.max_positions = max_positions(model)
-        self.eos = _ends(model, config)
+        self.eos = ends(model, config)
         self.embedding = model.get_input_embeddings()
-        self.device = _reads_on(model, self.embedding)
+        self.device = reads_on(model, self.embedding)
         head = model.get_output_embeddings()
         if head is not None and contiguous not in head._forward_pre_hooks.values():
             head.register_forward_pre_hook(contiguous)
@@ -251,18 +252,31 @@ class HuggingFaceModel(LanguageModel):
         self._in_few_bits = self.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
         self._seen: HiddenStates | None = None
         self.begins: Beginnings | None = None
-        accepted = inspect.signature(_plain(model).forward).parameters
+        accepted = inspect.signature(plain(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
     def remember(self) -> None:
         """From now on a text that was read whole is not read again. Only for weights that nobody changes meanwhile."""
-        body, head = _plain(self.model).base_model, self.model.get_output_embeddings()
+        body, head = plain(self.model).base_model, self.model.get_output_embeddings()
         self._seen = HiddenStates(body, head, self.behind_beginnings)
 
     def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
         if self._seen is not None:
-            self._seen.read_ahead(texts, last, self.device)
+            self._seen.read_ahead(texts, last, self.device, keys=self.joins)
+
+    def completes_read(self, tokens: int) -> bool:
+        return self.joins and self._seen is not None and self._seen.room(self._cache_bytes[1], self.device) >= tokens
+
+    def read_before(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
+        """As `HiddenStates.rows`, of what was read ahead."""
+        return None if self._seen is None else self._seen.rows(prefixes, length)
+
+    def begun(self, read: Tensor, last: int, length: int, shared: bool = True) -> tuple[int, list[SlotLayer]]:
+        """As `Beginnings.layers`; empty ones where no beginnings are `shared`."""
+        if self.begins is None or not shared or read.requires_grad:
+            return 0, [SlotLayer(length) for _ in range(self.n_layers)]
+        return self.begins.layers(read, last, length)
 
     def share_beginnings(self, **least: int) -> None:
         """From now on what texts begin with is read once. Only where the self-check has found that nothing changes."""
@@ -358,14 +372,16 @@ class HuggingFaceModel(LanguageModel):
             return self._seen.logits(read, last)
         return self.behind_beginnings(read, last) if cache is None else self._logits(read, last, cache)
 
-    def behind_beginnings(self, read: Tensor, last: int, kept: int | None = None) -> Tensor:
+    def behind_beginnings(
+        self, read: Tensor, last: int, kept: int | None = None, layers: list[SlotLayer] | None = None
+    ) -> Tensor:
         """As `logits`, of whole texts, nothing of them remembered. kept: of the last positions that are read in any
-        case, as many are answered for; None: all."""
-        kept = last if kept is None else kept
-        if self.begins is None or read.requires_grad:
-            return self._logits(read, kept, None)
-        begun, layers = self.begins.layers(read, last, read.shape[1])
-        return self._logits(read[:, begun:], kept, Cache(layers=list(layers)) if begun else None)
+        case, as many are answered for; None: all. layers: takes those that hold keys and values of the texts."""
+        begun, own = self.begun(read, last, read.shape[1])
+        if layers is not None:
+            layers += own
+        cache = Cache(layers=list(own)) if begun or layers is not None else None
+        return self._logits(read[:, begun:], last if kept is None else kept, cache)
 
     def _logits(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
         own = cache if isinstance(cache, OwnCache) else None
@@ -395,45 +411,3 @@ _ROWS: Mapping[Served, Callable[..., Rows]] = {
     "cache": CachedRows,
     "recompute": RecomputedRows,
 }
-
-
-def _reads_on(model: Any, embedding: Any) -> torch.device:
-    """Where it takes tokens. Weights that lie elsewhere until they are used (`device_map`) do not say."""
-    used_on = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
-    return next(model.parameters()).device if used_on is None else torch.device(used_on)
-
-
-def devices_of_parts(model: Any) -> tuple[str, ...]:
-    """The places that a `device_map` put the parts of a model in; none where all are in one."""
-    places = sorted({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()})
-    return tuple(places) if len(places) > 1 or places == ["disk"] else ()
-
-
-def _plain(model: Any) -> Any:
-    """The transformers model inside a PEFT wrapper."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def max_positions(model: Any) -> int | None:
-    """How many tokens fit; None where nothing limits them.
-
-    RoBERTa counts its positions from behind the padding id, and a tuned prompt stands in front: both cost some of them.
-    """
-    plain = _plain(model)
-    config = plain.config.get_text_config(decoder=True)
-    limit: int | None = next((n for name in _POSITIONS if (n := getattr(config, name, None)) is not None), None)
-    if limit is None or limit <= 0:  # XLNet has -1
-        return None
-    table = getattr(getattr(plain.base_model, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)
-    tuned = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", None)
-    return limit - (0 if padding is None else padding + 1) - (tuned or 0)
-
-
-def _ends(model: Any, config: Any) -> tuple[int, ...]:
-    """Every end-of-text token that the configuration or the generation configuration names: chat models have many."""
-    named: dict[int, None] = {}
-    for source in (config, getattr(model, "generation_config", None)):
-        value = getattr(source, "eos_token_id", None)
-        named |= dict.fromkeys([] if value is None else [value] if isinstance(value, int) else value)
-    return tuple(named)

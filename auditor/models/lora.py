@@ -22,8 +22,9 @@ from auditor.core.errors import AuditError, library_errors
 from auditor.models.adapters import with_adapter_of
 from auditor.models.base import Rows
 from auditor.models.caches import OwnCache
+from auditor.models.configuration import devices_of_parts
 from auditor.models.ensemble import Ensemble, Members
-from auditor.models.huggingface import HuggingFaceModel, devices_of_parts
+from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import ENSEMBLE, WHOLE, read_ensemble, read_shard, whole_adapter
 from auditor.models.slots import SlotLayer
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.agreement import distribution_distance
-from auditor.models.huggingface import max_positions
+from auditor.models.configuration import max_positions
 from auditor.models.loading import DEFAULTS, load_errors, tokenizer_beside
 from auditor.models.self_check import AT_LOAD, positions_to_test, tolerance
 from auditor.models.weights import read_weights

@@ -103,6 +103,22 @@ class SlotLayer(CacheLayerMixin):
                 start += len(theirs)
         return new
 
+    @classmethod
+    def gathered(cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int) -> SlotLayer:
+        """A layer of `length` positions: the first `filled` ones of a slot of each of these layers."""
+        new = cls(length)
+        new.filled, new.is_initialized = filled, True
+        for name in ("keys", "values"):
+            own = new._slots(getattr(rows[0][0], name), len(rows))
+            for place, (layer, slot) in zip(own, rows, strict=True):
+                place[:, :filled] = getattr(layer, name)[slot, :, :filled]
+            setattr(new, name, own)
+        return new
+
+    @property
+    def nbytes(self) -> int:
+        return sum(held.nbytes for held in (self.keys, self.values) if held is not None)
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.filled + query_length, 0
 

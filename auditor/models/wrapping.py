@@ -33,6 +33,9 @@ class WrappingModel(LanguageModel):
     def read_ahead(self, texts: Sequence[tuple[int, ...]], last: Sequence[int]) -> None:
         self.model.read_ahead(texts, last)
 
+    def completes_read(self, tokens: int) -> bool:
+        return self.model.completes_read(tokens)
+
     def special(self, kind: str) -> int | None:
         return self.model.special(kind)
 

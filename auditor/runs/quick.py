@@ -209,11 +209,13 @@ def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
     again = seconds_per_text(greedily, *_TEXTS, seconds)
     step = seconds_per_text(lambda n: scoring.greedy_suffixes(model, _spread(begin, n)), *_ROWS, seconds)
     read = first - again if first > 2 * again else first  # what is remembered is not read again
-    before = sum(len(secret.prefix) for secret in some) / sum(len(secret.prefix + secret.suffix) for secret in some)
+    tokens = mean(len(secret.prefix + secret.suffix) for secret in some)
+    before = mean(len(secret.prefix) for secret in some) / tokens
 
     def takes(limit: int) -> float:
         both = sum(sum(side[:limit]) for side in rows)
-        anew = both + _PREFIX_TOKENS * len(told.known) + before * both  # prefixes again, to be completed
+        again_before = 0 if model.completes_read(ceil(tokens * both)) else before * both  # prefixes, to be completed
+        anew = both + _PREFIX_TOKENS * len(told.known) + again_before
         return read * anew + (probe + again * _AGAIN + step * steps) * both
 
     return takes

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from auditor.models.base import Rows
 from auditor.models.hidden_states import HiddenStates
 from auditor.models.huggingface import HuggingFaceModel, traffic
+from auditor.models.slots import SlotLayer
 from tests.conftest import tiny
 
 TEXTS = torch.arange(1, 41).view(4, 10)
@@ -55,13 +57,13 @@ def test_prompts_and_decoding_rows_are_answered_as_before(model: HuggingFaceMode
         torch.testing.assert_close(one, other)
 
 
-def capped_states() -> tuple[HiddenStates, Callable[[Tensor, int, int], Tensor], list[int]]:
+def capped_states() -> tuple[HiddenStates, Callable[..., Tensor], list[int]]:
     """Of a model that caps its logits; how it answers, and of how many texts each time."""
     embedding, head, asked = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50), list[int]()
     body = torch.nn.Sequential(embedding)
     body.forward = lambda texts: (embedding(texts),)  # type: ignore[method-assign]
 
-    def capped(texts: Tensor, last: int, kept: int) -> Tensor:
+    def capped(texts: Tensor, last: int, kept: int, layers: list[SlotLayer] | None = None) -> Tensor:
         asked.append(len(texts))
         return torch.tanh(head(body(texts)[0]))[:, -kept:]
 
@@ -115,3 +117,40 @@ def test_texts_that_no_head_explains_are_read_ahead_once_and_not_held() -> None:
     assert len(asked) == 1
     with torch.no_grad():
         torch.testing.assert_close(states.logits(TEXTS, 3), capped(TEXTS, 3, 3))
+
+
+@pytest.mark.parametrize("shared", [0, 20])  # tokens that all begin with
+def test_what_was_read_ahead_is_completed_without_being_read_again(model: HuggingFaceModel, shared: int) -> None:
+    ends = torch.arange(1, 31).view(5, 6)
+    texts = torch.cat([torch.arange(5, 5 + shared).expand(5, -1), ends], dim=1)
+    prefixes, parents, tokens = texts[:, :-2], torch.tensor([0, 0, 1, 2, 3, 4, 4]), torch.arange(7)
+
+    def asked(rows: Rows) -> list[Tensor]:
+        first = rows.log_probs().clone()
+        rows.advance(parents, tokens)
+        return [first, rows.log_probs()]
+
+    plain = asked(model.start(prefixes, 2))
+    model.share_beginnings(least=16)
+    model.joins = True
+    model.remember()
+    model.read_ahead([tuple(text) for text in texts.tolist()], [3] * 5)
+    before = traffic.tokens
+    rows = model.start(prefixes, 2)
+    assert traffic.tokens == before
+    for one, other in zip(asked(rows), plain, strict=True):
+        torch.testing.assert_close(one, other)
+    assert traffic.tokens == before + len(tokens)
+
+
+def test_a_beginning_that_nobody_read_ahead_is_read_with_those_beside_it(model: HuggingFaceModel) -> None:
+    plain = model.start(TEXTS[:, :8], 2).log_probs().clone()
+    model.joins = True
+    model.remember()
+    model.read_ahead([tuple(text) for text in TEXTS[1:].tolist()], [3] * 3)
+    assert model.completes_read(10) and not model.completes_read(10**9)
+    before = traffic.tokens
+    torch.testing.assert_close(model.start(TEXTS[:, :8], 2).log_probs(), plain)
+    assert traffic.tokens == before + TEXTS[:, :8].numel()
+    torch.testing.assert_close(model.start(TEXTS[1:, :8], 2).log_probs(), plain[1:])
+    assert traffic.tokens == before + TEXTS[:, :8].numel()
