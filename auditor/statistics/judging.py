@@ -11,12 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
-from rapidfuzz.process import cdist
 
 from auditor.core.nouns import Guesses, Pair, Secret
 from auditor.statistics import people
-
-_ROWS = 256  # secrets compared with all known pairs at once: bounds the memory
+from auditor.statistics.near_pairs import near_pairs
 
 
 @dataclass(frozen=True)
@@ -138,14 +136,7 @@ def near_duplicates(secrets: Sequence[Secret], known: Sequence[Pair], distance: 
     known pair instead of from the model (formulas.md, A7).
     """
     suffixes = sorted({pair.suffix for pair in known})
-    by_limit: dict[int, list[Secret]] = {}
-    for secret in secrets:
-        by_limit.setdefault(edits_allowed(len(secret.suffix)) if distance is None else distance, []).append(secret)
-    found: set[str] = set()
-    for limit, group in by_limit.items():
-        for start in range(0, len(group) if suffixes else 0, _ROWS):
-            part = group[start : start + _ROWS]
-            # (secrets, known); a distance above the limit is not worked out: it comes back as limit + 1
-            edits = cdist([s.suffix for s in part], suffixes, scorer=Levenshtein.distance, score_cutoff=limit)
-            found.update(part[i].id for i in np.flatnonzero(np.any(edits <= limit, axis=1)))
+    limits = [edits_allowed(len(s.suffix)) if distance is None else distance for s in secrets]
+    pairs = near_pairs([secret.suffix for secret in secrets], suffixes, limits)
+    found = {secrets[i].id for near, _ in pairs for i in np.unique(near)}
     return tuple(secret.id for secret in secrets if secret.id in found)

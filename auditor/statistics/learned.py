@@ -11,17 +11,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rapidfuzz.distance import Levenshtein
-from rapidfuzz.process import cdist
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
 from auditor.core.nouns import Tokens
 from auditor.statistics.judging import edits_allowed
+from auditor.statistics.near_pairs import near_pairs
 
 Floats = NDArray[np.float64]
 FOLDS = 5
-_ROWS = 256  # texts compared with all others at once: bounds the memory
 
 
 def widening(folds: int) -> float:
@@ -34,15 +32,9 @@ def widening(folds: int) -> float:
 
 def near_duplicate_groups(texts: Sequence[Tokens]) -> NDArray[np.int64]:
     """(texts,) group of each: texts within `edits_allowed` token edits (Levenshtein) of another share its group."""
-    rows, columns = list[NDArray[np.int64]](), list[NDArray[np.int64]]()
-    limits = np.array([edits_allowed(len(text)) for text in texts])
-    for start in range(0, len(texts), _ROWS):
-        limit = limits[start : start + _ROWS]
-        edits = cdist(texts[start : start + _ROWS], texts, scorer=Levenshtein.distance, score_cutoff=int(limit.max()))
-        row, column = np.nonzero(edits <= limit[:, None])
-        rows.append(row + start)
-        columns.append(column)
-    at, of = np.concatenate(rows), np.concatenate(columns)
+    limits = [edits_allowed(len(text)) for text in texts]
+    pairs = list(near_pairs(texts, texts, limits))
+    at, of = (np.concatenate(side) for side in zip(*pairs, strict=True))
     near = coo_array((np.ones(len(at), dtype=bool), (at, of)), shape=(len(texts), len(texts)))
     return np.asarray(connected_components(near, directed=False)[1], dtype=np.int64)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.core.nouns import Guess, Guesses, Pair, Secret
-from auditor.statistics import compare, extraction, intervals, judging, ranking
+from auditor.statistics import compare, extraction, intervals, judging, near_pairs, ranking
 
 
 def outcome(hits: list[bool], scores: list[float]) -> judging.Outcome:
@@ -169,7 +169,7 @@ def test_near_duplicates_equal_the_naive_search(
 
 
 def test_near_duplicates_of_more_secrets_than_are_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "_ROWS", 3)
+    monkeypatch.setattr(near_pairs, "_ROWS", 3)
     secrets = [Secret(str(i), (), (i, i + 1, i + 2)) for i in range(10)]
     known = [Pair((), (i, i + 1, 99)) for i in (0, 4, 9)]
     assert judging.near_duplicates(secrets, known) == ("0", "4", "9")

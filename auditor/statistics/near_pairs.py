@@ -1,0 +1,127 @@
+"""Which texts are near which others, by token edits, without comparing all with all. Knows no secrets.
+
+A text within d edits of another has one of that one's d + 1 pieces whole, and about where it stands there (Li et al.
+2011, PASS-JOIN). What has is compared exactly: nothing is missed, and nothing is found too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rapidfuzz.distance import Levenshtein
+from rapidfuzz.process import cdist
+
+from auditor.core.nouns import Tokens
+
+Indices = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+_ROWS = 256  # texts compared with others at once: bounds the memory
+_WORTH = 4  # comparisons that take as long as looking one piece of one text up
+_SHARE = 32  # one in so many pairs to compare: above that all are compared at once
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: what the hash of a piece is a polynomial in, modulo 2^64
+
+
+def near_pairs(
+    texts: Sequence[Tokens], others: Sequence[Tokens], limits: Sequence[int]
+) -> Iterator[tuple[Indices, Indices]]:
+    """Pairs, some at a time: (k,) indices of texts, and of others within `limits` token edits (Levenshtein) of them."""
+    theirs = _alike(list(map(len, others)))
+    for (length, limit), rows in _alike([(len(t), d) for t, d in zip(texts, limits, strict=True)]).items():
+        for long, columns in theirs.items():
+            if abs(length - long) <= limit:
+                yield from _near(texts, others, rows, columns, limit)
+
+
+def _alike(keys: Sequence[Any]) -> Mapping[Any, Indices]:
+    """Where each key stands."""
+    found: dict[Any, list[int]] = {}
+    for i, key in enumerate(keys):
+        found.setdefault(key, []).append(i)
+    return {key: np.array(some, dtype=np.int64) for key, some in found.items()}
+
+
+def _near(
+    texts: Sequence[Tokens], others: Sequence[Tokens], rows: Indices, columns: Indices, limit: int
+) -> Iterator[tuple[Indices, Indices]]:
+    """Of texts of one length, and others of one."""
+    looks = _looks(len(texts[rows[0]]), len(others[columns[0]]), limit)
+    worth = len(looks) * _WORTH * (len(rows) + len(columns)) < len(rows) * len(columns)
+    pieces = _Pieces([others[j] for j in columns]) if looks and worth else None
+    for start in range(0, len(rows), _ROWS):
+        some = rows[start : start + _ROWS]
+        pairs = None if pieces is None else pieces.shared([texts[i] for i in some], looks)
+        if pairs is None:
+            own, other = [texts[i] for i in some], [others[j] for j in columns]
+            # A distance above the limit is not worked out: it comes back as limit + 1.
+            at, of = np.nonzero(cdist(own, other, scorer=Levenshtein.distance, score_cutoff=limit) <= limit)
+        else:
+            at, of = pairs
+            near = [
+                Levenshtein.distance(texts[some[i]], others[columns[j]], score_cutoff=limit) <= limit
+                for i, j in zip(at.tolist(), of.tolist(), strict=True)
+            ]
+            at, of = at[near], of[near]
+        if len(at):
+            yield some[at], columns[of]
+
+
+def _looks(length: int, long: int, limit: int) -> list[tuple[int, int, int]]:
+    """(begin and size of a piece of the others, where a text may have it); none where the others have too few tokens.
+
+    Before piece i at most i edits were made and behind it at most limit - i: with more there, fewer are left for
+    another piece, which is then whole itself.
+    """
+    if long <= limit:
+        return []
+    ends = [long * i // (limit + 1) for i in range(limit + 2)]
+    found = []
+    for i, (begin, end) in enumerate(pairwise(ends)):
+        first = max(0, begin - i, begin + length - long - (limit - i))
+        last = min(length - (end - begin), begin + i, begin + length - long + (limit - i))
+        found += [(begin, end - begin, at) for at in range(first, last + 1)]
+    return found
+
+
+class _Pieces:
+    """Texts of one length, (n,) by the hash of any piece."""
+
+    def __init__(self, texts: Sequence[Tokens]) -> None:
+        self._tokens = np.array(texts, dtype=np.uint64)
+        self._sorted: dict[tuple[int, int], tuple[Hashes, Indices]] = {}
+
+    def shared(self, texts: Sequence[Tokens], looks: Sequence[tuple[int, int, int]]) -> tuple[Indices, Indices] | None:
+        """Pairs with the hash of some piece in common, each once; None where these are too many."""
+        tokens, found = np.array(texts, dtype=np.uint64), list[Indices]()
+        left = len(texts) * len(self._tokens) // _SHARE
+        for begin, size, at in looks:
+            known, order = self._by_hash(begin, size)
+            own = _hashes(tokens[:, at : at + size])
+            first, end = (np.searchsorted(known, own, side=side) for side in ("left", "right"))
+            counts = end - first
+            if (left := left - int(counts.sum())) < 0:
+                return None
+            hit = np.flatnonzero(counts)
+            of = [order[first[i] : end[i]] for i in hit]
+            if of:
+                found.append(np.repeat(hit, counts[hit]) * len(self._tokens) + np.concatenate(of))
+        pairs = np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+        return np.divmod(pairs, len(self._tokens))
+
+    def _by_hash(self, begin: int, size: int) -> tuple[Hashes, Indices]:
+        if (begin, size) not in self._sorted:
+            hashes = _hashes(self._tokens[:, begin : begin + size])
+            order = np.argsort(hashes)
+            self._sorted[begin, size] = hashes[order], order
+        return self._sorted[begin, size]
+
+
+def _hashes(pieces: NDArray[np.uint64]) -> Hashes:
+    """(n, size) tokens -> (n,)."""
+    total = np.zeros(len(pieces), dtype=np.uint64)
+    for i in range(pieces.shape[1]):
+        total = total * _BASE + pieces[:, i] + np.uint64(1)
+    return total
