@@ -71,7 +71,7 @@ def _leaks(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
     for target in seen.targets:
         for found in signals.by_kind(seen.shown(target)):
             best = signals.strongest(found)
-            hold = f"; limit it in CI: {signals.gate_command(seen, best, run)}" if best.limit else ""
+            hold = f"; limit it in CI: {signals.gate_command(seen, best, run)}" if best.gate_rule else ""
             row = words.target_title(result, target)
             yield Advice(
                 LEAKS, f"{signals.describe_kind(found)}{hold}", f"{row} · {best.row.attack}" if best.row else row

@@ -126,7 +126,7 @@ def gate_command(seen: Assessment, signal: Signal, run: str) -> str:
     named = {s.target for s in seen.signals}
     judged = named - {UNDEFENDED} or named
     only = "" if judged == {signal.target} else f" --target {signal.target}"
-    return f"audit gate {run} --max {shlex.quote(signal.limit)}{only}"
+    return f"audit gate {run} --max {shlex.quote(signal.gate_rule)}{only}"
 
 
 def strongest(found: Sequence[Signal]) -> Signal:

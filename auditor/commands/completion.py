@@ -19,7 +19,7 @@ def defenses(incomplete: str) -> list[tuple[str, str]]:
     return list(_names(incomplete, DEFENSES))
 
 
-def trainings(incomplete: str) -> list[tuple[str, str]]:
+def ways_to_train(incomplete: str) -> list[tuple[str, str]]:
     return list(_names(incomplete, ("Trainer",)))
 
 

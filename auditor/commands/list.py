@@ -42,7 +42,7 @@ def list_plugins(
 
     found, out = _plugins(plugin or []), Console()
     width = out.width if out.is_terminal else None
-    for line in listing.overview(found, width) if name is None else listing.whole(found, name):
+    for line in listing.overview(found, width) if name is None else listing.page_of(found, name):
         out.print(line, soft_wrap=name is None or width is None)
 
 

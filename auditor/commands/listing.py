@@ -74,7 +74,7 @@ def _line(title: str, name: str, said: str, width: int | None) -> Text:
 # --- one of them ------------------------------------------------------------------------------------------------------
 
 
-def whole(found: Found, name: str) -> Iterator[Text]:
+def page_of(found: Found, name: str) -> Iterator[Text]:
     """Every kind that has the name. Raises AuditError where none has."""
     own = [(kind, plugins[name]) for kind, plugins in found.items() if name in plugins]
     if not own:

@@ -24,7 +24,7 @@ def mitigate(
         typer.Option(
             metavar="NAME[:VALUE]",
             help="dedup, cap:N, drop, drop:N, early-stop, dp-sgd:EPSILON, ... (`audit list`: training).",
-            autocompletion=completion.trainings,
+            autocompletion=completion.ways_to_train,
         ),
     ],
     option: Annotated[

@@ -93,7 +93,7 @@ def train(
     method: Annotated[
         str,
         typer.Argument(
-            autocompletion=completion.trainings, help="How to train, see `audit list`: none, dedup, dp-sgd, ..."
+            autocompletion=completion.ways_to_train, help="How to train, see `audit list`: none, dedup, dp-sgd, ..."
         ),
     ],
     flags: TrainingFlags,

@@ -1,0 +1,1 @@
+"""Nouns, errors, files: what everybody stands on."""

@@ -1,0 +1,1 @@
+"""A private training loop of one's own, held against its claim."""

@@ -1,0 +1,1 @@
+"""Who does the work: this process, or a cluster's workers."""

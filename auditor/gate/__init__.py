@@ -1,0 +1,1 @@
+"""Finished runs against limits and against each other."""

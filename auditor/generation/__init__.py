@@ -1,0 +1,1 @@
+"""Candidates, by walking rows of a model."""

@@ -54,7 +54,7 @@ def check_model_agrees(model: HuggingFaceModel, reach: int | None = None) -> tup
         trial.lengths(needed=reach is not None)
         trial.rows()
         if reach is not None:
-            trial.beginnings()
+            trial.share_beginnings()
             trial.joining()
     _reached[model] = room
     return model.notes[len(before) :]
@@ -166,7 +166,7 @@ class _Trial:
         if self.model.served == "recompute" != first:
             self._note("its cache changes the distribution, so each decoded token reads the whole text again")
 
-    def beginnings(self) -> None:
+    def share_beginnings(self) -> None:
         """Lets the model read once what texts begin with, where their distributions are those of whole contexts."""
         if self.model.served == "slots" and all(self._begun_agree(begin) for begin in self._begins()):
             self.model.share_beginnings()

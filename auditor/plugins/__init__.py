@@ -1,0 +1,1 @@
+"""What you may write, and what it is handed."""

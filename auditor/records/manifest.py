@@ -75,15 +75,15 @@ def edits_since_end(folder: Path) -> Edits | None:
     path = folder / MANIFEST
     if not path.exists():
         return None
-    held, now = _named(path, read_object(path, "a manifest").get("files")), record_digests(folder)
+    held, now = _digests_by_name(path, read_object(path, "a manifest").get("files")), record_digests(folder)
     if (folder / PRIVATE).exists():
-        journals = _named(folder / PRIVATE, read_object(folder / PRIVATE, "digests of journals"))
+        journals = _digests_by_name(folder / PRIVATE, read_object(folder / PRIVATE, "digests of journals"))
         held |= {name: digest for name, digest in journals.items() if name != _RANDOM}
         now |= _journals(folder)
     changed = tuple(name for name in sorted(now) if now[name] != held.get(name))
     return Edits(changed, tuple(sorted(held.keys() - now.keys())))
 
 
-def _named(path: Path, digests: object) -> dict[str, str]:
+def _digests_by_name(path: Path, digests: object) -> dict[str, str]:
     found: dict[str, str] = from_json(dict[str, str], digests, str(path))
     return found

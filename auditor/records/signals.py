@@ -59,7 +59,7 @@ class Signal:
     why: str = ""
 
     @property
-    def limit(self) -> str:
+    def gate_rule(self) -> str:
         """`membership_auc=0.6`: a rule for a gate that does not hold where the signal is shown; "": a gate has none."""
         m = self.measured
         limits = dict(self.kind.limits)
@@ -116,8 +116,8 @@ class Assessment:
         asked = self.signals if target is None else self.of(target)
         judged = [s for s in asked if s.target != UNDEFENDED]
         leaking = [s for s in (*judged, *asked) if s.status == SHOWN]
-        others = sorted((s for s in (*judged, *asked) if s.limit), key=lambda s: not s.suspected)
-        return next((s for s in (leaking or others) if s.limit), None)
+        others = sorted((s for s in (*judged, *asked) if s.gate_rule), key=lambda s: not s.suspected)
+        return next((s for s in (leaking or others) if s.gate_rule), None)
 
 
 def assess_signals(result: AuditResult) -> Assessment:

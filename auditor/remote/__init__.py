@@ -1,0 +1,1 @@
+"""A model behind an API: what its server really does, and what asking it costs."""

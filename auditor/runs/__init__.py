@@ -1,0 +1,1 @@
+"""One audit: its plan, where it takes place, its targets and cells."""

@@ -56,7 +56,7 @@ def make_audit_canaries(asked: CanaryRequest) -> AuditManifest:
     return audit_canaries.make_audit_manifest(asked.kind, texts, asked.times, seed)
 
 
-def check_learnable(manifest: AuditManifest, model: str) -> None:
+def check_new_tokens_trainable(manifest: AuditManifest, model: str) -> None:
     """Refuses an adapter for canaries of new tokens, but one that trains embeddings too. Raises AuditError."""
     if manifest.kind != "new-tokens" or not (Path(model) / ADAPTER).is_file():
         return

@@ -74,7 +74,7 @@ def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: Sha
     site = site_of(plan, reporter, shared)
     site.only_read()
     selection = select(plan, site)
-    if site.network:
+    if site.over_network:
         raise AuditError(
             f"expected a model that is loaded here with --estimate, got {plan.target.model}: what a server takes, it "
             "says itself; --max-tokens-total bounds it"

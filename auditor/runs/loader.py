@@ -45,7 +45,7 @@ class Loader:
         return provider, Wanted(name, loading, target.base_url, target.tokenizer, self.run, target.max_tokens_total)
 
     @property
-    def network(self) -> bool:
+    def over_network(self) -> bool:
         return self._wanted[0].network
 
     @property

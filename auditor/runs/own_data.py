@@ -40,7 +40,7 @@ def load_data(
     if asked.canaries is not None:
         manifest = manifests.read_manifest(Path(asked.canaries))
         if isinstance(manifest, AuditManifest):
-            coining.check_learnable(manifest, name)
+            coining.check_new_tokens_trainable(manifest, name)
         canaries = manifests.manifest_secrets(manifest, model.tokenizer, model.vocab_size)
     if asked.data is None:
         return manifests.Canaries(

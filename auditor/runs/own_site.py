@@ -74,8 +74,8 @@ class OwnSite(Site):
     # --- what is loaded ---
 
     @property
-    def network(self) -> bool:
-        return self.models.network
+    def over_network(self) -> bool:
+        return self.models.over_network
 
     @property
     def base(self) -> str:
@@ -88,7 +88,7 @@ class OwnSite(Site):
         self.models.check(given)
 
     def in_no_file(self) -> dict[str, str]:
-        asked = {ANSWERS: self.model.digest()} if self.network and "model" in self.__dict__ else {}
+        asked = {ANSWERS: self.model.digest()} if self.over_network and "model" in self.__dict__ else {}
         return asked | self.models.in_memory
 
     @cached_property

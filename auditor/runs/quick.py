@@ -89,7 +89,7 @@ def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, 
     """
     clock, site = Clock(reporter), site_of(plan, reporter, shared)
     select(plan, site)
-    if site.network:
+    if site.over_network:
         raise AuditError(f"expected a model that is loaded here, got {plan.target.model}: audit run --model asks it")
     with clock.stage("loading the model"):
         site.form_rows = _form_rows(site.model, _SHARE * seconds)  # before it remembers what it read

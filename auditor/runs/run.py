@@ -188,7 +188,7 @@ def _greedy(audit: Audit, target: Target, clock: Clock) -> tuple[dict[str, Measu
 
 
 def _check_engine(plan: Plan, site: Site) -> None:
-    served = site.network or any("://" in form for form in plan.target.forms)
+    served = site.over_network or any("://" in form for form in plan.target.forms)
     if plan.compute.engine != "local" and (plan.objects or served):
         given = describe_objects(plan.objects) if plan.objects else "a model behind an API"
         raise AuditError(

@@ -103,7 +103,7 @@ class Site(ABC):
         """Options of attacks by name, where they are sized to this place."""
 
     @property
-    def network(self) -> bool:
+    def over_network(self) -> bool:
         """Whether the model is asked over a network: its budget and its answers have one owner."""
         return False
 

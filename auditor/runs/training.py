@@ -122,7 +122,7 @@ def _job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[Tr
     texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
     base = load(asked.model, asked.loading)
     records, notes = _records(asked, base, texts, units)
-    heldout, forget = (_others(asked, base, path) for path in (asked.heldout, asked.forget))
+    heldout, forget = (_records_of(asked, base, path) for path in (asked.heldout, asked.forget))
     _check_heldout(heldout, records)
     _check_forget(forget, records)
     job = TrainingJob(
@@ -232,7 +232,7 @@ def _records(
     return tuple(records), (f"{len(records):,} records of {len({r.unit for r in records}):,} {whose}", *said)
 
 
-def _others(asked: Training, base: HuggingFaceModel, path: str | None) -> tuple[TrainingRecord, ...]:
+def _records_of(asked: Training, base: HuggingFaceModel, path: str | None) -> tuple[TrainingRecord, ...]:
     """What a file beside --data holds, read as the records are; nothing where none is given."""
     return () if path is None else _records(asked, base, training_texts(path, asked.text_column, None)[0], None)[0]
 

@@ -1,0 +1,1 @@
+"""Fine-tuning, private or not."""

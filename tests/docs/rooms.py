@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
-from tests.test_layers import MAY_IMPORT, WITHOUT_TORCH
+from tests.test_layers import MAY_IMPORT, SIDES, WITHOUT_TORCH
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "inside.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "explanation" / "inside.md"
 BEGIN, END = "<!-- printed by tests/docs/rooms.py -->\n", "<!-- end of what is printed -->\n"
-FOR = {
-    "core": "nouns, errors, files: what everybody stands on",
-    "models": "what a language model can be asked",
-    "remote": "a model behind an API: what its server really does, and what asking it costs",
-    "generation": "candidates, by walking rows of a model",
-    "statistics": "numbers with intervals",
-    "privacy": "what may be promised, and `privacy.json`",
-    "providers": "one file a provider of models: who `--model NAME:REST` asks",
-    "engines": "who does the work: this process, or a cluster's workers",
-    "plugins": "what you may write, and what it is handed",
-    "training": "fine-tuning, private or not",
-    "attacks": "one file an attack or probe",
-    "defenses": "one file a defense or training method",
-    "benchmarks": "what is attacked: the lab, your files, LM-Extraction arrays, canaries; `plans/` holds the papers",
-    "records": "a run on disk",
-    "gate": "finished runs against limits and against each other",
-    "reports": "a run folder as HTML, Markdown, terminal, tables; `schema.json` is the form of `result.json`",
-    "runs": "one audit: its plan, where it takes place, its targets and cells",
-    "utility": "what a defense costs",
-    "studies": "many runs: grids, papers, ledgers",
-    "crash": "a private training loop of one's own, held against its claim",
-    "api": "the Python API: an audit as a call, finished runs as tables",
-    "integrations": "an audit inside a training loop",
-    "testing": "the contract of plug-ins and models as tests of one line; the functions behind intervals",
-    "commands": "one file a command",
-    "cli": "the app and its exit codes",
-}
 ROOMS = {room: set(below.split()) for room, below in MAY_IMPORT.items()}
 
 
@@ -53,9 +28,16 @@ def printed() -> str:
     """The drawing, in Mermaid, and the table. Rooms that never import torch are drawn round."""
     shapes = [f"    {room}({room})\n" if room in WITHOUT_TORCH else f"    {room}[{room}]\n" for room in ROOMS]
     lines = [f"    {room} --> {below}\n" for room in ROOMS for below in arrows(room)]
-    rows = [f"| `{room}` | {FOR[room]} | {_below(room)} |\n" for room in ROOMS]
+    rows = [f"| `{room}` | {purpose(room)} | {_below(room)} |\n" for room in ROOMS]
     table = ["| room | what it is for | may import |\n|---|---|---|\n", *rows]
     return "".join(["```mermaid\nflowchart TD\n", *shapes, *lines, "```\n\n", *table])
+
+
+def purpose(room: str) -> str:
+    """The first line of what the package, or the module that is a room of its own, says of itself."""
+    folder = ROOT / room if room in SIDES else ROOT / "auditor" / room
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0].rstrip(".")
 
 
 def _below(room: str) -> str:

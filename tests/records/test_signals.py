@@ -118,7 +118,7 @@ def test_membership_counts_either_way_and_by_its_main_score() -> None:
     assert signal(run(row(auc(0.34, 0.44))), "membership").status == SHOWN
     quiet = auc(0.45, 0.55)
     beside = signal(run(row(quiet, auc(0.6, 0.8, "membership_auc_loss"))), "membership")
-    assert beside.status == SHOWN and beside.limit == "membership_auc_loss=0.6"
+    assert beside.status == SHOWN and beside.gate_rule == "membership_auc_loss=0.6"
     main = signal(run(row(auc(0.56, 0.66), auc(0.6, 0.8, "membership_auc_loss"))), "membership")
     assert main.measured is not None and main.measured.name == "membership_auc"  # chosen beforehand
     two = run(row(quiet, auc(0.505, 0.7, "membership_auc_loss"), auc(0.5, 0.6, "membership_auc_min_k")))
@@ -130,8 +130,8 @@ def test_those_trained_on_most_often_are_looked_at_by_themselves() -> None:
     often = replace(quiet, by_repeats={"1": auc(0.4, 0.6), "16": auc(0.7, 0.95)})
     assert signal(run(quiet), "membership").status == NOT_SHOWN
     found = signal(run(often), "membership")
-    assert (found.status, found.count, found.limit) == (SHOWN, "16", "membership_auc(count=16)=0.6")
-    assert parse_limits([found.limit])[0].count == 16
+    assert (found.status, found.count, found.gate_rule) == (SHOWN, "16", "membership_auc(count=16)=0.6")
+    assert parse_limits([found.gate_rule])[0].count == 16
     chance = replace(quiet, by_repeats={"1": auc(0.4, 0.6), "16": auc(0.505, 0.95)})
     assert signal(run(chance), "membership").status == NOT_SHOWN
 
@@ -186,7 +186,7 @@ def test_controls_are_no_targets_of_their_own() -> None:
 )
 def test_the_gate_is_about_what_leaks_and_no_gate_that_holds(finding: Finding, limit: str) -> None:
     gated = assess_signals(run(finding)).gated()
-    assert gated is not None and gated.limit == limit
+    assert gated is not None and gated.gate_rule == limit
     (rule,) = parse_limits([limit])
     m, most = gated.measured, float(limit.rpartition("=")[2])
     assert m is not None and rule is not None
@@ -202,4 +202,4 @@ def test_a_defended_target_that_leaks_is_what_the_gate_is_about() -> None:
     leaks = row(share("recall", 30, N))
     defended = row(auc(0.6, 0.7), target="pmixed")
     gated = assess_signals(run(leaks, defended)).gated()
-    assert gated is not None and (gated.target, gated.limit) == ("pmixed", "membership_auc=0.6")
+    assert gated is not None and (gated.target, gated.gate_rule) == ("pmixed", "membership_auc=0.6")

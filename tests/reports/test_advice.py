@@ -82,10 +82,10 @@ def test_a_gate_that_is_advised_is_about_the_model_that_leaks(result: AuditResul
     """Without --target a gate judges the defended models first, of which none need leak."""
     seen = assess_signals(result)
     for target in seen.targets:
-        for signal in (s for s in seen.shown(target) if s.limit):
+        for signal in (s for s in seen.shown(target) if s.gate_rule):
             assert signals.gate_command(seen, signal, "RUN").endswith(f" --target {target}")
     alone = replace(result, targets=result.targets[:1], findings=result.findings[:1])
-    (only,) = {signals.gate_command(assess_signals(alone), s, "RUN") for s in assess_signals(alone).signals if s.limit}
+    (only,) = {signals.gate_command(assess_signals(alone), s, "RUN") for s in assess_signals(alone).signals if s.gate_rule}
     assert "--target" not in only
 
 
