@@ -6,7 +6,7 @@ ARRAYS, TOKENIZER: as `benchmarks.checks.trust.real_text` takes them. OUT keeps 
 (`membership_worlds`), of which it is known for free who is a member, and gets page.md. A classifier of numbers of
 tokens is fitted to the worlds of two families and three kinds of text and asked about the third family and the fourth
 kind; which classifier is chosen among the families that it is fitted to. The formulas are asked about the same records.
-Twenty minutes of one core, about half of them for LiRA's references.
+A quarter of an hour of one core, about half of it for LiRA's references.
 """
 
 from __future__ import annotations
