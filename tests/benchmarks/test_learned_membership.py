@@ -66,7 +66,7 @@ def test_what_members_gain_is_found_and_nothing_where_they_gain_nothing(monkeypa
 
 
 def test_no_document_is_in_two_parts() -> None:
-    documents = [[(i, j) for j in range(1 + i % 3)] for i in range(200)]
+    documents: list[list[tuple[int, ...]]] = [[(i, j) for j in range(1 + i % 3)] for i in range(200)]
     parts = divided(documents, "web", SMALL, seed=0)
     held = [{i for i, _ in part} for part in (parts.public, parts.members, parts.nonmembers)]
     assert [len(part) for part in (parts.public, parts.members, parts.nonmembers)] == [6, 6, 20]

@@ -75,7 +75,7 @@ def shapes(sizes: Sizes) -> dict[str, PreTrainedConfig]:
         "tie_word_embeddings": True,
     }
     wide = usual | {"intermediate_size": inner}
-    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    still: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return {
         "gpt2": GPT2Config(
             n_embd=sizes.hidden, n_layer=sizes.layers, n_head=heads, n_positions=places, **still, **ends
@@ -95,7 +95,7 @@ def written(kind: str, arrays: Path, tokenizer: Path, sizes: Sizes) -> list[str]
     if kind == "web":
         parts = [np.load(next(arrays.glob(f"*_{part}.npy"))) for part in ("preprefix", "prefix", "suffix")]
         words = AutoTokenizer.from_pretrained(tokenizer)
-        return [words.decode(row) for row in np.concatenate(parts, axis=1)[: sizes.documents].tolist()]
+        return [str(words.decode(row)) for row in np.concatenate(parts, axis=1)[: sizes.documents].tolist()]
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     lines = "".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
     cuts = [lines[i : i + 800] for i in range(0, len(lines), 800)]
@@ -248,7 +248,8 @@ def worlds(arrays: Path, tokenizer: Path, out: Path, sizes: Sizes) -> list[World
         for kind in left:
             made = world(public, family, kind, seed, parts[kind], sizes)
             out.mkdir(parents=True, exist_ok=True)
-            np.savez(files[seed, family, kind], member=made.member, lira=made.lira, **made.seen)
+            held: dict[str, Any] = {"member": made.member, "lira": made.lira, **made.seen}
+            np.savez(files[seed, family, kind], **held)
             print(f"{family}, {kind}, seed {seed}: done", file=sys.stderr)
     return [read(file, *key) for key, file in files.items()]
 
