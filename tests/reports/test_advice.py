@@ -85,7 +85,8 @@ def test_a_gate_that_is_advised_is_about_the_model_that_leaks(result: AuditResul
         for signal in (s for s in seen.shown(target) if s.gate_rule):
             assert signals.gate_command(seen, signal, "RUN").endswith(f" --target {target}")
     alone = replace(result, targets=result.targets[:1], findings=result.findings[:1])
-    (only,) = {signals.gate_command(assess_signals(alone), s, "RUN") for s in assess_signals(alone).signals if s.gate_rule}
+    judged = assess_signals(alone)
+    (only,) = {signals.gate_command(judged, s, "RUN") for s in judged.signals if s.gate_rule}
     assert "--target" not in only
 
 
