@@ -51,7 +51,7 @@ class Knob:
 
 
 @dataclass(frozen=True)
-class Cost:
+class AuditCost:
     """Of one audit. memory: bytes, how far it grew at most."""
 
     size: int
@@ -215,7 +215,7 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[Cost]:
+def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[AuditCost]:
     """Every size, the small ones several times."""
     found = []
     fork = multiprocessing.get_context("fork")  # what is imported is imported once, before
@@ -230,7 +230,7 @@ def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[Cost]:
             except EOFError:
                 refuse(f"the audit of {size:,} {knob.words} ended without an answer: it says above why")
             child.join()
-            found.append(Cost(size, parts, memory))
+            found.append(AuditCost(size, parts, memory))
             if found[-1].seconds > CHEAP:
                 break
     return found
@@ -239,7 +239,7 @@ def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[Cost]:
 # --- told -------------------------------------------------------------------------------------------------------------
 
 
-def row(knob: Knob, costs: Sequence[Cost]) -> tuple[str, ...]:
+def row(knob: Knob, costs: Sequence[AuditCost]) -> tuple[str, ...]:
     """Its cells: sizes; seconds; exponent with its interval; what does not grow; parts at the end; memory."""
     by_size = grouped(costs)
     found = growth([c.size for c in costs], [c.seconds for c in costs])
@@ -274,18 +274,18 @@ COLUMNS = (
 )
 
 
-def grouped(costs: Sequence[Cost]) -> dict[int, list[Cost]]:
-    found: dict[int, list[Cost]] = {}
+def grouped(costs: Sequence[AuditCost]) -> dict[int, list[AuditCost]]:
+    found: dict[int, list[AuditCost]] = {}
     for cost in costs:
         found.setdefault(cost.size, []).append(cost)
     return found
 
 
-def _median(costs: Sequence[Cost]) -> float:
+def _median(costs: Sequence[AuditCost]) -> float:
     return statistics.median(cost.seconds for cost in costs)
 
 
-def draw(found: Mapping[str, Sequence[Cost]], path: Path) -> None:
+def draw(found: Mapping[str, Sequence[AuditCost]], path: Path) -> None:
     """Seconds and memory by size, a line a knob, both logarithmic."""
     from matplotlib.figure import Figure
 

@@ -29,7 +29,7 @@ from sklearn.preprocessing import StandardScaler
 
 from auditor.statistics import membership, roc
 from benchmarks.checks.harness import Page, run
-from benchmarks.checks.trust.membership_worlds import Sizes, World, worlds
+from benchmarks.checks.trust.membership_worlds import MembershipWorld, Sizes, worlds
 
 Floats = NDArray[np.float64]
 
@@ -87,7 +87,7 @@ def formulas(seen: dict[str, Floats]) -> dict[str, Floats]:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ClassifierRecipe:
     """A classifier, and whether each number is first held against those of all records of its own world.
 
     That asks for no label; it does take for granted that a world has about as many members as others had.
@@ -118,7 +118,7 @@ def _boosted() -> Any:
 
 
 RECIPES = tuple(
-    Recipe(f"{name}{', own scale' if own else ''}", made, own)
+    ClassifierRecipe(f"{name}{', own scale' if own else ''}", made, own)
     for name, made in (("logistic", _linear), ("boosted", _boosted))
     for own in (False, True)
 )
@@ -145,7 +145,7 @@ class Asked:
         return (found, *(self.rate(scores, rate) for rate in RATES))
 
 
-def asked_of(one: World) -> Asked:
+def asked_of(one: MembershipWorld) -> Asked:
     found = formulas(one.seen) | {"lira": one.lira}
     return Asked(one.family, one.kind, one.seed, one.member, features(one.seen), found)
 
@@ -179,11 +179,11 @@ def apart(every: Sequence[Asked], family: str, kind: str) -> list[Asked]:
     return [one for one in every if one.family != family and one.kind != kind]
 
 
-def choose(known: Sequence[Asked]) -> Recipe:
+def choose(known: Sequence[Asked]) -> ClassifierRecipe:
     """The recipe that finds most at 1%, of families that it was not fitted to."""
     families = sorted({one.family for one in known})
 
-    def found(recipe: Recipe) -> float:
+    def found(recipe: ClassifierRecipe) -> float:
         rates = list[float]()
         for family in families:
             fitted = recipe.fitted([one for one in known if one.family != family])

@@ -151,7 +151,7 @@ def divided(documents: Documents, kind: str, sizes: Sizes, seed: int) -> Parts:
 
 
 @dataclass(frozen=True)
-class World:
+class MembershipWorld:
     """What is seen of one target: (records, tokens) numbers by name, and LiRA's (records,)."""
 
     family: str
@@ -176,7 +176,7 @@ def public_model(family: str, seed: int, parts: Sequence[Parts], sizes: Sizes) -
     return trained(model, records, sizes.public_epochs, sizes.rate, family, seed)
 
 
-def world(public: Any, family: str, kind: str, seed: int, parts: Parts, sizes: Sizes) -> World:
+def world(public: Any, family: str, kind: str, seed: int, parts: Parts, sizes: Sizes) -> MembershipWorld:
     """Trains the target and its references, and looks at them."""
     turn = list(shapes(sizes)).index(family) + KINDS.index(kind)
     epochs, length = EPOCHS[(turn + seed) % len(EPOCHS)], LENGTHS[(2 * turn + seed) % len(LENGTHS)]
@@ -196,7 +196,7 @@ def world(public: Any, family: str, kind: str, seed: int, parts: Parts, sizes: S
     lira = membership.likelihood_ratio(confidences[0], np.stack(confidences[1:], axis=1), saw)
     seen |= {f"base_{name}": value for name, value in looked_at(public, rows, length).items()}
     seen["before"] = occurred(np.array(records))[:, -length:]
-    return World(*key, np.arange(len(records)) < len(parts.members), seen, lira)
+    return MembershipWorld(*key, np.arange(len(records)) < len(parts.members), seen, lira)
 
 
 @torch.no_grad()
@@ -234,7 +234,7 @@ def occurred(records: NDArray[np.int64]) -> Floats:
     return np.tril(same, -1).any(2).astype(float)
 
 
-def worlds(arrays: Path, tokenizer: Path, out: Path, sizes: Sizes) -> list[World]:
+def worlds(arrays: Path, tokenizer: Path, out: Path, sizes: Sizes) -> list[MembershipWorld]:
     """All of them: those that OUT has are read."""
     asked = [(seed, family, kind) for seed in range(sizes.seeds) for family in shapes(sizes) for kind in KINDS]
     files = {key: out / ("-".join(map(str, key)) + ".npz") for key in asked}
@@ -254,7 +254,7 @@ def worlds(arrays: Path, tokenizer: Path, out: Path, sizes: Sizes) -> list[World
     return [read(file, *key) for key, file in files.items()]
 
 
-def read(file: Path, seed: int, family: str, kind: str) -> World:
+def read(file: Path, seed: int, family: str, kind: str) -> MembershipWorld:
     with np.load(file) as held:
         arrays = dict(held)
-    return World(family, kind, seed, arrays.pop("member"), arrays, arrays.pop("lira"))
+    return MembershipWorld(family, kind, seed, arrays.pop("member"), arrays, arrays.pop("lira"))
