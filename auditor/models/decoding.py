@@ -15,6 +15,7 @@ from auditor.core.errors import AuditError
 NEAR_BOUNDARY = 1e-6  # a draw this close to a CDF boundary may fall on the other side under float noise
 
 _NUCLEUS_GUESSES = (16, 128, 1024)  # tokens tried for a top-p nucleus; rows that need more are sorted in full
+_SORTED_AT_ONCE = 2**22  # entries: on the way each takes some 60 bytes, results of a row do not depend on it
 
 
 # Entries of the distribution that are summed at once: what is written on the way stays in a core's own memory.
@@ -166,13 +167,18 @@ class Decoding:
             if not len(left):
                 return
             whole = len(left) == len(distribution)  # then indexing would only copy
-            settled, tokens, weights = self._truncate(
-                distribution if whole else distribution[left], scaled_total, width
-            )
-            rows = settled.nonzero().squeeze(-1)
-            if len(rows):
-                yield left[rows], tokens[rows], weights[rows]
-            left, scaled_total = left[~settled], scaled_total[~settled]
+            open_rows, at_once = list[Tensor](), max(1, _SORTED_AT_ONCE // width)
+            for start in range(0, len(left), at_once):
+                some = slice(start, start + at_once)
+                settled, tokens, weights = self._truncate(
+                    distribution[some] if whole else distribution[left[some]], scaled_total[some], width
+                )
+                open_rows.append(~settled)
+                rows = settled.nonzero().squeeze(-1)
+                if len(rows):
+                    yield left[some][rows], tokens[rows], weights[rows]
+            unsettled = torch.cat(open_rows)
+            left, scaled_total = left[unsettled], scaled_total[unsettled]
 
     def _allowed(self, log_probs: Tensor) -> Tensor:
         if not self.forbidden:

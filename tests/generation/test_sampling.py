@@ -22,6 +22,7 @@ from transformers.generation.logits_process import (
 from auditor.core.errors import AuditError
 from auditor.core.streams import uniforms
 from auditor.generation.sample import Candidates, sample
+from auditor.models import decoding as decoding_module
 from auditor.models.decoding import ANCESTRAL, GREEDY, Cooling, Decoding, by_shape, inverse_cdf, likeliest, log_sum_exp
 from auditor.models.huggingface import HuggingFaceModel
 from tests.rounding import assert_same
@@ -42,6 +43,27 @@ def tied(rows: int = 300, vocab_size: int = 97) -> Tensor:
     """Distributions with many equal probabilities, at the edge of every truncation too."""
     logits = (torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(3)) * 2).round()
     return torch.log_softmax(logits, -1)
+
+
+@pytest.mark.parametrize("decoding", DECODINGS, ids=str)
+def test_how_many_entries_are_sorted_at_once_changes_nothing(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributions, row = tied(), torch.arange(300).repeat(7)
+    noise = torch.rand(len(row), generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    whole = decoding.log_distribution(distributions), *decoding.draw(distributions, row, noise)
+    sorted_at_once = []
+    exact = Decoding._truncate
+
+    def counted(self: Decoding, some: Tensor, *more: Tensor | int) -> tuple[Tensor, Tensor, Tensor]:
+        sorted_at_once.append(len(some))
+        return exact(self, some, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Decoding, "_truncate", counted)
+    monkeypatch.setattr(decoding_module, "_SORTED_AT_ONCE", 97 * 8)
+    parted = decoding.log_distribution(distributions), *decoding.draw(distributions, row, noise)
+    assert all(torch.equal(one, other) for one, other in zip(whole, parted, strict=True))
+    assert decoding is ANCESTRAL or (max(sorted_at_once) <= 97 * 8 // 16 and len(sorted_at_once) > 10)
 
 
 @pytest.mark.parametrize("decoding", [*DECODINGS, GREEDY, Decoding(top_k=5, forbidden=(0, 7))], ids=str)
