@@ -251,30 +251,48 @@ def _mix(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
     if not adapters:
         raise AuditError("expected at least one ensemble member, got none")
     peft: Any = None
-    names = [f"member{index}" for index in range(len(adapters))]  # PEFT looks for them in names of layers: no digits
-    for name, path in zip(names, adapters, strict=True):
+    updates = list[dict[str, tuple[Tensor, Tensor]]]()
+    for index, path in enumerate(adapters):
+        name = f"member{index}"  # PEFT looks for them in names of layers: no digits
         peft = with_adapter_of(base, str(path), name, onto=peft)
+        if updates:  # PEFT walks all that it holds for each adapter more
+            peft.set_adapter(name)
+            peft.delete_adapter(f"member{index - 1}")
+        updates.append(_updates(peft, name))
+        if odd := sorted(updates[0].keys() ^ updates[-1].keys()):
+            raise AuditError(f"expected the same plain LoRA layers in every member, but {odd[0]} differs")
+    inner: nn.Module = peft.get_base_model()
+    mixed: list[MixedLora] = []
+    for name in updates[0]:
+        pairs = zip(*(member[name] for member in updates), strict=True)
+        a, b = (torch.stack([torch.zeros_like(own[0]), *own]).detach() for own in pairs)
+        mixed.append(MixedLora(inner.get_submodule(name).get_submodule("base_layer"), a, b, routing))
+        inner.set_submodule(name, mixed[-1])
+    _merge(mixed)
+    return inner
+
+
+def _updates(peft: Any, member: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """By layer of the base the member's two thin matrices, (r, in) and (out, r), scaled. It is the only one there.
+
+    Raises AuditError for what is no plain LoRA.
+    """
     if any(
         config.peft_type != "LORA" or getattr(config, "modules_to_save", None) for config in peft.peft_config.values()
     ):
         raise AuditError("expected plain LoRA adapters as ensemble members, got another PEFT method or saved modules")
-    inner: nn.Module = peft.get_base_model()
-    layers = {name: module for name, module in inner.named_modules() if isinstance(module, LoraLinear)}
+    layers = {name: module for name, module in peft.get_base_model().named_modules() if isinstance(module, LoraLinear)}
     if not layers:  # of layers in few bits PEFT makes others
         raise AuditError(
             "expected adapters of plain linear layers as ensemble members, got a base that has none of them"
         )
-    mixed: list[MixedLora] = []
+    found = {}
     for name, layer in layers.items():
-        if set(layer.lora_variant) or len(layer.lora_A) != len(adapters):
+        if set(layer.lora_variant) or list(layer.lora_A) != [member]:
             raise AuditError(f"expected the same plain LoRA layers in every member, but {name} differs")
-        a = torch.stack([layer.get_parameter(f"lora_A.{n}.weight") for n in names])
-        b = torch.stack([layer.get_parameter(f"lora_B.{n}.weight") * layer.scaling[n] for n in names])
-        a, b = (torch.cat([torch.zeros_like(w[:1]), w]).detach() for w in (a, b))
-        mixed.append(MixedLora(layer.base_layer, a, b, routing))
-        inner.set_submodule(name, mixed[-1])
-    _merge(mixed)
-    return inner
+        b = layer.get_parameter(f"lora_B.{member}.weight") * layer.scaling[member]
+        found[name] = layer.get_parameter(f"lora_A.{member}.weight").detach(), b.detach()
+    return found
 
 
 def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:

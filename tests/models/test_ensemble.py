@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from auditor.core.errors import AuditError
+from auditor.models import lora
 from auditor.models.ensemble import Members, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel, Served
 from auditor.models.lora import LoraEnsemble, load_ensemble
@@ -238,3 +239,18 @@ def test_a_member_may_be_asked_twice_before_its_row_grows(make_tiny: MakeTiny, t
     once = members.distributions(row, part)
     assert_same(members.distributions(row, part), once)
     assert_same(once, ensemble.log_probs(torch.tensor([[1, 2, 3, 4]] * 2), part, 1)[:, 0])
+
+
+def test_no_member_is_loaded_beside_many_others(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PEFT walks all that it holds for each adapter more: with all of them there, time grew with their square."""
+    beside, load = list[int](), lora.with_adapter_of
+
+    def counted(*given: Any, onto: Any = None) -> Any:
+        beside.append(0 if onto is None else len(onto.peft_config))
+        return load(*given, onto=onto)
+
+    monkeypatch.setattr(lora, "with_adapter_of", counted)
+    assert LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 5)).size == 5
+    assert beside == [0, 1, 1, 1, 1]
