@@ -169,7 +169,7 @@ KNOBS = {
     "samples": Knob("samples a secret", (10, 100, 1000, 10_000), samples),
     "suffix": Knob("tokens of a suffix", (8, 32, 128, 512), suffix),
     "vocabulary": Knob("entries of the vocabulary", (256, 2048, 16_384, 131_072), vocabulary),
-    "members": Knob("members of an ensemble", (2, 8, 32, 128), members),
+    "members": Knob("members of an ensemble", (2, 16, 128, 512), members),
     "records": Knob("records of the data", (1000, 10_000, 100_000, 1_000_000), records),
 }
 
