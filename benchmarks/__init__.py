@@ -1,1 +1,1 @@
-"""What is attacked: the built-in lab, users' files, the LM-Extraction arrays."""
+"""What is attacked: the built-in lab, users' files, LM-Extraction arrays, canaries; `plans/` holds the papers."""

@@ -16,7 +16,8 @@ from auditor.core.nouns import Tokens
 from auditor.models.memory import AtOnce, free_bytes
 from auditor.models.slots import SlotLayer
 
-_SHARE = 8  # of the free memory, held states take one part of so many at most
+_SHARE = 8  # of the free memory, what is held takes one part of so many at most
+_FOR_STATES = 2  # and keys and values one part of so many of that: where there is no room for them, for states there is
 _TOGETHER = 1024  # tokens of texts that are read ahead in one pass: of more, a processor reads no faster
 _TOLERANCE = 1e-4  # of logits, by the largest of them: more than rounding is a head that is not all that follows
 
@@ -69,8 +70,11 @@ class HiddenStates:
         ]
 
     def room(self, each: int, device: torch.device) -> int:
-        """Texts of so many bytes that may still be held; 0 where the head is not all that follows the states."""
-        return 0 if self._right is False else (free_bytes(device) // _SHARE - self._bytes) // each
+        """Tokens whose keys and values, of so many bytes each, may still be held; 0 where nothing is held."""
+        return 0 if self._right is False else max(0, self._left(device, _SHARE * _FOR_STATES) // each)
+
+    def _left(self, device: torch.device, share: int) -> int:
+        return free_bytes(device) // share - self._bytes
 
     @torch.no_grad()
     def read_ahead(
@@ -100,10 +104,11 @@ class HiddenStates:
             return
         missing = longest - states.shape[1]  # positions that were not read
         own = [row[: len(text) - missing].clone() for row, (text, _) in zip(states, texts, strict=True)]
-        if self._hold([_name(text) for text, _ in texts], own, layers or ()):
+        self._hold([_name(text) for text, _ in texts], own)
+        if layers and (new := sum(layer.nbytes for layer in layers)) <= self._left(device, _SHARE * _FOR_STATES):
+            self._bytes += new
             for slot, ((text, last), state) in enumerate(zip(texts, own, strict=True)):
-                if layers:
-                    self._begun[_name(text[: len(text) - last + 1])] = state[-last], layers, slot
+                self._begun[_name(text[: len(text) - last + 1])] = state[-last], layers, slot
 
     def _holds(self, name: bytes, last: int) -> bool:
         return name in self._held and len(self._held[name]) >= last
@@ -132,14 +137,11 @@ class HiddenStates:
         # The last: what texts begin with may have been read before them.
         return found, caught[-1] if self._right else None
 
-    def _hold(self, names: Sequence[bytes], states: Sequence[Tensor], layers: Sequence[SlotLayer] = ()) -> bool:
-        """Whether there is room for all of them, with the layers."""
-        new = sum(own.nbytes for own in states) + sum(layer.nbytes for layer in layers)
-        if self._bytes + new > free_bytes(states[0].device) // _SHARE:
-            return False
-        self._held.update(zip(names, states, strict=True))
-        self._bytes += new
-        return True
+    def _hold(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
+        """As far as there is room."""
+        if (new := sum(own.nbytes for own in states)) <= self._left(states[0].device, _SHARE):
+            self._held.update(zip(names, states, strict=True))
+            self._bytes += new
 
     def _is_all(self, states: Any, found: Tensor) -> bool:
         if not isinstance(states, Tensor) or states.ndim != 3 or len(states) != len(found):

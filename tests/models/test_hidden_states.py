@@ -154,3 +154,18 @@ def test_a_beginning_that_nobody_read_ahead_is_read_with_those_beside_it(model: 
     assert traffic.tokens == before + TEXTS[:, :8].numel()
     torch.testing.assert_close(model.start(TEXTS[1:, :8], 2).log_probs(), plain[1:])
     assert traffic.tokens == before + TEXTS[:, :8].numel()
+
+
+def test_where_there_is_no_room_for_keys_texts_are_still_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, texts = tiny(kind="llama"), [tuple(text) for text in TEXTS.tolist()]
+    plain = model.log_probs(TEXTS, 3), model.start(TEXTS[:, :8], 2).log_probs().clone()
+    states = TEXTS.numel() * model.embedding_rows(1).nbytes
+    monkeypatch.setattr("auditor.models.hidden_states.free_bytes", lambda device: 8 * states)
+    model.joins = True
+    model.remember()
+    model.read_ahead(texts, [3] * 4)
+    before = traffic.tokens
+    torch.testing.assert_close(model.log_probs(TEXTS, 3), plain[0])
+    assert traffic.tokens == before
+    torch.testing.assert_close(model.start(TEXTS[:, :8], 2).log_probs(), plain[1])
+    assert traffic.tokens == before + TEXTS[:, :8].numel() and not model.completes_read(1)
