@@ -118,12 +118,15 @@ def test_per_sample_gradients_are_those_of_single_records(make: Any, ghost: bool
     per_sample.record_losses(wrapped, *per_sample.padded(EXAMPLES[:5], 0)).sum().backward()
     named = trained_parameters(model)
     assert set(expected[0]) == set(named)
+    # A small entry is a sum of large ones: its rounding is that of the largest, not its own.
+    largest = {name: max(gradients[name].abs().max().item() for gradients in expected) for name in named}
     for i, gradients in enumerate(expected):
         if ghost:
             wrapped.compute(i)
         for name, gradient in gradients.items():
             found = named[name].grad_sample[0 if ghost else i]
-            torch.testing.assert_close(found, gradient, atol=2e-6, rtol=1e-4, msg=name)
+            allowed = 1e-6 * max(1, largest[name])
+            torch.testing.assert_close(found, gradient, atol=allowed, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("ghost", [False, True])
