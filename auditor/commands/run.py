@@ -75,7 +75,7 @@ class SingleFlags:
         bool,
         typer.Option(
             "--estimate",
-            help="Only say how long the run would take, in half a minute; writes nothing.",
+            help="Only say how long a run would take: half a minute once models are loaded (a lab is trained first).",
         ),
     ] = False
 
