@@ -162,7 +162,15 @@ def _places(folder: Path) -> list[Place] | None:
 
 
 def statements(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:
-    return ledger.statements(paper.plans[plan].get("claim", []), scale, f"{paper.name}/{plan}")
+    """The plan's claims, but for those about a variant that this scale leaves out."""
+    raw = paper.plans[plan]
+    left_out = _variants(raw) - _variants(paper.at(plan, scale))
+    made = ledger.statements(raw.get("claim", []), scale, f"{paper.name}/{plan}")
+    return [statement for statement in made if not any(term.variant in left_out for _, term in statement.terms())]
+
+
+def _variants(raw: Mapping[str, Any]) -> set[str]:
+    return {variant["name"] for variant in raw.get("variant", [])}
 
 
 # --- the ledger on disk ---------------------------------------------------------------------------------------------
