@@ -418,6 +418,29 @@ def test_every_point_is_a_plan_that_can_run(paper: papers.Paper, plan: str, scal
         running.check_plan(made)
 
 
+def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_is_refused() -> None:
+    def claim(id: str, variant: str) -> dict[str, Any]:
+        of = {"variant": variant, "metric": "recall"}
+        return {"id": id, "text": "t", "paper": "p", "of": of, "expect": "> 0"}
+
+    plan = {
+        "variant": [{"name": "long"}, {"name": "short"}],
+        "scale": {"small": {"variant": [{"name": "short"}]}},
+        "claim": [claim("long", "long"), claim("short", "short"), claim("misspelt", "shrot")],
+    }
+    paper = papers.Paper("mine", "Mine", {"scale": {"small": {}, "large": {}}}, {"table": plan})
+    small = reproduce.statements(paper, "table", "small")
+    assert [statement.id for statement in small] == ["short", "misspelt"]
+    assert [statement.id for statement in reproduce.statements(paper, "table", "large")] == [
+        "long",
+        "short",
+        "misspelt",
+    ]
+    places = reproduce.make_study(paper, "table", "small", {}).planned()
+    with pytest.raises(AuditError, match="shrot"):
+        ledger.check_statement(small[-1], places)
+
+
 def test_ids_are_unique_in_a_paper() -> None:
     for name in papers.papers():
         paper = papers.load_paper(name)
