@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -100,18 +101,13 @@ class Pruned(DeployedForm):
 class Rounded(DeployedForm):
     """Base: every linear layer's weights to the nearest of 2^bits - 1 levels, a scale each 64 weights. No claim.
 
-    What a weight-only quantisation makes of answers, without its speed; `--quantise` loads a library's own.
+    What a weight-only quantisation makes of answers, without its speed.
     """
 
     bits: ClassVar[int]
 
     def changed(self, model: Any) -> Any:
-        for layer in linear_layers(model):
-            weight = layer.weight.data
-            mine = weight.T if isinstance(layer, Conv1D) else weight  # (out, in): scales run along a row
-            rows = rounded(mine, self.bits)
-            weight.copy_(rows.T if isinstance(layer, Conv1D) else rows)
-        return model
+        return each_linear(model, lambda weight: rounded(weight, self.bits))
 
 
 @dataclass(frozen=True)
@@ -130,6 +126,37 @@ class Int4(Rounded):
     name: ClassVar[str] = "int4"
     title: ClassVar[str] = "4 bits"
     bits: ClassVar[int] = 4
+
+
+@dataclass(frozen=True)
+class LoadedIn4Bit(DeployedForm):
+    """Base: every linear layer in 4 bits by bitsandbytes, as `load_in_4bit` holds it, read back. No claim.
+
+    Blocks of 64 weights, whose scales are quantised too, as with `bnb_4bit_use_double_quant`.
+    """
+
+    def __post_init__(self) -> None:
+        if find_spec("bitsandbytes") is None:
+            raise AuditError(f"--forms {self.name} needs the package bitsandbytes: pip install bitsandbytes")
+
+    def changed(self, model: Any) -> Any:
+        return each_linear(model, lambda weight: as_bitsandbytes(weight, self.name))
+
+
+@dataclass(frozen=True)
+class Nf4(LoadedIn4Bit):
+    """Quantise every linear layer to bitsandbytes' NormalFloat, QLoRA's type (arXiv 2305.14314). No claim."""
+
+    name: ClassVar[str] = "nf4"
+    title: ClassVar[str] = "bitsandbytes nf4"
+
+
+@dataclass(frozen=True)
+class Fp4(LoadedIn4Bit):
+    """Quantise every linear layer to bitsandbytes' 4-bit floats, the default of `load_in_4bit`. No claim."""
+
+    name: ClassVar[str] = "fp4"
+    title: ClassVar[str] = "bitsandbytes fp4"
 
 
 @dataclass(frozen=True)
@@ -172,6 +199,17 @@ def as_gguf(weight: NDArray[np.float32], type: str) -> NDArray[np.float32]:
     return found
 
 
+def as_bitsandbytes(weight: Tensor, type: str) -> Tensor:
+    """(out, in), quantised to `nf4` or `fp4` and read back: what a layer of that library multiplies with."""
+    import bitsandbytes.functional as quantisers
+
+    packed, state = quantisers.quantize_4bit(
+        weight.contiguous(), blocksize=64, compress_statistics=True, quant_type=type
+    )
+    found: Tensor = quantisers.dequantize_4bit(packed, state)
+    return found
+
+
 def rounded(weight: Tensor, bits: int) -> Tensor:
     """(out, in): each group of a row to the nearest multiple of its largest size / (2^(bits - 1) - 1)."""
     most = 2 ** (bits - 1) - 1
@@ -180,6 +218,16 @@ def rounded(weight: Tensor, bits: int) -> Tensor:
         scale = part.abs().amax(1, keepdim=True) / most
         parts.append(torch.where(scale > 0, (part / scale).round() * scale, part))
     return torch.cat(parts, 1).to(weight.dtype)
+
+
+def each_linear(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """change: (out, in) -> the same; scales run along a row."""
+    for layer in linear_layers(model):
+        weight = layer.weight.data
+        turned = isinstance(layer, Conv1D)
+        own = change(weight.T if turned else weight)
+        weight.copy_(own.T if turned else own)
+    return model
 
 
 def linear_layers(model: Any) -> list[Any]:

@@ -12,7 +12,18 @@ from peft import LoraConfig, get_peft_model
 
 from auditor.benchmarks.fixed_distributions import FixedDistribution
 from auditor.core.errors import AuditError
-from auditor.defenses.deployed_forms import Gguf, Int4, Int8, Merged, Pruned, as_gguf, linear_layers, rounded
+from auditor.defenses.deployed_forms import (
+    Gguf,
+    Int4,
+    Int8,
+    Merged,
+    Nf4,
+    Pruned,
+    as_bitsandbytes,
+    as_gguf,
+    linear_layers,
+    rounded,
+)
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.testing import scenario
 
@@ -93,6 +104,26 @@ def test_a_gguf_form_changes_a_copy_and_fewer_bits_are_farther_off() -> None:
     whole = held.target.log_probs(TOKENS, 3)
     off = [float((Gguf(type).protect(held).log_probs(TOKENS, 3) - whole).abs().max()) for type in ("q8_0", "q4_0")]
     assert 0 < off[0] < off[1] / 4 and torch.equal(held.target.log_probs(TOKENS, 3), whole)
+
+
+@pytest.mark.parametrize("type", ["nf4", "fp4"])
+@torch.no_grad()
+def test_a_bitsandbytes_form_multiplies_by_what_that_librarys_own_layer_does(type: str) -> None:
+    layers = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes").nn
+    weight = torch.randn(48, 128, generator=torch.Generator().manual_seed(0))
+    own = layers.Linear4bit(128, 48, bias=False, compute_dtype=torch.float32, quant_type=type)
+    own.weight = layers.Params4bit(weight.clone(), requires_grad=False, quant_type=type)
+    unit = torch.eye(128)
+    assert torch.allclose(own.to("cpu")(unit), unit @ as_bitsandbytes(weight, type).T, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_bitsandbytes_form_changes_a_copy() -> None:
+    pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
+    held = scenario()
+    whole = held.target.log_probs(TOKENS, 3)
+    off = float((Nf4().protect(held).log_probs(TOKENS, 3) - whole).abs().max())
+    assert off > 0 and torch.equal(held.target.log_probs(TOKENS, 3), whole)
 
 
 def test_a_model_without_weights_here_is_refused_before_it_is_asked() -> None:
