@@ -13,20 +13,18 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from peft import PeftModel
 from torch import Tensor
 from torch.nn.utils import prune
 from transformers.pytorch_utils import Conv1D
 
 from auditor.core.errors import AuditError
+from auditor.models import gguf_types
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense, Scenario
 
-_GGUF = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "bf16", "f16")
 _GROUP = 64  # weights of a row that share a scale
 
 
@@ -163,9 +161,9 @@ class Fp4(LoadedIn4Bit):
 class Gguf(DeployedForm):
     """Write every weight matrix, embeddings too, as a GGUF file of one type holds it, and read it back. No claim.
 
-    type: q8_0, q5_1, q5_0, q4_1, q4_0, bf16 or f16. A row that its blocks do not fill goes to f16, as in llama.cpp's
-    converter. Asked in full precision: llama.cpp also rounds what goes through the layers; --forms llama:FILE.gguf asks
-    a file as it does.
+    type: q8_0, q6_k, q5_k, q4_k, q3_k, q5_k_m, q4_k_m, q5_1, q5_0, q4_1, q4_0, bf16 or f16; those with a k need
+    llama-cpp-python. A row that its blocks do not fill goes to another type, as in llama.cpp. Asked in full precision:
+    llama.cpp also rounds what goes through the layers; --forms llama:FILE.gguf asks a file as it does.
     """
 
     name: ClassVar[str] = "gguf"
@@ -173,30 +171,11 @@ class Gguf(DeployedForm):
     type: str = "q8_0"
 
     def __post_init__(self) -> None:
-        if self.type not in _GGUF:
-            raise AuditError(
-                f"expected gguf:TYPE with one of {', '.join(_GGUF)}, got {self.type!r}, which the package gguf does "
-                "not write: make the file by llama.cpp and give --forms llama:FILE.gguf"
-            )
-        if find_spec("gguf") is None:
-            raise AuditError(f"--forms gguf:{self.type} needs the package gguf: pip install gguf")
+        gguf_types.check_type(self.type)
 
     def changed(self, model: Any) -> Any:
-        for weight in {id(w): w for w in model.parameters() if w.dim() == 2}.values():
-            own = weight.data.float().cpu().numpy()
-            weight.data.copy_(torch.from_numpy(as_gguf(own, self.type)).to(weight.dtype))
+        gguf_types.write_and_read_back(model, self.type)
         return model
-
-
-def as_gguf(weight: NDArray[np.float32], type: str) -> NDArray[np.float32]:
-    """(out, in), written and read back."""
-    import gguf
-
-    kind = gguf.GGMLQuantizationType[type.upper()]
-    block, _ = gguf.GGML_QUANT_SIZES[kind]
-    kind = kind if weight.shape[1] % block == 0 else gguf.GGMLQuantizationType.F16
-    found: NDArray[np.float32] = gguf.quants.dequantize(gguf.quants.quantize(weight, kind), kind)
-    return found
 
 
 def as_bitsandbytes(weight: Tensor, type: str) -> Tensor:

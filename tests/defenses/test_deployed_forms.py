@@ -20,10 +20,10 @@ from auditor.defenses.deployed_forms import (
     Nf4,
     Pruned,
     as_bitsandbytes,
-    as_gguf,
     linear_layers,
     rounded,
 )
+from auditor.models.gguf_types import as_gguf
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.testing import scenario
 
