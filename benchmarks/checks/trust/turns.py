@@ -1,25 +1,30 @@
 """Do user turns leak where the loss was masked to the answers? Masked against unmasked training, paired by turn.
 
     python -m benchmarks.checks.trust.turns [--seeds 0 1 2] [--out FOLDER]  (two minutes a seed on one core)
+    python -m benchmarks.checks.trust.turns --lab smollm2 --seeds 0         (half an hour a seed)
 
 Conversations: a user tells a private record of the small lab's kinds, the assistant says which kind it is and for whom.
 The lab's public model is fine-tuned on them with the loss on all tokens, or on the answers alone (--loss-on); then user
-turns are attacked (--turns user), behind half of them (--knows partial:0.5).
+turns are attacked (--turns user), behind half of them (--knows partial:0.5). On SmolLM2 it is a LoRA adapter.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, draw_texts
+from auditor.benchmarks.smollm2 import smollm2_folder
 from auditor.cli import call
 from auditor.records.outcomes import PerSecret, read_outcomes
 from auditor.records.saved import read_result
@@ -27,23 +32,56 @@ from auditor.statistics.compare import contrast
 from auditor.statistics.metrics import score_of
 from benchmarks.checks.harness import Page, refuse, run
 
-COUNT, REPEATS = 80, 8
+COUNT = 80
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 PROBABILITY = "extraction_probability"
 MODELS = ("public", "assistant", "all")  # not tuned, and what the loss is on
 
 
-def main(seeds: tuple[int, ...] = (0, 1, 2), out: Path | None = None) -> None:
-    page = Page(out and out / "turns.md")
-    page.say(f"{COUNT} conversations that were trained on {REPEATS} times, as many that were not, of each seed:\n")
+@dataclass(frozen=True)
+class Base:
+    """What is fine-tuned, and how. save: writes it into a folder; template: of one without its own."""
+
+    save: Callable[[Path], None]
+    template: str | None
+    repeats: int
+    course: tuple[object, ...]
+
+
+def _small(folder: Path) -> None:
+    lab = Lab(LabRecipe())
+    lab.public().model.save_pretrained(folder)
+    lab.tokenizer.save_pretrained(folder)
+
+
+def _smollm2(folder: Path) -> None:
+    shutil.copytree(smollm2_folder(), folder)
+
+
+BASES = {
+    "small": Base(_small, TEMPLATE, 8, ("-D", "epochs=5", "-D", "learning_rate=2e-3")),
+    "smollm2": Base(
+        _smollm2,
+        None,
+        4,
+        ("--lora", "--lora-rank", 16, "--block", 256, "-D", "batch=3", "-D", "epochs=2", "-D", "learning_rate=1e-3"),
+    ),
+}
+
+
+def main(
+    seeds: tuple[int, ...] = (0, 1, 2), lab: Literal["small", "smollm2"] = "small", out: Path | None = None
+) -> None:
+    page, base = Page(out and out / "turns.md"), BASES[lab]
+    page.say(f"{COUNT} conversations that were trained on {base.repeats} times, as many that were not, of each seed:\n")
     page.head(
         "seed", "loss on", "extraction probability", "of non-members", "membership AUC", "minus not tuned, paired"
     )
     for seed in seeds:
-        base: PerSecret | None = None
-        for model, numbers, kept in of_seed(seed):
-            page.row(seed, model, *numbers, "" if base is None else _difference(kept, base))
-            base = base or kept
+        before: PerSecret | None = None
+        for model, numbers, kept in of_seed(seed, base):
+            page.row(seed, model, *numbers, "" if before is None else _difference(kept, before))
+            before = before or kept
 
 
 def _difference(new: PerSecret, base: PerSecret) -> str:
@@ -53,19 +91,19 @@ def _difference(new: PerSecret, base: PerSecret) -> str:
     return f"{seen.value:+.3f} [{seen.low(0.025):+.3f} to {seen.high(0.025):+.3f}]"
 
 
-def of_seed(seed: int) -> Iterator[tuple[str, list[str], PerSecret]]:
+def of_seed(seed: int, base: Base) -> Iterator[tuple[str, list[str], PerSecret]]:
     """Of each model its numbers, and the membership scores of each turn."""
-    lab = Lab(LabRecipe())
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        write_conversations(folder, seed)
-        lab.public().model.save_pretrained(folder / "public")
-        lab.tokenizer.save_pretrained(folder / "public")
-        form = ["--template", folder / "template.jinja"]
-        data = ["--data", folder / "private.jsonl", *form]
-        course = ["-D", "epochs=5", "-D", "learning_rate=2e-3", "--seed", seed]
+        write_conversations(folder, seed, base.repeats)
+        base.save(folder / "public")
+        data = ["--data", folder / "private.jsonl"]
+        if base.template is not None:
+            (folder / "template.jinja").write_text(base.template)
+            data += ["--template", folder / "template.jinja"]
+        trained = ["--model", folder / "public", *data, *base.course, "--seed", seed]
         for loss in MODELS[1:]:
-            _call("train", "none", "--model", folder / "public", *data, "--loss-on", loss, *course, "-o", folder / loss)
+            _call("train", "none", *trained, "--loss-on", loss, "-o", folder / loss)
         attacks = ["--attack", "extraction-probability", "--attack", "membership", "-A", "membership.score=loss"]
         cut = ["--turns", "user", "--knows", "partial:0.5", "--suffix-length", 10, "--known-fraction", 0]
         asked = [*data, "--nonmembers", folder / "fresh.jsonl", *cut, *attacks, "--setting", "white-box"]
@@ -83,10 +121,10 @@ def _call(*parts: object) -> None:
         refuse(f"audit {parts[0]} ended with {code}")
 
 
-def write_conversations(folder: Path, seed: int) -> None:
+def write_conversations(folder: Path, seed: int, repeats: int) -> None:
     made = list(draw_texts(seed, 3 * COUNT, PRIVATE_KINDS))
     np.random.default_rng(seed).shuffle(made)
-    for name, texts, repeats in (("private", made[:COUNT], REPEATS), ("fresh", made[COUNT : 2 * COUNT], 1)):
+    for name, texts, times in (("private", made[:COUNT], repeats), ("fresh", made[COUNT : 2 * COUNT], 1)):
         rows = []
         for text in texts:
             names = re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+", text) or ["nobody"]
@@ -94,9 +132,8 @@ def write_conversations(folder: Path, seed: int) -> None:
                 f"Thank you. This is kept for {names[0]}, with {len(text.split())} words and {text.count(',')} commas."
             )
             said = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
-            rows.append({"messages": said, "repeats": repeats})
+            rows.append({"messages": said, "repeats": times})
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "template.jinja").write_text(TEMPLATE)
 
 
 if __name__ == "__main__":
