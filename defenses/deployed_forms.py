@@ -20,7 +20,7 @@ from torch.nn.utils import prune
 from transformers.pytorch_utils import Conv1D
 
 from auditor.core.errors import AuditError
-from auditor.models import gguf_types
+from auditor.defenses import gguf_types
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense, Scenario

@@ -32,7 +32,7 @@ _GUTTER, _NAME = 10, 23
 
 
 def overview(found: Found, width: int | None) -> Iterator[Text]:
-    """A line each, but for controls and data, which few ask for by name. What is a training too stands there.
+    """A line each, but for deployed forms, controls, data and models. What is a training too stands there.
 
     width: of a terminal, where longer lines are cut.
     """
@@ -40,20 +40,27 @@ def overview(found: Found, width: int | None) -> Iterator[Text]:
     every = {**found["Defense"], **trained}
     controls = [name for name, cls in sorted(every.items()) if cls.claims.startswith(_CONTROL)]
     served = {n: c for n, c in found["Defense"].items() if n not in trained or _differ(c, trained[n])}
+    forms = {name: cls for name, cls in served.items() if getattr(cls, "form", False)}
     groups = (
         ("attack", found["Attack"]),
         ("probe", found["Probe"]),
-        ("defense", {n: c for n, c in served.items() if n not in controls}),
+        ("defense", {n: c for n, c in served.items() if n not in controls and n not in forms}),
         ("training", {n: c for n, c in trained.items() if n not in served and n not in controls}),
     )
     for title, plugins in groups:
         for i, (name, cls) in enumerate(plugins.items()):
             yield _line("" if i else title, name, description_of(cls), width)
+    yield _line("forms", ", ".join(_form(name, cls) for name, cls in forms.items()), "", width)
     yield _line("controls", ", ".join(controls), "", width)
-    yield _line("data", ", ".join(found["Benchmark"]), "", width)
-    yield _line("models", ", ".join(f"{name}:" for name in found["Provider"]), "", width)
+    models = ", ".join(f"{name}:" for name in found["Provider"])
+    yield _line("data", f"{', '.join(found['Benchmark'])}; models {models}", "", width)
     trains = "What trains: audit train NAME, --defense NAME, audit mitigate --by NAME."
     yield Text(f"audit list NAME: options, needs, claim, source, page. {trains}")
+
+
+def _form(name: str, cls: Any) -> str:
+    """As `--forms` takes it."""
+    return name + "".join(f":{option.upper()}" for option in options_of(cls))
 
 
 def _differ(cls: Any, trained: Any) -> bool:

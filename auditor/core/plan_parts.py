@@ -45,8 +45,8 @@ class TargetPlan:
     base_url: Server of --model openai:NAME: http://HOST:PORT/v1; key in OPENAI_API_KEY.
     tokenizer: Tokenizer of --model openai:NAME. [default: NAME]
     max_tokens_total: Ask a model behind an API for at most N tokens. [default: no limit]
-    forms: Deployed forms, each a row beside it: merged, int8, int4, pruned:SHARE, gguf:TYPE, or a model, as FOLDER,
-        llama:FILE or served:URL. A second --model is one too.
+    forms: Deployed forms, each a row beside it: merged, int8, int4, nf4, fp4, pruned:SHARE, gguf:TYPE, or a model,
+        as FOLDER, llama:FILE or served:URL. A second --model is one too.
     before: The model before it was trained to forget --forget.
     retrained: A model trained as --before was, without --forget, to compare with.
     lab_recipe: Fields of the lab's recipe that are to differ, by name.

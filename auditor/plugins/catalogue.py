@@ -22,7 +22,7 @@ from auditor.core.errors import AuditError
 from auditor.plugins.options import ENTRY_POINTS, options_of, values_of
 
 _PACKAGES = ("auditor", "auditor.attacks", "auditor.benchmarks", "auditor.defenses")
-_SAID = ("name", "title", "needs", "claims")  # what is kept of a class beside its docstring and its options
+_SAID = ("name", "title", "needs", "claims", "form")  # what is kept of a class beside its docstring and its options
 
 Found = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
 

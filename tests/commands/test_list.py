@@ -29,7 +29,10 @@ def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
     assert all(whole.startswith(cut.rstrip("…")) for whole, cut in zip(lines, in_terminal, strict=True))
     named = next(line for line in lines if line.startswith("controls ")).count(",") + 1
     methods = {name for kind in FLAGS for name in FOUND[kind]}
-    assert len(lines) == len(methods) - named + 4  # a line each, but for controls, data, models and how to read on
+    forms = [name for name, cls in FOUND["Defense"].items() if cls.form]
+    assert len(forms) >= 7 and len(lines) <= 40
+    # a line each, but for forms, controls, data and models, and how to read on
+    assert len(lines) == len(methods) - named - len(forms) + 4
     assert {name for kind in FOUND.values() for name in kind} <= set(re.findall(r"[\w-]+", "\n".join(lines)))
 
 

@@ -23,7 +23,7 @@ from auditor.defenses.deployed_forms import (
     linear_layers,
     rounded,
 )
-from auditor.models.gguf_types import as_gguf
+from auditor.defenses.gguf_types import as_gguf
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.testing import scenario
 

@@ -12,7 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from auditor.core.errors import AuditError
-from auditor.models import gguf_types
+from auditor.defenses import gguf_types
 
 FILE_TYPES = {"q4_k_m": "Q4_K_M", "q6_k": "Q6_K"}  # of llama.cpp's quantiser
 NAMES = {"token_embd": "embed_tokens", "attn_v": "v_proj", "ffn_down": "down_proj", "ffn_up": "up_proj"}
