@@ -12,6 +12,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,10 @@ def unsynced(*given: Any, **named: Any) -> sqlite3.Connection:
 
 
 sqlite3.connect = unsynced
+
+# Every defense that can be made here: two forms are made by bitsandbytes, which development does without.
+_LACKING = () if find_spec("bitsandbytes") else ("nf4", "fp4")
+DEFENSES = {name: kind for name, kind in registry.defenses().items() if name not in _LACKING}
 
 os.environ["AUDIT_SALT"] = "of these tests only"  # what a user has of their own is not touched
 SHARED = Path(__file__).resolve().parents[2] / "shared"

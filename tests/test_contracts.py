@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,11 +39,9 @@ from auditor.testing import (
     subjects,
     view,
 )
-from tests.conftest import save_tiny, tiny
+from tests.conftest import DEFENSES, save_tiny, tiny
 
 ATTACKS, PROBES, TRAINERS = registry.attacks(), registry.probes(), registry.trainers()
-LACKING = () if find_spec("bitsandbytes") else ("nf4", "fp4")  # forms that it makes
-DEFENSES = {name: kind for name, kind in registry.defenses().items() if name not in LACKING}
 METHODS = {**ATTACKS, **PROBES}
 SERVED = {kind.protect: name for name, kind in reversed(DEFENSES.items())}.values()  # one of those that serve alike
 DISTRIBUTION_PROBES = {name: kind for name, kind in PROBES.items() if issubclass(kind, DistributionProbe)}

@@ -32,14 +32,13 @@ from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins import registry
 from auditor.plugins.defense import Prompt, Scenario, TrainedModel
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.statistics.calibration import conformal_p, conformal_threshold
 from auditor.statistics.extraction import any_of, greedy_windows, window_bits
 from auditor.statistics.intervals import clopper_pearson, excess_mean, mean_probability
 from auditor.statistics.metrics import find_metric
-from tests.conftest import refuses
+from tests.conftest import DEFENSES, refuses
 
 MakeTiny = Callable[..., HuggingFaceModel]
 OWN = Decoding(temperature=0.8, top_p=0.7)
@@ -438,7 +437,7 @@ def test_near_verbatim_measurements(neox: HuggingFaceModel) -> None:
         NearVerbatim(beams=0)
 
 
-@pytest.mark.parametrize("name", sorted(registry.defenses()))
+@pytest.mark.parametrize("name", sorted(DEFENSES))
 def test_the_suffixes_of_a_defended_model_share_one_probability(make_tiny: MakeTiny, name: str) -> None:
     """p_z is exact for every defense: over all suffixes it sums to one, truncated or not."""
     target = make_tiny(vocab_size=23)
@@ -447,7 +446,7 @@ def test_the_suffixes_of_a_defended_model_share_one_probability(make_tiny: MakeT
     scenario = Scenario(
         target, target, held, 60, 2, trained=trained, whole=target, prompts=(prompt,), corpus=[tuple(range(1, 20))]
     )
-    model = registry.defenses()[name]().protect(scenario)
+    model = DEFENSES[name]().protect(scenario)
     every = torch.tensor(list(itertools.product(range(23), repeat=2)))
     for decoding in (ANCESTRAL, OWN):
         seen = observe(model, decoding, torch.tensor([[1, 2, 3]]).expand(len(every), -1), every)
