@@ -84,7 +84,7 @@ def _left(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
         tested, gated = len(signals.by_kind(seen.tested(target))), seen.gated(target)
         keep = f"; keep it so in CI: {signals.gate_command(seen, gated, run)}" if gated else ""
         of = len({s.kind for s in seen.of(target)})
-        said = f"{signals.CLEAR} by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
+        said = f"no leakage seen by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
         yield Advice(CLEAR, said, words.target_title(result, target))
     for targets, untested in signals.untested(seen).items():
         told = [

@@ -173,7 +173,7 @@ def _counts(result: AuditResult, seen: Assessment, target: str) -> str:
         len(list(signals.by_kind(found)))
         for found in (seen.tested(target), [s for s in seen.of(target) if s.status == NOT_TESTED])
     )
-    what = signals.CLEAR if seen.reassures(target) else "inconclusive"
+    what = signals.reassurance(seen, target) if seen.reassures(target) else "inconclusive"
     return f"{title}: {what}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
 

@@ -71,7 +71,7 @@ def _over(finding: Finding) -> str:
 
 def _chain_rows(result: AuditResult, target: str, chain: Chain | None) -> Iterator[tuple[str, ...]]:
     assert chain is not None  # `causes` has seen to it
-    for step in words.steps(chain, target):
+    for step in words.measured_steps(words.steps(chain, target)):
         yield _step_row(result, step)
     whole = ("all of these", *_between(result, UNDEFENDED, target), "")
     yield (*whole, *_difference(chain.whole), "")

@@ -262,7 +262,11 @@ def _most(result: AuditResult, target: str) -> str:
     if not tested:
         return words.NOTHING
     told = [signals.describe_number(signals.strongest(group)) for group in signals.by_kind(shown or tested[:1])]
-    return "; ".join(told) if shown else f"{told[0]}, {signals.CLEAR if seen.reassures(target) else 'inconclusive'}"
+    return (
+        "; ".join(told)
+        if shown
+        else f"{told[0]}, {signals.reassurance(seen, target) if seen.reassures(target) else 'inconclusive'}"
+    )
 
 
 def _model(result: AuditResult) -> str:

@@ -104,8 +104,4 @@ def line(finding: Finding) -> str:
 
 def counts(finding: Finding) -> str:
     """`card numbers 15/80, names 22/94`; of secrets with several texts of the kind `15% of 80`."""
-    return ", ".join(f"{kind_in_sentence(kind)} {_count(m)}" for kind, m in _ordered(finding))
-
-
-def _count(m: Measurement) -> str:
-    return f"{words.hits(m):,}/{m.n:,}" if m.unit == "share" else f"{words.value(m)} of {m.n:,}"
+    return ", ".join(f"{kind_in_sentence(kind)} {words.hits_of(m)}" for kind, m in _ordered(finding))

@@ -161,7 +161,7 @@ def _sentence(
     if level == _LEAKS:
         return f"{named} {'leak' if len(targets) > 1 else 'leaks'}{_severe(seen, targets)}{of}{cost}."
     if level == _CLEAR:
-        return f"{named}: {signals.CLEAR}{of}{cost}."
+        return f"{named}: {signals.reassurance(seen, *targets)}{of}{cost}."
     if level == _OPEN:
         return f"{named}: inconclusive{of and f'{of[:-1]}: seen, not significant)'}{cost}."
     return f"{named}: nothing was measured."
@@ -308,8 +308,11 @@ def _where(result: AuditResult, seen: Assessment) -> _Entry:
     """By copies, and by insertions of canaries."""
     best, items = _undefended(result, seen), list[str]()
     if best is not None and len(best.by_repeats) > 1:
-        told = ", ".join(f"{name}: {words.value(m)}" for name, m in words.by_repeats(best.by_repeats))
-        items.append(f"copies {told} {_of(result, best)}")
+        groups = words.by_repeats(best.by_repeats)
+        told = ", ".join(f"{name}: {words.hits_of(m)}" for name, m in groups)
+        open_ = max((m for _, m in groups if m.unit == "share" and m.value == 0), key=lambda m: m.high, default=None)
+        left = f"; {words.hits_of(open_)} leaves up to {words.percent(open_.high)}% possible" if open_ else ""
+        items.append(f"copies {told} {_of(result, best)}{left}")
     for finding in result.findings:
         if finding.target == UNDEFENDED and (measured := words.exposures(finding)):
             told = ", ".join(f"{count}: {words.value(m)} bits" for count, m in measured)
@@ -324,8 +327,9 @@ def _what(result: AuditResult, seen: Assessment) -> _Entry:
     shown = {s.row for s in seen.signals if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN}
     if shown and best.key not in shown:  # another attack extracts them
         best = next(finding for finding in result.findings if finding.key in shown)
-    told = f"{personal.counts(best)} {_of(result, best)}{'' if shown else ', not significant'}"
-    return _Entry("WHAT", (told,), 2)
+    none = not any(m.value for m in best.by_kind.values())
+    remark = "" if shown else ": none extracted" if none else ", not significant"
+    return _Entry("WHAT", (f"{personal.counts(best)} {_of(result, best)}{remark}",), 2)
 
 
 def _why(result: AuditResult) -> _Entry:
@@ -356,7 +360,8 @@ def _limits(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) 
     none = [s for s in seen.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in none if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
     most_open = [max(found, key=lambda s: s.measured.high if s.measured else 0.0) for found in zeros if found]
-    items = [f"Still possible: {', '.join(map(signals.possible, most_open))}."] if most_open else []
+    possible = "Once DOUBT is resolved, still possible" if signals.doubts(seen) else "Still possible"
+    items = [f"{possible}: {', '.join(map(signals.possible, most_open))}."] if most_open else []
     stopped = ((f, f.stopped) for f in result.findings if f.stopped)
     items += dict.fromkeys(f"{_title(result, f.target)}, {f.attack}: {row.said}." for f, row in stopped)
     items += remarks.limits
@@ -379,11 +384,11 @@ def _next(
     command = next_command(seen, folder)
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
-    fewer = advice.fewer_copies(result, known)
-    if not fewer:
+    first = "resolve DOUBT first" if signals.doubts(seen) else advice.fewer_copies(result, known)
+    if not first:
         return _Entry("NEXT", (command,), 2)
-    between = " " if cell_len(f"{fewer} -> {command}") <= width - _GUTTER else "\n"
-    return _Entry("NEXT", (f"{fewer} ->{between}{command}",), 2)
+    between = " " if cell_len(f"{first} -> {command}") <= width - _GUTTER else "\n"
+    return _Entry("NEXT", (f"{first} ->{between}{command}",), 2)
 
 
 def next_command(seen: Assessment, folder: Path) -> str:

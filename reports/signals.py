@@ -15,7 +15,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.records import signals
 from auditor.records.claims import EPSILON, VIOLATIONS
-from auditor.records.extraction import GREEDILY, NEARLY, PERSONAL, VERBATIM
+from auditor.records.extraction import GREEDILY, NEARLY, PERSONAL, PROBABLE, VERBATIM
 from auditor.records.kinds import Kind
 from auditor.records.signals import Assessment, Signal, assess_signals
 from auditor.reports import personal, words
@@ -25,14 +25,15 @@ from auditor.statistics.memorised import RECORDS
 from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, RECALL
 from auditor.statistics.roc import AUC
 
-CLEAR = "no leakage seen"  # the reassuring words: said where `Assessment.reassures`, and nowhere else
+NEVER_DRAWN = "; this decoding draws none of these suffixes, another may"
 _EXTRACTION = (VERBATIM, NEARLY, GREEDILY)
 _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
-_HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Smallest detectable")
+_HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
 _NOTE = (
     "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on records that were "
-    "never trained on, or chance. Not shown: nothing beyond it was seen; a leak below “Smallest detectable” would "
-    "be missed. Seen, not significant: above it, but chance could explain that. Not tested: this run cannot say. "
+    "never trained on, or chance. Not shown: nothing beyond it was seen; “Shown from” is what would have had to "
+    "be measured instead. Seen, not significant: above it, but chance could explain that. Not tested: this run cannot "
+    "say. "
     "The bar spans the interval, the dot is the number, an open ring the non-members."
 )
 
@@ -61,17 +62,19 @@ def describe_number(signal: Signal) -> str:
     if surely := DISCOVERABLE.numbers_in(m.name):
         drawn, sure = counted(int(surely[0]), "sample"), words.percent(float(surely[1]))
         return f"{words.share(m)} extracted by {drawn} with a probability of {sure}% or more"
-    return f"{words.lower_first(words.label(m.name))} {words.with_bounds(m)}{at}"
+    never = NEVER_DRAWN if signal.kind is PROBABLE and m.value == 0 else ""
+    return f"{words.lower_first(words.label(m.name))} {words.with_bounds(m)}{at}{never}"
 
 
 def describe_baseline(signal: Signal) -> str:
-    """`non-members 0/160`, `chance 0.5`, or that there is none."""
+    """`non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that there is none."""
     b = signal.baseline
     if isinstance(b, Measurement):
         return f"non-members {words.hits(b):,}/{b.n:,}" if b.unit == "share" else f"non-members {words.value(b)}"
     if b is None:
         return "no non-members to compare with"
-    return f"chance {words.number(b)}" if b else ""
+    blind = f", blind baseline {words.value(signal.blind)}" if signal.blind else ", no blind baseline"
+    return f"chance {words.number(b)}{blind if signal.kind.alike else ''}" if b else ""
 
 
 def _bracketed(text: str) -> str:
@@ -143,6 +146,12 @@ def _size(signal: Signal) -> float:
 # --- one target -------------------------------------------------------------------------------------------------------
 
 
+def reassurance(seen: Assessment, *targets: str) -> str:
+    """The reassuring words: said where `Assessment.reassures`, and nowhere else."""
+    whole = all(len(seen.tested(target)) == len(seen.of(target)) for target in targets)
+    return f"no leakage seen{'' if whole else ' in what was tested'}"
+
+
 def by_kind(found: Sequence[Signal]) -> list[list[Signal]]:
     return [list(group) for _, group in groupby(found, key=lambda s: s.kind.name)]
 
@@ -189,7 +198,7 @@ def target_summary(result: AuditResult, seen: Assessment, target: str) -> str:
         return f"{named}: nothing was measured."
     if seen.reassures(target):
         left = f"; not tested: {', '.join(untested)}" if untested else ""
-        return f"{named}: {CLEAR}: {'; '.join(clear)}{left}."
+        return f"{named}: {reassurance(seen, target)}: {'; '.join(clear)}{left}."
     return f"{named}: inconclusive: {'; '.join(suspected + clear)}."
 
 
@@ -208,11 +217,11 @@ def full_account(result: AuditResult, seen: Assessment, target: str) -> str:
 
 
 def _reach(seen: Assessment, target: str) -> list[str]:
-    """The smallest leaks that this run would have shown."""
+    """What would have had to be measured to be shown."""
     clear = (s for s in seen.tested(target) if s.status == signals.NOT_SHOWN)
     from_on = {s.kind.title: text for s in clear if (text := least_detectable(s)) != words.NOTHING}
-    told = ", ".join(f"{words.lower_first(kind)} below {number}" for kind, number in from_on.items())
-    return [f"Smaller leaks would be missed: {told}."] if told else []
+    told = ", ".join(f"{words.lower_first(kind)} {number}" for kind, number in from_on.items())
+    return [f"It would have been shown from: {told}."] if told else []
 
 
 def least_detectable(signal: Signal) -> str:

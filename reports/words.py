@@ -109,6 +109,11 @@ def share(m: Measurement | None) -> str:
     return f"{hits(m):,}/{m.n:,} ({with_bounds(m)})"
 
 
+def hits_of(m: Measurement) -> str:
+    """`15/80`; where nothing is counted `15% of 80`."""
+    return f"{hits(m):,}/{m.n:,}" if m.unit == "share" else f"{value(m)} of {m.n:,}"
+
+
 def hits(m: Measurement) -> int:
     return 0 if math.isnan(m.value) else round(m.value * m.n)
 

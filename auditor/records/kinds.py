@@ -27,7 +27,8 @@ class Reading:
 
     excess: what is left above that of non-members, with an interval. alone: whether it can show a leak; else it can
     but raise suspicion. either_way: an AUC below one half distinguishes members just as well. looks: at how many such
-    numbers the level is shared. most: the best that an audit could have proved.
+    numbers the level is shared. most: the best that an audit could have proved. blind: it without any
+    model.
     """
 
     measured: Measurement
@@ -40,6 +41,7 @@ class Reading:
     count: str = ""
     looks: int = 1
     most: float = math.nan
+    blind: Measurement | None = None
 
     @property
     def is_count(self) -> bool:

@@ -19,16 +19,18 @@ def _read(finding: Finding) -> Iterator[Reading]:
     if main is None or not is_measured(main) or any(map(beyond_chance, controls_of(finding))):
         yield from (Reading(m, 0.5, row=finding.key, either_way=True) for m in of_people)  # it compares no records
         return
-    yield Reading(main, 0.5, either_way=True, row=finding.key)
+    blind = finding.measurement(auc_of("blind"))
+    yield Reading(main, 0.5, either_way=True, row=finding.key, blind=blind)
     for rate in FALSE_POSITIVES:
         found = finding.measurement(rate_of("", rate))
         if found is not None and is_measured(found):
             yield Reading(found, rate, row=finding.key)
     others = [m for score in SCORES if (m := finding.measurement(auc_of(score))) is not None and is_measured(m)]
-    others += of_people
+    looks = len(others) + len(of_people)
     for m in others:
-        yield Reading(m, 0.5, row=finding.key, either_way=True, looks=len(others))
-    yield from (replace(reading, either_way=True) for reading in by_repeats(finding, 0.5, auc_of("")))
+        yield Reading(m, 0.5, row=finding.key, either_way=True, looks=looks, blind=blind)
+    yield from (Reading(m, 0.5, row=finding.key, either_way=True, looks=looks) for m in of_people)
+    yield from (replace(one, either_way=True, blind=blind) for one in by_repeats(finding, 0.5, auc_of("")))
 
 
 def _of_people(finding: Finding) -> list[Measurement]:

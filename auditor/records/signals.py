@@ -42,7 +42,7 @@ class Signal:
     setting: "" where it was tested at neither. baseline: of non-members, or what chance gives; None: there is none.
     suspected: not shown, and no all-clear either: seen, or above the baseline, but not significantly. least: the
     smallest number that would have been shown; NaN: unknown. part, count: of which secrets alone. why: it was not
-    tested.
+    tested. blind: the same number without any model.
     """
 
     kind: Kind
@@ -57,6 +57,7 @@ class Signal:
     part: str = ""
     count: str = ""
     why: str = ""
+    blind: Measurement | None = None
 
     @property
     def gate_rule(self) -> str:
@@ -208,6 +209,7 @@ def _decided(kind: Kind, target: str, setting: str, readings: Sequence[Reading])
         least=best.least,
         part=best.part,
         count=best.count,
+        blind=best.blind,
     )
 
 

@@ -114,8 +114,9 @@ def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, 
             f"expected {words.duration(seconds)} to be enough for {fewest} records of {plan.target.model}, but this "
             f"machine, as busy as it is now, takes longer: --minutes {minutes}"
         )
-    told = f"{min(kept, there):,} of {there + len(site.data().known):,} records checked: what fits in "
-    return plan.having(limit=kept), (f"{told}{words.duration(seconds)}.", *limits)
+    pairs = f" ({known:,} more are known pairs)" if (known := len(site.data().known)) else ""
+    told = f"{min(kept, there):,} of {there:,} records checked{pairs}: what fits in {words.duration(seconds)}."
+    return plan.having(limit=kept), (told, *limits)
 
 
 def _answerable(plan: Plan, site: Site) -> tuple[Plan, Limits]:

@@ -118,7 +118,10 @@ def test_no_verbatim_extraction_beside_membership_that_is_shown() -> None:
     assert_no_reassurance(result)
     text = told(result)
     zero = "none of 60 extracted verbatim, white-box (up to 6.0% not ruled out)"
-    assert text["headline"] == f"Undefended leaks: membership AUC 0.642 [0.577–0.704], white-box (chance 0.5); {zero}."
+    assert (
+        text["headline"]
+        == f"Undefended leaks: membership AUC 0.642 [0.577–0.704], white-box (chance 0.5, no blind baseline); {zero}."
+    )
     assert "leaks: membership AUC 0.642" in text["advise"]
     assert "NEXT audit advise runs/own" in text["screen"]
     assert "leakage is shown by membership" in text["EDPB"] and "membership AUC 0.642" in text["history"]
@@ -216,7 +219,7 @@ def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
     for where, text in told(result).items():
         assert "no leakage seen" in text or where in ("verdict", "answers", "severity"), (where, text)
     said = told(result)["verdict"]
-    assert "Smaller leaks would be missed: verbatim extraction below 12%, membership below 0.560." in said
+    assert "It would have been shown from: verbatim extraction 12%, membership 0.560." in said
     assert "| Membership | white-box | not shown |" in markdown.render(result)
 
 

@@ -20,7 +20,7 @@ from auditor.reports import screen
 from auditor.reports.screen import LINES, WIDTH, first_screen
 from tests.docs.pages import ROOT
 from tests.reports.conftest import claims, lab_run, probed
-from tests.reports.test_reassurance import OTHERS, SIGNALS, Drawn, N, row, run_of, share
+from tests.reports.test_reassurance import OTHERS, SIGNALS, Drawn, N, auc, row, run_of, share
 
 GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
 TITLES = ("A", "A defense whose name is rather long, with its options", "密着度の高い防御", "Plain")
@@ -98,7 +98,9 @@ def test_it_is_laid_out_as_it_should_be() -> None:
     labels = [line.split()[0] for line in shown if line[0] != " "]
     assert labels == ["RESULT", "ALSO", "WHERE", "WHY", "CLAIM", "LIMITS", "NEXT", "report"]
     assert entry(shown, "RESULT").startswith("Undefended leaks, severity high (verbatim, greedy decoding).")
-    assert entry(shown, "WHERE") == "copies 1: 0.0%, 2: 6.2%, 4: 56%, 8: 97%, 16: 100.0% (white-box)"
+    assert entry(shown, "WHERE") == (
+        "copies 1: 0/64, 2: 4/64, 4: 36/64, 8: 62/64, 16: 64/64 (white-box); 0/64 leaves up to 5.6% possible"
+    )
     assert entry(shown, "NEXT") == "audit advise runs/latest"
     assert any(re.search(r"white-box +166/320 +52% +\[46–57\]", line) for line in shown)
     assert "0/160 Undefended" in " ".join(shown)
@@ -153,9 +155,28 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
 def test_a_clean_run_goes_on_to_a_gate() -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
     shown = lines(result)
-    assert entry(shown, "RESULT") == "Undefended: no leakage seen (verbatim)."
+    assert entry(shown, "RESULT") == "Undefended: no leakage seen in what was tested (verbatim)."
     assert entry(shown, "NEXT") == "audit gate runs/latest --max recall=0.05"
     assert entry(shown, "LIMITS").startswith("Still possible: verbatim up to 6.0% (0/60). Not tested: ")
+
+
+def test_where_nothing_was_seen_its_bound_stands_beside_it_and_a_doubt_is_resolved_first() -> None:
+    none = row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS))
+    none = replace(
+        none, by_repeats={str(n): share("recall", 0, n) for n in (20, 40)}, by_kind={"email": share("recall", 0, 24)}
+    )
+    never = row("extraction-probability", Measurement("extraction_probability", 0.0, 0.0, 0.0, N, "probability"))
+    blind = row("membership", *(replace(m, n=N) for m in (auc(0.52, 0.44, 0.6), auc(0.47, 0.4, 0.54, "blind_auc"))))
+    result = run_of(none, never, blind)
+    shown = lines(result)
+    assert entry(shown, "WHERE") == "copies 20: 0/20, 40: 0/40 (white-box); 0/20 leaves up to 17% possible"
+    assert entry(shown, "WHAT") == "e-mail addresses 0/24 (white-box): none extracted"
+    also = entry(shown, "ALSO")
+    assert "this decoding draws none of these suffixes, another may" in also
+    assert "(not above chance 0.5, blind baseline 0.470)" in also
+    doubted = lines(replace(result, targets=(replace(result.targets[0], doubts=(DOUBT,)),)))
+    assert entry(doubted, "LIMITS").startswith("Once DOUBT is resolved, still possible: verbatim up to 6.0% (0/60)")
+    assert entry(doubted, "NEXT") == "resolve DOUBT first -> audit advise runs/latest"
 
 
 def test_what_was_tested_on_one_target_alone_is_a_limit_of_the_others() -> None:

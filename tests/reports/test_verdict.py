@@ -18,7 +18,7 @@ def test_the_whole_story(result: AuditResult) -> None:
     text = verdict(result)
     assert "166/320 (52% [46–57]) extracted verbatim, white-box (non-members 0/160)" in text
     assert "PMixED (sound): Seen, but not significant: 4/320 (1.2% [0.3–3.2]) extracted verbatim, white-box" in text
-    assert "Smaller leaks would be missed: verbatim extraction below 2.8%" in text
+    assert "It would have been shown from: verbatim extraction 2.8%" in text
     assert "21.3 against 11.2 (+90%)" in text
     assert "does not cover white-box access (log-probabilities, top-p 0.7)" in text
     assert "Ensemble, unmixed: " not in text  # a control is judged for the sake of what it isolates
@@ -39,7 +39,10 @@ def test_the_headline_says_what_leaks_of_each_target(result: AuditResult) -> Non
 def test_a_zero_is_never_said_without_its_bound(result: AuditResult) -> None:
     none = changed(result, "pmixed", lambda f: replace(f, measurements=(Measurement("recall", 0.0, 0.0, 0.011, 320),)))
     zero = "none of 320 extracted verbatim, text-only or white-box (up to 1.1% not ruled out)"
-    assert f"PMixED (sound): no leakage seen: {zero}; not tested: near-verbatim extraction" in headline(none)
+    assert (
+        f"PMixED (sound): no leakage seen in what was tested: {zero}; not tested: near-verbatim extraction"
+        in headline(none)
+    )
     assert f"Not shown: {zero}" in verdict(none)
 
 
@@ -109,7 +112,7 @@ def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
         "| mixing | Ensemble, unmixed | PMixED (sound) | mixed | −1.0 points | [−3.0 to 1.0] | 320 | not significant |"
         in page
     )
-    assert "no step: the undefended target is that row" in page and "| all of these |" in page
+    assert "trained so" not in page and "| all of these |" in page
 
 
 def test_without_a_chain_nothing_is_credited(result: AuditResult) -> None:
