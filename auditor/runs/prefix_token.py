@@ -153,7 +153,7 @@ def _likeliest(
     own, *_ = candidates = [
         prefix_token for prefix_token in every if len(prefix_token) + longest <= room or not prefix_token
     ]
-    whose = "chat template's" if framed else "tokenizer default"
+    whose = "the chat template's" if framed else "tokenizer default"
     if words is None:
         whose = "there is no tokenizer to put another"
     if own != every[0]:
@@ -172,13 +172,13 @@ def _likeliest(
     best = most_likely(own, nll)
     means = {prefix_token: f"{values.mean():.3f}" for prefix_token, values in nll.items()}
     beside = ", ".join(
-        f"{describe_prefix_token(prefix_token, words)} {mean}"
+        f"with {describe_prefix_token(prefix_token, words)} {mean}"
         for prefix_token, mean in means.items()
         if prefix_token != best
     )
-    why = whose if best == own else f"most likely of {len(nll)}"
+    why = whose if best == own else f"the most likely of the {len(nll)} tried"
     others = f"; {beside}" if beside else ""
-    measured = f"{len(pairs)} {what}: {means[best]} nats a token{others}"
+    measured = f"mean loss of {len(pairs)} {what} with it: {means[best]} nats a token{others}"
     return PrefixToken(best, f"prefix token: {describe_prefix_token(best, words)} ({why}; {measured})")
 
 

@@ -86,7 +86,7 @@ def choose_text_form(
     usual, tried = _tried(plan, words, rows, _days(plan.date, name))
     settled = plan.template != AUTO
     if not implies_capability(model.capabilities, "likelihood"):
-        why = "as asked for" if settled else "the usual one"
+        why = "as asked for" if settled else "the default"
         said = f"text form {usual.said}, {why}: {model.name} gives no log-probabilities to check it by"
         return usual, TextForm(usual.name, usual.day, usual.digest, said)
     sample = _scored(model, tried, usual, rows, others, f"rows of {flag}")
@@ -228,7 +228,7 @@ def _of_the_day(
 
 def _said(sample: _Sample, best: Form, usual: Form, settled: bool) -> str:
     """The choice, with its margin."""
-    which = "as asked for (--template)" if settled else "the usual one"
+    which = "as asked for (--template)" if settled else "the default"
     if settled and sample.others and not _confirmed(sample.others, best):
         which += ", which nothing in the data confirms,"
     if not len(sample):
@@ -236,12 +236,12 @@ def _said(sample: _Sample, best: Form, usual: Form, settled: bool) -> str:
     at = next((form for form in sample.members if form.name == best.name), best)
     means = {form: float(values.mean()) for form, values in sample.members.items()}
     if not settled:
-        of = f"the most likely of {len(means)} by"
-        which = of if at != usual else f"the usual one, and no other of {len(means)} is more likely beyond chance by"
+        of = f"the most likely of the {len(means)} tried"
+        which = of if at != usual else f"the default, and none of the {len(means)} tried is significantly more likely"
     nearest = sorted((mean, form.said) for form, mean in means.items() if form != at)[:3]
     beside = f" ({', '.join(f'{name} {mean:.3f}' for mean, name in nearest)})" if nearest else ""
     own = f"{means[at]:.3f} nats a token" if at in means else "not scored"
-    return f"text form {best.said}, {which} {sample.what}: {own}{beside}"
+    return f"text form {best.said}, {which}; mean loss of {sample.what}: {own}{beside}"
 
 
 def _doubts(sample: _Sample, best: Form, settled: bool) -> list[str]:

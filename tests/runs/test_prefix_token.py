@@ -144,7 +144,7 @@ def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
 
 def test_every_row_says_it_and_nothing_else_depends_on_it(auto: Path, without: Path, capsys: Said) -> None:
     told, plain = result(auto), result(without)
-    assert told["prefix_token"].startswith("prefix token: <bos> (tokenizer default; 7 auxiliary")
+    assert told["prefix_token"].startswith("prefix token: <bos> (tokenizer default; mean loss of 7 auxiliary")
     assert (
         "none" in told["prefix_token"]
         and plain["prefix_token"] == "prefix token: none, as asked for (--prefix-token none)"
@@ -236,11 +236,13 @@ BOTH = tokenizer(bos_token="<bos>", eos_token="<eos>")
 
 def test_the_known_pairs_decide() -> None:
     assert chosen(EOS, BOTH).tokens == (EOS,)
-    assert chosen(EOS, BOTH).said.startswith("prefix token: <eos> (most likely of 3; 8 auxiliary records: ")
+    assert chosen(EOS, BOTH).said.startswith(
+        "prefix token: <eos> (the most likely of the 3 tried; mean loss of 8 auxiliary records with it: "
+    )
     assert chosen(BOS, BOTH).tokens == (BOS,)
     assert chosen(EOS, tokenizer(eos_token="<eos>")).tokens == (EOS,)
     assert chosen(None, tokenizer(eos_token="<eos>")).said.startswith(
-        "prefix token: none (tokenizer default; 8 auxiliary records: "
+        "prefix token: none (tokenizer default; mean loss of 8 auxiliary records with it: "
     )
 
 
@@ -269,7 +271,9 @@ def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
 
 
 def test_without_a_tokenizer_the_configuration_says_what_there_is() -> None:
-    assert chosen(EOS, None, eos_token_id=[EOS, 5]).said.startswith(f"prefix token: token {EOS} (most likely of 2;")
+    assert chosen(EOS, None, eos_token_id=[EOS, 5]).said.startswith(
+        f"prefix token: token {EOS} (the most likely of the 2 tried;"
+    )
     assert chosen(EOS, None, eos_token_id=FIRST + SYMBOLS).tokens == ()  # a default that names no token of the model
     assert chosen(EOS, None, ()).said.startswith("prefix token: none (there is no tokenizer to put another")
 
@@ -288,7 +292,7 @@ def test_a_lead_that_has_no_room_is_left_out() -> None:
     assert full.tokens == () and "no room for the tokenizer default, <bos>" in full.said
     assert chosen(BOS, BOTH, longest=15).tokens == (BOS,)
     long = Pair((3,) * 10, (4,) * 10)  # refused by name where it is attacked
-    assert "; 8 auxiliary records:" in chosen(BOS, BOTH, (*KNOWN, long), longest=13).said
+    assert "mean loss of 8 auxiliary records with it:" in chosen(BOS, BOTH, (*KNOWN, long), longest=13).said
 
 
 @pytest.mark.parametrize(
