@@ -205,8 +205,9 @@ def finished(world: Path, name: str) -> Path:
     folder, given = world / name, world / "given"
     if not folder.exists():
         model, data = str(given / "my-model"), ["--data", str(given / "private.jsonl"), "-o", str(folder)]
+        others = ["--nonmembers", str(given / "fresh.jsonl")]
         ensemble = ["train", "pmixed", "--model", model, "-D", "members=2", "-D", "epochs=1", *data]
-        run = ["run", "--model", model, "--attack", "ethicist", "--limit", "4", *SMALLER["ethicist"], *data]
+        run = ["run", "--model", model, "--attack", "ethicist", "--limit", "4", *SMALLER["ethicist"], *data, *others]
         assert call(ensemble if name == "ensemble" else run) == 0
     return folder
 
