@@ -1,10 +1,11 @@
 """Leakage by person: how often its intervals hold, and whose data is told to be in a model that was trained.
 
     python -m benchmarks.checks.trust.people [--seeds 0 1 2] [--out FOLDER]  (two minutes a seed on one core)
+    python -m benchmarks.checks.trust.people --lab smollm2 --seeds 0         (a quarter of an hour a seed)
 
 First table: 95% intervals of a mean over people of whom all records are extracted or none, over people and records.
-Second: 100 people, each with a vocabulary of their own; the small lab's public model is fine-tuned on 8 records each of
-50 of them, those of 5 people 10 times. What it tells, also of the 4 others of each, which it has not seen, by
+Second: 100 people, each with a vocabulary of their own; the lab's public model is fine-tuned on 8 records each of 50 of
+them, those of 5 people 10 times. What it tells, also of the 4 others of each, which it has not seen, by
 --user-column; the untuned model beside it.
 """
 
@@ -18,19 +19,18 @@ from pathlib import Path
 import numpy as np
 from faker import Faker
 
-from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lab_recipe import LabRecipe
-from auditor.cli import call
 from auditor.records.saved import read_result
 from auditor.statistics import people
 from auditor.statistics.intervals import clopper_pearson, mean_probability, share
-from benchmarks.checks.harness import Page, refuse, run
+from benchmarks.checks.harness import Page, run
+from benchmarks.checks.trust.bases import BASES, Name, audit
 
 IN, OUT, OFTEN, TRAINED, FRESH = 50, 50, 5, 8, 4
+EPOCHS: dict[Name, int] = {"small": 8, "smollm2": 3}
 NUMBERS = ("user_recall", "users_extracted", "recall", "user_inference_auc", "user_inference_auc_reference_alone")
 
 
-def main(seeds: tuple[int, ...] = (0, 1, 2), runs: int = 2000, out: Path | None = None) -> None:
+def main(seeds: tuple[int, ...] = (0, 1, 2), lab: Name = "small", runs: int = 2000, out: Path | None = None) -> None:
     page = Page(out and out / "people.md")
     page.say("40 people, 1 to 20 records each; of 30% of the people all records are extracted:\n")
     page.head("interval", "covers", "mean width")
@@ -40,7 +40,7 @@ def main(seeds: tuple[int, ...] = (0, 1, 2), runs: int = 2000, out: Path | None 
     page.say(f"\n{IN} people in it, {OUT} not:\n")
     page.head("seed", "model", *NUMBERS)
     for seed in seeds:
-        for model, found in trained(seed):
+        for model, found in trained(seed, lab):
             page.row(seed, model, *(found.get(name, "") for name in NUMBERS))
 
 
@@ -57,18 +57,15 @@ def covered(runs: int) -> Iterator[tuple[str, int, float]]:
         yield name, int(held[i]), float(width[i] / runs)
 
 
-def trained(seed: int) -> Iterator[tuple[str, dict[str, str]]]:
-    lab = Lab(LabRecipe())
+def trained(seed: int, lab: Name) -> Iterator[tuple[str, dict[str, str]]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name, rows in write_people(seed).items():
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        public = lab.public()
-        public.model.save_pretrained(folder / "public")
-        lab.tokenizer.save_pretrained(folder / "public")
+        BASES[lab].save(folder / "public")
         data = ["--data", folder / "private.jsonl"]
-        course = ["-D", "epochs=8", "-D", "learning_rate=2e-3", "--seed", seed]
-        _call("train", "none", "--model", folder / "public", *data, *course, "-o", folder / "tuned")
+        course = [*BASES[lab].course, "-D", f"epochs={EPOCHS[lab]}", "--seed", seed]
+        audit("train", "none", "--model", folder / "public", *data, *course, "-o", folder / "tuned")
         attacks = ["--attack", "perplexity", "-A", "perplexity.samples=5", "--attack", "membership"]
         asked = [
             *data,
@@ -83,14 +80,9 @@ def trained(seed: int) -> Iterator[tuple[str, dict[str, str]]]:
         cut = ["--prefix-length", 10, "--suffix-length", 10, "--known-fraction", 0, "--setting", "white-box"]
         for name in ("tuned", "public"):
             more = ["--reference", folder / "public"] if name == "tuned" else ["-A", "membership.score=loss"]
-            _call("run", "--model", folder / name, *asked, *cut, *more, "-o", folder / f"run-{name}")
+            audit("run", "--model", folder / name, *asked, *cut, *more, "-o", folder / f"run-{name}")
             found = (m for f in read_result(folder / f"run-{name}").findings for m in f.measurements)
             yield name, {m.name: f"{m.value:.3f} [{m.low:.3f}–{m.high:.3f}]" for m in found}
-
-
-def _call(*parts: object) -> None:
-    if code := call([str(part) for part in parts]):
-        refuse(f"audit {parts[0]} ended with {code}")
 
 
 def write_people(seed: int) -> dict[str, list[dict[str, object]]]:

@@ -1,12 +1,13 @@
 """How often `audit synthetic` is wrong, what it finds, how long it takes: text whose writer is known, and so the truth.
 
     python -m benchmarks.checks.trust.released_text [--runs 300] [--seed 0] [--out FOLDER]  (ten minutes on one core)
+    python -m benchmarks.checks.trust.released_text --lab smollm2                          (the third table; 20 minutes)
 
 A writer goes from word to word by trigrams of the private records with probability `of private`, else by bigrams of
 other records of the kind: 0 has seen nothing of them. First table: the share of runs in which each signal is shown, all
 sharing one level; and membership by itself at its own 5%. Second: the AUC of each score on the same texts, and ours
-minus each published one, paired. Third: the same by the small lab's two real models, fine-tuned and not. Last: the time
-of the command for 10,000 texts.
+minus each published one, paired. Third: the same by a lab's two models, fine-tuned and not. Last: the time of the
+command for 10,000 texts.
 """
 
 from __future__ import annotations
@@ -14,18 +15,26 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.stats import t as student
 
 from auditor.benchmarks import audit_canaries
 from auditor.benchmarks.audit_canaries import AuditManifest
+from auditor.benchmarks.lab import Lab
+from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, draw_texts
+from auditor.benchmarks.real_lab import RealLab, RealRecipe
 from auditor.benchmarks.released import ReleasedRecord, WordIds
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult
+from auditor.core.streams import CHANNELS, generator
+from auditor.generation.sample import sample
+from auditor.models.base import LanguageModel
+from auditor.models.decoding import ANCESTRAL
 from auditor.records.folder import RunFolder
 from auditor.records.signals import assess_signals
 from auditor.records.table import MEASURED, read_columns
@@ -35,6 +44,7 @@ from auditor.statistics import roc
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.metrics import score_of
 from benchmarks.checks.harness import Page, run
+from benchmarks.checks.trust.bases import Name
 
 RECORDS, TEXTS, CANARIES = 150, 400, 200
 SCORES = {"ours": "", "bigrams": "bigrams", "likeness": "likeness"}
@@ -106,8 +116,11 @@ def simulated(of_private: float, seed: int) -> tuple[AuditResult, dict[str, Side
     return audited(private, fresh, texts, manifest, seed)
 
 
-def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: bool = True, texts: int = 10_000) -> None:
+def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: Name = "small", texts: int = 10_000) -> None:
     page = Page(out and out / "released-text.md")
+    if lab == "smollm2":
+        of_lab(page, RealLab(RealRecipe(seed=seed)), 16, 16, 112)
+        return
     page.say(
         f"{RECORDS} private records, as many fresh ones, {TEXTS} texts, {CANARIES} canaries by coin; share of runs:\n"
     )
@@ -130,8 +143,7 @@ def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: bool = Tr
     page.head("of private", *SCORES, *(f"ours minus {name}" for name in list(SCORES)[1:]))
     for name, row in powers:
         page.row(name, *row)
-    if lab:
-        of_lab(page, seed)
+    of_lab(page, Lab(LabRecipe(seed=seed)), 2, 250, 80)
     timed(page, texts, seed)
 
 
@@ -145,31 +157,19 @@ def _mean(values: np.ndarray) -> str:
     return f"{values.mean():.3f} [{values.mean() - reach:.3f}–{values.mean() + reach:.3f}]"
 
 
-def of_lab(page: Page, seed: int) -> None:
-    """Texts that the small lab's real models write, as they are drawn behind the token that begins a text."""
-    import torch
-
-    from auditor.benchmarks.lab import Lab
-    from auditor.benchmarks.lab_recipe import LabRecipe
-    from auditor.core.streams import CHANNELS, generator
-    from auditor.generation.sample import sample
-    from auditor.models.decoding import ANCESTRAL
-
-    own = Lab(LabRecipe(seed=seed))
-    words = own.tokenizer
+def of_lab(page: Page, own: Lab, batches: int, size: int, length: int) -> None:
+    """Texts that a lab's real models write, as they are drawn behind the token that begins a text."""
+    words, seed = own.tokenizer, own.recipe.seed
+    end = words.convert_tokens_to_ids("<|endoftext|>")  # of a text; a conversation's turns end with another
     private, fresh = (
-        [words.decode([*s.prefix, *s.suffix]) for s in own.secrets if s.member == member] for member in (True, False)
+        [words.decode([*s.prefix, *s.suffix], skip_special_tokens=True) for s in own.secrets if s.member == member]
+        for member in (True, False)
     )
-    page.say(f"\n500 texts by the small lab's models; {len(private)} attacked records, {len(fresh)} never seen:\n")
+    page.say(f"\n{batches * size} texts by each model; {len(private)} attacked records, {len(fresh)} never seen:\n")
     others = list(SCORES)[1:]
     page.head("model", "verbatim", "never seen", *(f"AUC, {x}" for x in SCORES), *(f"ours minus {x}" for x in others))
     for name, model in (("fine-tuned", own.target()), ("never trained on them", own.public())):
-        start = torch.tensor([[words.bos_token_id or words.eos_token_id]])
-        texts = list[str]()
-        for batch in range(2):
-            noise = generator("released text", seed, batch).random((1, 250, 80, CHANNELS))
-            for row in sample(model, start, 80, ANCESTRAL, noise)[0].suffixes.tolist():
-                texts.append(words.decode(row[: row.index(words.eos_token_id)] if words.eos_token_id in row else row))
+        texts = [text for batch in range(batches) for text in _drawn(model, end, seed, batch, size, length)]
         result, scores = audited(private, fresh, texts, seed=seed)
         told = {m.name: m for f in result.findings for m in f.measurements}
         recalls = [_said(m.value, m.low, m.high) for m in (told["recall"], told["recall_nonmembers"])]
@@ -177,6 +177,15 @@ def of_lab(page: Page, seed: int) -> None:
         apart = [roc.auc_difference(scores["ours"], scores[other]) for other in others]
         differences = [_said(one.value, one.low(0.025), one.high(0.025)) for one in apart]
         page.row(name, *recalls, *(_said(m.value, m.low, m.high) for m in aucs), *differences)
+
+
+def _drawn(model: LanguageModel, end: int, seed: int, batch: int, size: int, length: int) -> Iterator[str]:
+    """A batch of texts, each up to the token that ends one."""
+    words = model.tokenizer
+    start = torch.tensor([[words.bos_token_id or words.eos_token_id]])
+    noise = generator("released text", seed, batch).random((1, size, length, CHANNELS))
+    for row in sample(model, start, length, ANCESTRAL, noise)[0].suffixes.tolist():
+        yield words.decode(row[: row.index(end)] if end in row else row, skip_special_tokens=True)
 
 
 def _said(value: float, low: float, high: float) -> str:

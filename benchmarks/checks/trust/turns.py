@@ -12,25 +12,19 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, draw_texts
-from auditor.benchmarks.smollm2 import smollm2_folder
-from auditor.cli import call
 from auditor.records.outcomes import PerSecret, read_outcomes
 from auditor.records.saved import read_result
 from auditor.statistics.compare import contrast
 from auditor.statistics.metrics import score_of
-from benchmarks.checks.harness import Page, refuse, run
+from benchmarks.checks.harness import Page, run
+from benchmarks.checks.trust.bases import BASES, Name, audit
 
 COUNT = 80
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -38,48 +32,19 @@ PROBABILITY = "extraction_probability"
 MODELS = ("public", "assistant", "all")  # not tuned, and what the loss is on
 
 
-@dataclass(frozen=True)
-class Base:
-    """What is fine-tuned, and how. save: writes it into a folder; template: of one without its own."""
-
-    save: Callable[[Path], None]
-    template: str | None
-    repeats: int
-    course: tuple[object, ...]
+REPEATS: dict[Name, int] = {"small": 8, "smollm2": 4}
+EPOCHS: dict[Name, int] = {"small": 5, "smollm2": 2}
 
 
-def _small(folder: Path) -> None:
-    lab = Lab(LabRecipe())
-    lab.public().model.save_pretrained(folder)
-    lab.tokenizer.save_pretrained(folder)
-
-
-def _smollm2(folder: Path) -> None:
-    shutil.copytree(smollm2_folder(), folder)
-
-
-BASES = {
-    "small": Base(_small, TEMPLATE, 8, ("-D", "epochs=5", "-D", "learning_rate=2e-3")),
-    "smollm2": Base(
-        _smollm2,
-        None,
-        4,
-        ("--lora", "--lora-rank", 16, "--block", 256, "-D", "batch=3", "-D", "epochs=2", "-D", "learning_rate=1e-3"),
-    ),
-}
-
-
-def main(
-    seeds: tuple[int, ...] = (0, 1, 2), lab: Literal["small", "smollm2"] = "small", out: Path | None = None
-) -> None:
-    page, base = Page(out and out / "turns.md"), BASES[lab]
-    page.say(f"{COUNT} conversations that were trained on {base.repeats} times, as many that were not, of each seed:\n")
+def main(seeds: tuple[int, ...] = (0, 1, 2), lab: Name = "small", out: Path | None = None) -> None:
+    page = Page(out and out / "turns.md")
+    page.say(f"{COUNT} conversations that were trained on {REPEATS[lab]} times, as many that were not, of each seed:\n")
     page.head(
         "seed", "loss on", "extraction probability", "of non-members", "membership AUC", "minus not tuned, paired"
     )
     for seed in seeds:
         before: PerSecret | None = None
-        for model, numbers, kept in of_seed(seed, base):
+        for model, numbers, kept in of_seed(seed, lab):
             page.row(seed, model, *numbers, "" if before is None else _difference(kept, before))
             before = before or kept
 
@@ -91,34 +56,30 @@ def _difference(new: PerSecret, base: PerSecret) -> str:
     return f"{seen.value:+.3f} [{seen.low(0.025):+.3f} to {seen.high(0.025):+.3f}]"
 
 
-def of_seed(seed: int, base: Base) -> Iterator[tuple[str, list[str], PerSecret]]:
+def of_seed(seed: int, lab: Name) -> Iterator[tuple[str, list[str], PerSecret]]:
     """Of each model its numbers, and the membership scores of each turn."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        write_conversations(folder, seed, base.repeats)
-        base.save(folder / "public")
+        write_conversations(folder, seed, REPEATS[lab])
+        BASES[lab].save(folder / "public")
         data = ["--data", folder / "private.jsonl"]
-        if base.template is not None:
-            (folder / "template.jinja").write_text(base.template)
+        if lab == "small":
+            (folder / "template.jinja").write_text(TEMPLATE)
             data += ["--template", folder / "template.jinja"]
-        trained = ["--model", folder / "public", *data, *base.course, "--seed", seed]
+        course = [*BASES[lab].course, "-D", f"epochs={EPOCHS[lab]}", "--seed", seed]
+        trained = ["--model", folder / "public", *data, *course]
         for loss in MODELS[1:]:
-            _call("train", "none", *trained, "--loss-on", loss, "-o", folder / loss)
+            audit("train", "none", *trained, "--loss-on", loss, "-o", folder / loss)
         attacks = ["--attack", "extraction-probability", "--attack", "membership", "-A", "membership.score=loss"]
         cut = ["--turns", "user", "--knows", "partial:0.5", "--suffix-length", 10, "--known-fraction", 0]
         asked = [*data, "--nonmembers", folder / "fresh.jsonl", *cut, *attacks, "--setting", "white-box"]
         for model in MODELS:
             at = folder / f"run-{model}"
-            _call("run", "--model", folder / model, *asked, "-o", at)
+            audit("run", "--model", folder / model, *asked, "-o", at)
             measured = {m.name: m for f in read_result(at).findings for m in f.measurements}
             found = [measured[name] for name in (PROBABILITY, f"{PROBABILITY}_nonmembers", "membership_auc")]
             (kept,) = (row for key, row in read_outcomes(at).items() if key.attack == "membership")
             yield model, [f"{m.value:.4f} [{m.low:.4f}–{m.high:.4f}]" for m in found], kept
-
-
-def _call(*parts: object) -> None:
-    if code := call([str(part) for part in parts]):
-        refuse(f"audit {parts[0]} ended with {code}")
 
 
 def write_conversations(folder: Path, seed: int, repeats: int) -> None:
