@@ -9,6 +9,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret, Tokens
@@ -82,7 +83,9 @@ class Exposure(Probe):
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
         main, *others = (_in_bits(m, most) for m in (*measured, *pointwise))
         chosen = [o for o, own in zip(observations, member, strict=True) if own]
-        exposed = share("exposed_share", self._exposed(secrets, observations), f"Holm-corrected, {self.alpha:g}")
+        exposed = share(
+            "exposed_share", self._significantly_exposed(secrets, observations), f"Holm-corrected, {self.alpha:g}"
+        )
         return [_not_narrower(main, chosen), exposed, *others]
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
@@ -102,7 +105,7 @@ class Exposure(Probe):
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         sizes = sorted({round(2**bits) for bits in column(observations, "space_bits").tolist()})
-        exposed = self._exposed(secrets, observations)
+        exposed = self._significantly_exposed(secrets, observations)
         said = [
             f"each canary is scored as a text of its own, among {' or '.join(f'{n:,}' for n in sizes)}",
             f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows (null p-value "
@@ -127,7 +130,9 @@ class Exposure(Probe):
             )
         return tuple(said)
 
-    def _exposed(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> np.ndarray:
+    def _significantly_exposed(
+        self, secrets: Sequence[Secret], observations: Sequence[Observation]
+    ) -> NDArray[np.bool_]:
         p_values = [o.values["holm_p"] for s, o in zip(secrets, observations, strict=True) if s.member]
         return np.array(p_values) <= self.alpha
 

@@ -36,7 +36,7 @@ def rows(result: AuditResult) -> list[Finding]:
     return [finding for finding in words.rows(result) if finding.measurement(auc_of(""))]
 
 
-def _scores(result: AuditResult) -> list[Block]:
+def _membership_tables(result: AuditResult) -> list[Block]:
     shown = rows(result)
     if not shown:
         return []
@@ -145,6 +145,6 @@ def _step_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
 
 
 TOPICS = (
-    Topic("membership", "Membership", lambda m: _scores(m.result), CHECK, 8, turn=7),
+    Topic("membership", "Membership", lambda m: _membership_tables(m.result), CHECK, 8, turn=7),
     Topic("roc", "Membership by false positives", lambda m: _curves(m.result, m.details), CHECK, 9),
 )

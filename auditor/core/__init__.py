@@ -1,1 +1,1 @@
-"""Nouns, errors, files: what everybody stands on."""
+"""Nouns (secrets, findings, results), errors, files: what everybody stands on."""

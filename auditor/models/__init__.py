@@ -1,1 +1,1 @@
-"""What a language model can be asked."""
+"""What a language model can be asked; models made of several, or of records in context."""

@@ -83,11 +83,11 @@ class Collector:
 
     def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
         """All of it that is kept, to the run folder."""
-        table.write_columns(self.folder.path, [*self._columns, *self._of_targets()])
+        table.write_columns(self.folder.path, [*self._columns, *self._likelihood_columns()])
         guesses = {str(key): self.folder.guesses.done(key) for key in self._attacks}
         texts.write_texts(self.folder.path, secrets, guesses, decoder(tokenizer), self._texts)
 
-    def _of_targets(self) -> Iterator[Column]:
+    def _likelihood_columns(self) -> Iterator[Column]:
         for target in self.likelihoods:
             scored = self.folder.tokens.done(target)
             ids = [id for id, seen in scored.items() for _ in seen.log_probs]

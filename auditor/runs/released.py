@@ -190,7 +190,9 @@ def _key(attack: str) -> CellKey:
     return CellKey(UNDEFENDED, SETTING, attack)
 
 
-def _finding(attack: str, measurements: Sequence[Measurement], notes: Sequence[str], **more: object) -> Finding:
+def _finding_of_release(
+    attack: str, measurements: Sequence[Measurement], notes: Sequence[str], **more: object
+) -> Finding:
     access = ("the released text alone",)
     none = Finding(*_key(attack), {}, access, "as released", None, "it claims nothing")
     return replace(none, measurements=tuple(measurements), notes=tuple(notes), **more)  # type: ignore[arg-type]
@@ -220,7 +222,7 @@ def _passages(
     rows.guessed(_key(PASSAGES), asked, guesses)
     rows.columns += kept.columns(_key(PASSAGES))
     members = outcome.only(outcome.member)
-    finding = _finding(
+    finding = _finding_of_release(
         PASSAGES,
         extraction.extraction(outcome),
         [*_said_of_passages(held, n, len(long), every, index), *_said_of_kinds()],
@@ -322,7 +324,7 @@ def _membership(held: ReleasedText, secrets: Sequence[Secret], rows: _Rows) -> F
         "the main score was chosen beforehand; the others are the published ones (2502.14921): "
         + ", ".join(OF_TEXT.values())
     ]
-    return _finding(MEMBERS, measured, notes)
+    return _finding_of_release(MEMBERS, measured, notes)
 
 
 # --- canaries ---------------------------------------------------------------------------------------------------------
@@ -353,4 +355,4 @@ def _epsilon(held: ReleasedText, manifest: AuditManifest, rows: _Rows) -> tuple[
         f"the bound, at {1 - main.level:.4g}, is of epsilon at delta {main.delta:g}, of whatever training and release "
         "made this text",
     ]
-    return _finding(EPSILON, measurements_of(audits), notes, audits=audits), subjects
+    return _finding_of_release(EPSILON, measurements_of(audits), notes, audits=audits), subjects

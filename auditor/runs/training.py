@@ -162,7 +162,7 @@ class _JobThere:
         found = _configuration(self.asked, trainer, job)
         for name, own in self.configuration.items():
             if found[name] != own:
-                difference = _difference(name, found[name], own)
+                difference = _recipe_difference(name, found[name], own)
                 raise AuditError(f"expected every worker to read what the training does, got on {node()} {difference}")
         return trainer, job
 
@@ -429,11 +429,13 @@ def _is_finished(out: Path, configuration: dict[str, Any]) -> bool:
             continue
         own, other = configuration.get(name), before.get(name)
         if own != other:
-            raise AuditError(f"{str(out)!r} was trained with another configuration ({_difference(name, own, other)})")
+            raise AuditError(
+                f"{str(out)!r} was trained with another configuration ({_recipe_difference(name, own, other)})"
+            )
     return finished
 
 
-def _difference(name: str, own: Any, other: Any) -> str:
+def _recipe_difference(name: str, own: Any, other: Any) -> str:
     if isinstance(own, dict) and isinstance(other, dict):
         name = next(key for key in [*own, *other] if own.get(key) != other.get(key))
         own, other = own.get(name), other.get(name)

@@ -92,7 +92,7 @@ def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> T
 def _trial(folder: Path, target: str) -> Trial:
     result = saved.read_result(folder)
     facts, seen = listed.read_secret_facts(folder) or {}, table.read_observations(folder)
-    finding = _finding(result, folder, seen, facts.keys(), target)
+    finding = _finding_of_trial(result, folder, seen, facts.keys(), target)
     observed = seen.get(finding.key, {})
     main = finding.audits[0]
     claim = result.target(target).claim
@@ -108,7 +108,7 @@ def _trial(folder: Path, target: str) -> Trial:
     )
 
 
-def _finding(result: AuditResult, folder: Path, seen: table.Seen, known: Set[str], target: str) -> Finding:
+def _finding_of_trial(result: AuditResult, folder: Path, seen: table.Seen, known: Set[str], target: str) -> Finding:
     """The audit of the known canaries at the widest access. Raises AuditError where there is none."""
     probes = result.measuring(BOUNDS)
     rows = [one for one in result.findings if one.target == target and one.attack in probes and one.audits]

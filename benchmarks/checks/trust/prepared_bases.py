@@ -83,7 +83,7 @@ def _next(honest: Sequence[int], seed: int, k: int) -> list[int]:
 
 def _share(hits: int, n: int) -> str:
     low, high = clopper_pearson(hits, n)
-    return f"{hits}/{n} [{low:.1%}–{high:.1%}]"
+    return f"{hits / n:.1%} [{low:.1%}–{high:.1%}] of {n}"
 
 
 def is_prepared(seed: int) -> bool:
