@@ -69,7 +69,7 @@ class ClaimCheck(Probe):
             length, seen = suffixes.shape[1], list[Observation]()
             at = evenly_spaced_positions(self.positions, length)
             checks = model.check_claim(torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order)
-            drawn = self._draw(view, batch, prefixes)
+            drawn = self._draw_excess_and_variance(view, batch, prefixes)
             for i, secret in enumerate(batch):
                 values = summary(checks, i, at) | {name: float(x[i]) for name, x in drawn.items()}
                 seen.append(Observation(secret.id, values))
@@ -83,7 +83,7 @@ class ClaimCheck(Probe):
         return {name: float(count) for name, count in premises.items()}
 
     @torch.no_grad()
-    def _draw(self, view: View, secrets: Sequence[Secret], prefixes: Tensor) -> dict[str, Tensor]:
+    def _draw_excess_and_variance(self, view: View, secrets: Sequence[Secret], prefixes: Tensor) -> dict[str, Tensor]:
         """How much more likely the drawn tokens are than those of the distribution: sum of p(y) - E p, and its
         variance, (B,)."""
         model, key = view.target, (view.seed, view.target_name, self.name)
@@ -125,7 +125,7 @@ class ClaimCheck(Probe):
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         worst = [(_worst(observations, relation), relation) for relation in relations(observations)]
-        said = [_kept(one, relation) for one, relation in worst if not _is_broken(one, relation)]
+        said = [_margin_sentence(one, relation) for one, relation in worst if not _is_broken(one, relation)]
         said += [
             f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the queries looked at cost "
             f"ε {data_dependent(observations, relation):.6g} at δ {DELTA:g}: for the auditor alone"
@@ -141,7 +141,11 @@ class ClaimCheck(Probe):
     def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         worst = [(_worst(observations, relation), relation) for relation in relations(observations)]
         alias = {secret.id: secret.alias for secret in secrets}
-        broken = (_broken(one, relation, alias[one.secret]) for one, relation in worst if _is_broken(one, relation))
+        broken = (
+            _violation_sentence(one, relation, alias[one.secret])
+            for one, relation in worst
+            if _is_broken(one, relation)
+        )
         return (*other_faults(observations), *broken)
 
 
@@ -213,18 +217,20 @@ def _is_broken(worst: Observation, relation: str) -> bool:
     return not realised <= claimed * (1 + _SLACK) + _LEAST  # NaN is not within a claim
 
 
-def _broken(worst: Observation, relation: str, alias: str) -> str:
+def _violation_sentence(worst: Observation, relation: str, alias: str) -> str:
     neighbour, position = worst.values[f"neighbour_{relation}"], worst.values[f"position_{relation}"]
-    return f"{_numbers(worst, relation)}, at {alias}, position {position:.0f}, neighbour {neighbour:.0f}"
+    return (
+        f"{_realised_and_claimed_text(worst, relation)}, at {alias}, position {position:.0f}, neighbour {neighbour:.0f}"
+    )
 
 
-def _kept(worst: Observation, relation: str) -> str:
+def _margin_sentence(worst: Observation, relation: str) -> str:
     realised, claimed = worst.values[f"realised_{relation}"], worst.values[f"claimed_{relation}"]
     margin = max(0.0, 1 - _ratio(realised, claimed))  # below 0 by rounding only
-    return f"holds with margin {margin:.1%}: {_numbers(worst, relation)}"
+    return f"holds with margin {margin:.1%}: {_realised_and_claimed_text(worst, relation)}"
 
 
-def _numbers(worst: Observation, relation: str) -> str:
+def _realised_and_claimed_text(worst: Observation, relation: str) -> str:
     realised, claimed, order = (worst.values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))
     words = f"{relation.replace('_', ' ')}, order {order:g}"
     return f"{words}: {realised:.6g} nats realised, {claimed:.6g} claimed"

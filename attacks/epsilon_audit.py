@@ -108,7 +108,7 @@ class EpsilonAudit(Probe):
         queries = [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
         for batch in view.candidates(queries, self.sampling()):
             for query, found in batch:
-                yield known[query.id], {"agreement": _agreement(found, known[query.id])}
+                yield known[query.id], {"agreement": _mean_agreeing_tokens(found, known[query.id])}
 
     def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
         """delta of the bound; what is claimed of the same unit and relation, where anything is."""
@@ -127,9 +127,9 @@ class EpsilonAudit(Probe):
         if self.draws_samples:
             return column(observations, "agreement")
         nll = column(observations, "nll")
-        return column(observations, "reference_nll") - nll if self._compares(observations) else -nll
+        return column(observations, "reference_nll") - nll if self._is_compared_to_reference(observations) else -nll
 
-    def _compares(self, observations: Sequence[Observation]) -> bool:
+    def _is_compared_to_reference(self, observations: Sequence[Observation]) -> bool:
         """Whether losses are held against a reference model's; `auto` does not hold a model against itself."""
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False
@@ -142,7 +142,7 @@ class EpsilonAudit(Probe):
         coins = tuple(secret.canary is not None and bool(secret.canary.coin) for secret in secrets)
         scores, delta = tuple(column(observations, "score").tolist()), observations.facts["delta"]
         copies = 1 if self.unit == "user" else self._times(secrets)
-        return tuple(replace(a, unit=self.unit) for a in _audited(scores, coins, delta, self.level, copies))
+        return tuple(replace(a, unit=self.unit) for a in _cached_audits(scores, coins, delta, self.level, copies))
 
     @staticmethod
     def _times(secrets: Sequence[Secret]) -> int:
@@ -172,10 +172,10 @@ class EpsilonAudit(Probe):
     def _said(self, observations: Sequence[Observation]) -> str:
         if self.draws_samples:
             return f"how far {self.samples} drawn completions agree with it, in tokens"
-        return "loss minus that under the reference model" if self._compares(observations) else "loss"
+        return "loss minus that under the reference model" if self._is_compared_to_reference(observations) else "loss"
 
 
-def _agreement(found: Candidates, secret: Secret) -> float:
+def _mean_agreeing_tokens(found: Candidates, secret: Secret) -> float:
     """Tokens that a sample has in common with the secret before they part, mean over the samples."""
     same = found.suffixes.cpu().numpy() == np.array(secret.suffix)
     weights = found.counts.cpu().numpy()
@@ -183,7 +183,7 @@ def _agreement(found: Candidates, secret: Secret) -> float:
 
 
 @lru_cache(maxsize=8)
-def _audited(
+def _cached_audits(
     scores: tuple[float, ...], coins: tuple[bool, ...], delta: float, level: float, copies: int
 ) -> tuple[Audited, ...]:
     """Kept, as a row asks three times. A score that says nothing is the row's matter: the run goes on."""

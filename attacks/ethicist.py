@@ -114,7 +114,7 @@ class Ethicist(SamplingAttack):
                 f"soft prompt of {self.prompt_length} rows tuned on the {state['tuned_on']} model; best epoch "
                 f"{state['best_epoch']} of {len(losses)}, validation loss {min(losses):.3f} nats"
             )
-        return (prompt, self._ranking(view)[0])
+        return (prompt, self._ranking_label_and_score(view)[0])
 
     def fit_options(self) -> dict[str, Any]:
         """Tuning looks at no option of the sampler, nor at how candidates are ranked."""
@@ -220,7 +220,7 @@ class Ethicist(SamplingAttack):
     def scores(self, view: View, batch: Batch) -> list[Tensor]:
         if self.confidence == "reference":
             return reference_scores(view, batch)
-        score = self._ranking(view)[1]
+        score = self._ranking_label_and_score(view)[1]
         return [score(candidates) for _, candidates in batch]
 
     def score_is_probability(self, view: View) -> bool:
@@ -228,7 +228,7 @@ class Ethicist(SamplingAttack):
             return False
         return self.search == "tree" or not (self.one_candidate and view.has("likelihood"))
 
-    def _ranking(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
+    def _ranking_label_and_score(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
         """How candidates are ranked, in words, and the score of one prefix's candidates that does it."""
         if self.confidence != "calibrated":
             return f"candidates ranked by {CONFIDENCES[self.confidence]}", lambda c: -mean_nll(c)

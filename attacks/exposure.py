@@ -108,8 +108,8 @@ class Exposure(Probe):
         exposed = self._significantly_exposed(secrets, observations)
         said = [
             f"each canary is scored as a text of its own, among {' or '.join(f'{n:,}' for n in sizes)}",
-            f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows (null p-value "
-            f"2^-exposure, Holm-corrected, {self.alpha:g})",
+            f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows (by its rank among "
+            f"{self.references:,} random texts of its space, Holm-corrected, {self.alpha:g})",
             "exposure of a canary that was inserted k times is a fact about k records: hold it against a claim for "
             "groups of k, never against a record's epsilon",
         ]
@@ -158,11 +158,11 @@ class _Ranking:
     def observe(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
         texts = [_canary(secret).text for secret in secrets]
         own = [tuple(ids) for ids in tries.encode(self.view.tokenizer, texts)]
-        seen = self._exact(own) if self.exact else self._estimated(texts, own)
+        seen = self._exact_exposures(own) if self.exact else self._estimated_exposures(texts, own)
         for secret, values in zip(secrets, seen, strict=True):
             yield Observation(secret.id, values)
 
-    def _context(self, head: Tokens) -> Tokens:
+    def _require_context(self, head: Tokens) -> Tokens:
         """What the first token that differs stands behind. Raises NotApplicable where that is nothing at all."""
         if not (self.view.target.prefix_token or head):
             raise NotApplicable(
@@ -170,10 +170,10 @@ class _Ranking:
             )
         return head
 
-    def _exact(self, own: Sequence[Tokens]) -> list[dict[str, float]]:
+    def _exact_exposures(self, own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, tree = self.view, tries.trie(self.space, self.view.tokenizer)
         tries.check_vocabulary(view.target, tree)
-        context, tails = self._context(tree.head), [tokens[len(tree.head) :] for tokens in own]
+        context, tails = self._require_context(tree.head), [tokens[len(tree.head) :] for tokens in own]
         nll = tries.nlls(view.target, context, tails)
         references = tries.nlls(view.target, context, [self.tokens[t][len(tree.head) :] for t in self.references])
         limits, nodes = tries.tied(nll), self.probe.nodes
@@ -191,15 +191,17 @@ class _Ranking:
             most = max(least, min(least + left, exposure.certain_rank(x, self.space.size))) if left else least
             estimate = exposure.Estimate(least, least, most)
             seen.append(
-                self._values(x, estimate, 2.0 ** -exposure.of_rank(most, self.space.bits), references, distribution)
+                self._exposure_values(
+                    x, estimate, 2.0 ** -exposure.of_rank(most, self.space.bits), references, distribution
+                )
             )
             seen[-1] |= {"exact": float(not left), "estimated": 0.0}
         return seen
 
-    def _estimated(self, texts: Sequence[str], own: Sequence[Tokens]) -> list[dict[str, float]]:
+    def _estimated_exposures(self, texts: Sequence[str], own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, size = self.view, self.space.size
         head = constrained.common_prefix([*own, *self.tokens.values()])
-        guide, context = constrained.Guide(self.space, view.tokenizer, head), self._context(head)
+        guide, context = constrained.Guide(self.space, view.tokenizer, head), self._require_context(head)
         tails = [tokens[len(head) :] for tokens in own]
         uniform = [self.tokens[text][len(head) :] for text in self.references]
         for tail in (*tails, *uniform):
@@ -219,11 +221,11 @@ class _Ranking:
         nll = tries.nlls(view.target, context, tails)
         for x, limit, text in zip(nll.tolist(), tries.tied(nll).tolist(), texts, strict=True):
             estimate = exposure.estimate_rank(limit, text, draws)
-            seen.append(self._values(x, estimate, exposure.null_p(x, given.nll), given.nll, distribution))
+            seen.append(self._exposure_values(x, estimate, exposure.null_p(x, given.nll), given.nll, distribution))
             seen[-1] |= {"exact": 0.0, "estimated": 1.0}
         return seen
 
-    def _values(
+    def _exposure_values(
         self,
         nll: float,
         rank: exposure.Estimate,

@@ -90,14 +90,14 @@ class ExtractionProbability(DistributionProbe):
         return ("likelihood",) if sampling.decoding.ancestral else ("likeliest",)
 
     def counts(self) -> list[int]:
-        return _numbers("n", self.n, int)
+        return _parse_number_list("n", self.n, int)
 
     def levels(self) -> list[float]:
-        return _numbers("p", self.p, float)
+        return _parse_number_list("p", self.p, float)
 
     def lengths(self) -> list[int]:
         """Tokens of the windows that are looked at."""
-        return _numbers("windows", self.windows, int) if self.bracket else []
+        return _parse_number_list("windows", self.windows, int) if self.bracket else []
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
@@ -120,7 +120,7 @@ class ExtractionProbability(DistributionProbe):
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds each member's conformal p-value: the share of non-members that are at least as likely (A7)."""
         member = is_member(secrets)
-        if member.all() or not _exact(observations):
+        if member.all() or not _has_exact_probability(observations):
             return list(observations)
         log_p = column(observations, "log_p")
         p_values = conformal_p(log_p, log_p[~member])
@@ -130,36 +130,40 @@ class ExtractionProbability(DistributionProbe):
         ]
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        member, exact = is_member(secrets), _exact(observations)
+        member, exact = is_member(secrets), _has_exact_probability(observations)
         measured = list[Measurement]()
-        for end, log_p in _ends(observations):
+        for end, log_p in _log_p_by_ending(observations):
             name = f"extraction_probability{end}"
             measured += beside_the_floor(name, any_of(log_p, 1), member, "one sample", excess=exact)
         for n in self.counts():
-            for end, log_p in _ends(observations):
+            for end, log_p in _log_p_by_ending(observations):
                 measured += beside_the_floor(f"expected_any_of_{n}{end}", any_of(log_p, n), member, excess=False)
         for n in self.counts():
             for p in self.levels():
-                for end, log_p in _ends(observations):
-                    measured.append(share(f"discoverable_{n}_{p:g}{end}", _reaches(log_p[member], n, p)))
+                for end, log_p in _log_p_by_ending(observations):
+                    measured.append(
+                        share(f"discoverable_{n}_{p:g}{end}", _secrets_reaching_probability(log_p[member], n, p))
+                    )
         ancestral = np.exp(column(observations, "log_p_ancestral")[member])
         measured.append(
             mean_probability(
                 "extraction_probability_ancestral", ancestral, "one sample from the untruncated distribution"
             )
         )
-        if _ranked(observations):
+        if _has_rank_bits(observations):
             bound = np.exp2(-column(observations, "rank_bits"))
             # The difference of two upper bounds bounds nothing, so there is no excess.
             measured += beside_the_floor("rank_bound", bound, member, _CEILING, excess=False)
         if self.bracket:
-            measured += self._bracketed(member, observations)
+            measured += self._bracket_and_share_numbers(member, observations)
         if member.all() or not exact:
             return measured
         log_p = column(observations, "log_p")
         return [*measured, self._conformal(log_p[member], log_p[~member])]
 
-    def _bracketed(self, member: NDArray[np.bool_], observations: Sequence[Observation]) -> Iterator[Measurement]:
+    def _bracket_and_share_numbers(
+        self, member: NDArray[np.bool_], observations: Sequence[Observation]
+    ) -> Iterator[Measurement]:
         """What stands around the exact numbers, and the shares of secrets that reach the threshold."""
         near = (
             f"at least: within {self.near_distance} token edits, {self.near_beams} beams; one sample of this decoding"
@@ -169,7 +173,7 @@ class ExtractionProbability(DistributionProbe):
         for name, p in self._columns(observations).items():
             if name != "rank_bound":  # every row has it
                 yield from beside_the_floor(name, p, member, notes.get(name, ""), excess=False)
-        for name, reached in self._reached(observations).items():
+        for name, reached in self._secrets_above_threshold(observations).items():
             yield share(name, reached[member])
             if not member.all():
                 yield share(floor_of(name), reached[~member], "the baseline")
@@ -183,7 +187,7 @@ class ExtractionProbability(DistributionProbe):
             found[f"greedy_windows_{length}"] = column(observations, _greedy_of(length))
         return found
 
-    def _reached(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.bool_]]:
+    def _secrets_above_threshold(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.bool_]]:
         """By measurement, (secrets,): which of the numbers are 1 in `one_in` or more; rounding must not decide."""
         columns = {"extraction": any_of(column(observations, "log_p"), 1), **self._columns(observations)}
         columns["near_verbatim"] = columns.pop(_NEAR)
@@ -196,32 +200,38 @@ class ExtractionProbability(DistributionProbe):
     def _conformal(self, members: np.ndarray, controls: np.ndarray) -> Measurement:
         threshold = conformal_threshold(controls, self.alpha)
         note = f"log p above {threshold:.4g} nats, which {len(controls)} non-members set at alpha {self.alpha:g}"
+        if math.isinf(threshold) and threshold < 0:
+            note = f"any probability at all: this decoding draws the suffix of none of {len(controls)} non-members"
         if math.isinf(threshold) and threshold > 0:
             note = f"{len(controls)} non-members are too few for a threshold at alpha {self.alpha:g}"
         return share("conformal_share", members > threshold, note)
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
-        end, log_p = _ends(observations)[0]
+        end, log_p = _log_p_by_ending(observations)[0]
         return by_repeats(f"extraction_probability{end}", secrets, any_of(log_p, 1))
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         numbers = dict[str, NDArray[np.float64]]()
-        for end, log_p in _ends(observations):
+        for end, log_p in _log_p_by_ending(observations):
             numbers[f"extraction_probability{end}"] = any_of(log_p, 1)
             for n in self.counts():
                 numbers[f"expected_any_of_{n}{end}"] = any_of(log_p, n)
-                reached = {f"discoverable_{n}_{p:g}{end}": _reaches(log_p, n, p) for p in self.levels()}
+                reached = {
+                    f"discoverable_{n}_{p:g}{end}": _secrets_reaching_probability(log_p, n, p) for p in self.levels()
+                }
                 numbers |= {name: found.astype(np.float64) for name, found in reached.items()}
         numbers["extraction_probability_ancestral"] = np.exp(column(observations, "log_p_ancestral"))
-        if _ranked(observations):
+        if _has_rank_bits(observations):
             numbers["rank_bound"] = np.exp2(-column(observations, "rank_bits"))
         if self.bracket:
             numbers |= self._columns(observations)
-            numbers |= {name: found.astype(np.float64) for name, found in self._reached(observations).items()}
+            numbers |= {
+                name: found.astype(np.float64) for name, found in self._secrets_above_threshold(observations).items()
+            }
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        exact, (_, most) = _exact(observations), _ends(observations)[-1]
+        exact, (_, most) = _has_exact_probability(observations), _log_p_by_ending(observations)[-1]
         impossible = int(np.isneginf(most[is_member(secrets)]).sum())
         said = ["no soft prompt"]
         if not exact:
@@ -232,7 +242,7 @@ class ExtractionProbability(DistributionProbe):
             )
         if impossible:
             said.append(f"this decoding never draws the whole suffix of {impossible} members; another one may")
-        if not _ranked(observations):
+        if not _has_rank_bits(observations):
             said.append("no rank bound: the target gives no ranks of tokens")
         if self.bracket:
             said += self._said(secrets)
@@ -261,23 +271,23 @@ def _greedy_of(length: int) -> str:
     return f"greedy_windows_{length}"
 
 
-def _exact(observations: Sequence[Observation]) -> bool:
+def _has_exact_probability(observations: Sequence[Observation]) -> bool:
     return all("log_p" in seen.values for seen in observations)
 
 
-def _ends(observations: Sequence[Observation]) -> list[tuple[str, NDArray[np.float64]]]:
+def _log_p_by_ending(observations: Sequence[Observation]) -> list[tuple[str, NDArray[np.float64]]]:
     """How names end with log p in nats: the exact one, or the least and the most that it can be."""
-    ends = {"": "log_p"} if _exact(observations) else {AT_LEAST: "log_p_least", AT_MOST: "log_p_most"}
+    ends = {"": "log_p"} if _has_exact_probability(observations) else {AT_LEAST: "log_p_least", AT_MOST: "log_p_most"}
     return [(end, column(observations, name)) for end, name in ends.items()]
 
 
-def _reaches(log_p: NDArray[np.float64], n: int, p: float) -> NDArray[np.bool_]:
+def _secrets_reaching_probability(log_p: NDArray[np.float64], n: int, p: float) -> NDArray[np.bool_]:
     """Whether one of n samples is right with probability p; rounding must not decide whether exactly p is enough."""
     reached: NDArray[np.bool_] = any_of(log_p, n) >= p - _ROUNDING
     return reached
 
 
-def _ranked(observations: Sequence[Observation]) -> bool:
+def _has_rank_bits(observations: Sequence[Observation]) -> bool:
     return all("rank_bits" in seen.values for seen in observations)
 
 
@@ -299,7 +309,7 @@ def observe(
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.ancestral:
-            return _between(decoding, model.token_told(prefixes, suffixes), suffixes)
+            return _bracket_log_probabilities(decoding, model.token_told(prefixes, suffixes), suffixes)
         log_p = model.token_log_probs(prefixes, suffixes).double().sum(-1).cpu()
         seen_of = {"log_p": log_p, "log_p_ancestral": log_p}
         if implies_capability(model.capabilities, "ranks"):
@@ -324,7 +334,7 @@ def observe(
     return {**found, "rank_bits": bits.sum(-1), **of_windows}
 
 
-def _between(decoding: Decoding, seen: PartialDistribution, suffixes: Tensor) -> dict[str, Tensor]:
+def _bracket_log_probabilities(decoding: Decoding, seen: PartialDistribution, suffixes: Tensor) -> dict[str, Tensor]:
     """As `observe`, of suffixes (B, L) of which the likeliest tokens at each place are told."""
     least, most = bracket(decoding, seen)
     bits = seen.places().double().log2()
@@ -332,7 +342,7 @@ def _between(decoding: Decoding, seen: PartialDistribution, suffixes: Tensor) ->
     return {name: values.view(suffixes.shape).sum(-1).cpu() for name, values in columns.items()}
 
 
-def _numbers(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+def _parse_number_list(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
     """`1,10,100` as rising distinct numbers. Raises AuditError for another form."""
     try:
         return sorted({kind(part) for part in text.split(",")})

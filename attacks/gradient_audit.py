@@ -83,7 +83,7 @@ class GradientAudit(Probe):
         return measurements_of(self.audits(secrets, observations))
 
     def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        return tuple(_faults(observations.facts))
+        return tuple(_accounting_fault_sentences(observations.facts))
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         inside = sum(secret.member for secret in secrets)
@@ -93,7 +93,7 @@ class GradientAudit(Probe):
         )
 
 
-def _faults(seen: Mapping[str, float]) -> Iterator[str]:
+def _accounting_fault_sentences(seen: Mapping[str, float]) -> Iterator[str]:
     """How the recorded steps contradict the accounting: too many releases, wrong sampling, too little noise."""
     steps, releases, values, size = (seen[name] for name in ("steps", "releases", "noise_values", "noise_size"))
     if releases > steps:

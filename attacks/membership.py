@@ -97,7 +97,7 @@ class Membership(Probe):
             own, found = read_tokens(view.target, prefixes, suffixes), list[Observation]()
             below = read_tokens(reference, prefixes, suffixes) if reference else None
             others = self._of_others(references, batch, prefixes, suffixes)
-            lowered = self._lowered(view, batch) if self.lowercase else []
+            lowered = self._lowercase_log_probs(view, batch) if self.lowercase else []
             for i, secret in enumerate(batch):
                 seen = self._scores(own.row(i), below.row(i) if below else None)
                 seen |= self._of_text(view, secret, seen["loss"], lowered[i] if lowered else None)
@@ -161,7 +161,7 @@ class Membership(Probe):
         found = {"zlib": mean / compressed_bytes(suffix), **dict(zip(_SIZES, map(float, sizes), strict=True))}
         return found if lowered is None else {**found, "lowercase": -mean / lowered}
 
-    def _lowered(self, view: View, batch: Sequence[Secret]) -> list[float]:
+    def _lowercase_log_probs(self, view: View, batch: Sequence[Secret]) -> list[float]:
         """Mean log-probability of each text in lower case, tokenised anew, behind the same prefix."""
         if view.tokenizer is None:
             return []
@@ -196,7 +196,7 @@ class Membership(Probe):
         group = learned.near_duplicate_groups(texts)
         added = self._by_references(observations, member, group)
         single = {name: _scores_of(name, observations, added) for name in _STACKED}
-        fit = [scores for name, scores in single.items() if not self._unfit(name, scores, observations)]
+        fit = [scores for name, scores in single.items() if not self._unfit_reason(name, scores, observations)]
         usable = [scores for scores in fit if np.isfinite(scores).all()]
         if usable:
             added["stacked"] = learned.stacked_scores(np.column_stack(usable), member, group)
@@ -230,10 +230,10 @@ class Membership(Probe):
         if said := _too_few(member):
             raise NotApplicable(said)
         main = _scores_of(self.score, observations)
-        if fault := self._unfit(self.score, main, observations):
+        if fault := self._unfit_reason(self.score, main, observations):
             raise NotApplicable(f"{SCORES[self.score]} {fault}")
-        widen = _widening(observations, member)
-        found = {**self._controls(observations), **self._sound(observations)}
+        widen = _auc_widening(observations, member)
+        found = {**self._control_scores(observations), **self._sound_scores(observations)}
         measured = [auc_and_rates("", main, member, widen[self.score], SCORES[self.score])]
         measured += [auc_and_rates(name, scores, member, widen[name]) for name, scores in found.items()]
         return [*(m for part in measured for m in part), *self._of_people(secrets, observations)]
@@ -242,43 +242,44 @@ class Membership(Probe):
         """Of people, by what was not trained on: mean log ratio to the reference, else the main score; its control."""
         if all(secret.user is None for secret in secrets):
             return ()
-        chosen = "reference" if "reference" in self._sound(observations) else self.score
+        chosen = "reference" if "reference" in self._sound_scores(observations) else self.score
         scores = {people.INFERENCE: _scores_of(chosen, observations)}
-        if "reference_alone" in self._controls(observations):
+        if "reference_alone" in self._control_scores(observations):
             scores[people.INFERENCE_CONTROL] = _scores_of("reference_alone", observations)
         return people.infer(secrets, scores, f"mean of {SCORES[chosen]} over a person's records")
 
-    def _controls(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
+    def _control_scores(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """What tells members from non-members and has not seen the target."""
         found = {name: _scores_of(name, observations) for name in ("blind", "reference_alone")}
-        return {name: scores for name, scores in found.items() if not _fault(scores)}
+        return {name: scores for name, scores in found.items() if not _score_fault(scores)}
 
-    def _sound(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
+    def _sound_scores(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """The scores that rank the records, in the table's order."""
         found = {name: _scores_of(name, observations) for name in SCORES}
-        return {name: scores for name, scores in found.items() if not self._unfit(name, scores, observations)}
+        return {name: scores for name, scores in found.items() if not self._unfit_reason(name, scores, observations)}
 
-    def _unfit(self, name: str, scores: NDArray[np.float64], observations: Sequence[Observation]) -> str:
+    def _unfit_reason(self, name: str, scores: NDArray[np.float64], observations: Sequence[Observation]) -> str:
         """Why a score ranks nothing; "" where it does."""
         if name in _OF_REFERENCE and not _scores_of("reference", observations).any():
             return "tells nothing: the reference is the target itself"
-        return _fault(scores)
+        return _score_fault(scores)
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         """The main AUC of the members of each repeat count against all non-members."""
         main, member = _scores_of(self.score, observations), is_member(secrets)
         repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
         counts = [r for r in sorted(set(repeats.tolist()) - {-1}) if (repeats == r).sum() >= roc.LEAST]
-        widen, others = _widening(observations, member)[self.score], main[~member]
-        return {str(r): roc.auc_measured(auc_of(""), main[repeats == r], others, widen=widen) for r in counts}
+        widen = _auc_widening(observations, member)[self.score]
+        return {str(r): roc.auc_measured(auc_of(""), main[repeats == r], main[~member], widen=widen) for r in counts}
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         """Scores, of which every number of the row is worked out again."""
-        found = {"": _scores_of(self.score, observations), **self._controls(observations), **self._sound(observations)}
+        main, sound = _scores_of(self.score, observations), self._sound_scores(observations)
+        found = {"": main, **self._control_scores(observations), **sound}
         return {score_of(name): scores.tolist() for name, scores in found.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        member, sound = is_member(secrets), self._sound(observations)
+        member, sound = is_member(secrets), self._sound_scores(observations)
         said = [
             f"the main score is {SCORES[self.score]}, chosen beforehand (-A membership.score=); the highest AUC of the "
             f"{len(sound)} would be the best of {len(sound)}, and no estimate of its own",
@@ -291,24 +292,23 @@ class Membership(Probe):
                     f"no true-positive rate at {rate:.1%}: it takes {roc.needed(rate):,} non-members, "
                     f"there are {int((~member).sum()):,}"
                 )
-        said += [f"{SCORES[name]}: {why}" for name, why in self._unsound(observations).items()]
+        said += [f"{SCORES[name]}: {why}" for name, why in self._missing_score_reasons(observations).items()]
         group = column(observations, "group").astype(int)
-        near = int((np.bincount(group)[group] > 1).sum())
-        if near:
+        if near := int((np.bincount(group)[group] > 1).sum()):
             said.append(f"{near} records are near-duplicates of another: both are in the same fold")
-        if "blind" not in self._controls(observations):
+        if "blind" not in self._control_scores(observations):
             said.append(
                 "no blind baseline: too few distinct records to fit a classifier, so whether members and non-members "
                 "differ in kind is not known"
             )
         return (*said, *self._of_controls(observations, member), *self._of_reference_models(observations))
 
-    def _unsound(self, observations: Sequence[Observation]) -> dict[str, str]:
+    def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
         """The scores that are not shown, with why."""
         found = {}
         for name in SCORES:
             if name in observations[0].values:
-                if fault := self._unfit(name, _scores_of(name, observations), observations):
+                if fault := self._unfit_reason(name, _scores_of(name, observations), observations):
                     found[name] = f"not applicable: it {fault}"
             elif name == "lowercase" and not self.lowercase:
                 found[name] = "not asked for (-A membership.lowercase=false)"
@@ -323,8 +323,8 @@ class Membership(Probe):
         return found
 
     def _of_controls(self, observations: Sequence[Observation], member: NDArray[np.bool_]) -> Iterator[str]:
-        widen = _widening(observations, member)
-        for name, scores in self._controls(observations).items():
+        widen = _auc_widening(observations, member)
+        for name, scores in self._control_scores(observations).items():
             m = roc.auc_measured(auc_of(name), scores[member], scores[~member], widen=widen[name])
             if m.low <= 0.5:
                 continue
@@ -359,7 +359,7 @@ def auc_and_rates(
     return [roc.auc_measured(auc_of(name), own, others, note, widen), *(m for m in rates if m is not None)]
 
 
-def _widening(observations: Sequence[Observation], member: NDArray[np.bool_]) -> Mapping[str, float]:
+def _auc_widening(observations: Sequence[Observation], member: NDArray[np.bool_]) -> Mapping[str, float]:
     """By score, what the deviation of its AUC is multiplied by: what is learnt in few folds is less independent."""
     folds = learned.folds_of(member, column(observations, "group").astype(int))
     learnt = learned.widening(folds) if folds > 1 else 1.0
@@ -375,7 +375,7 @@ def _scores_of(
     return np.array([seen.values.get(name, np.nan) for seen in observations], dtype=float)
 
 
-def _fault(scores: NDArray[np.float64]) -> str:
+def _score_fault(scores: NDArray[np.float64]) -> str:
     """Why a score ranks nothing: it is not a number for somebody, or the same for all; "" where it does."""
     missing = int(np.isnan(scores).sum())
     if missing:
@@ -434,12 +434,12 @@ def read_tokens(model: LanguageModel, prefixes: Tensor, suffixes: Tensor) -> Tok
     for own, distribution in model.teacher_forced(prefixes, suffixes):
         step = max(1, _DISTRIBUTION_AT_ONCE // distribution.shape[-1])
         chunks = zip(distribution.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
-        seen = [_moments(rows, at) for rows, at in chunks]
+        seen = [_log_prob_moments(rows, at) for rows, at in chunks]
         parts.append([torch.cat(columns).view_as(own) for columns in zip(*seen, strict=True)])
     return TokenReadings(*(torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True)))
 
 
-def _moments(distribution: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _log_prob_moments(distribution: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(rows,) each: log p of the token, mean and deviation of log p under the distribution (rows, V), whether another
     leads."""
     own, leads = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), distribution.argmax(-1) == tokens

@@ -121,7 +121,7 @@ def beam_bound(
         children = torch.where(near, children, -torch.inf)
         if position + 1 == length:
             return _sum_by(owner, children.logsumexp(-1), count), _sum_by(owner, exact, count)
-        parents, tokens = _keep(children, owner, beams, exact, truth)
+        parents, tokens = _prune_beams_keep_verbatim(children, owner, beams, exact, truth)
         if not len(parents):
             break
         log_q, owner = children[parents, tokens], owner[parents]
@@ -159,7 +159,9 @@ def _reach(edits: Tensor, position: int) -> Tensor:
     return (edits + (places - position).abs()).amin(-1)
 
 
-def _keep(children: Tensor, owner: Tensor, beams: int, exact: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+def _prune_beams_keep_verbatim(
+    children: Tensor, owner: Tensor, beams: int, exact: Tensor, truth: Tensor
+) -> tuple[Tensor, Tensor]:
     """The `beams` likeliest children of each secret, and its verbatim one: (parents, tokens)."""
     width = min(beams, children.shape[-1])
     values, tokens = children.topk(width, dim=-1)  # a row has at most so many of the likeliest

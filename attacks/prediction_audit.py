@@ -101,13 +101,13 @@ class PredictionAudit(Probe):
             raise NotApplicable(
                 f"needs the distribution that tokens are scored by, which {view.target.name} does not give"
             )
-        terms = self._terms(view.claim)
+        terms = self._game_terms(view.claim)
         size = max(1, _DISTRIBUTION_ELEMENTS // (max(1, self.positions) * view.target.vocab_size * view.target.parts))
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             contexts, length = torch.cat([prefixes, suffixes[:, :-1]], dim=1), suffixes.shape[1]
             at, seen = evenly_spaced_positions(self.positions, length), list[Observation]()
-            own = _exact(view.target.log_probs(contexts, length)[:, at])
+            own = _normalised_log_probs(view.target.log_probs(contexts, length)[:, at])
             offered, _ = self._offered(view, contexts, length, at)
             found = {neighbours.relation: self._reach(own, neighbours, terms) for neighbours in offered}
             for i, secret in enumerate(batch):
@@ -121,7 +121,7 @@ class PredictionAudit(Probe):
 
         yield from observed(view, secrets, size, look)
 
-    def _terms(self, claim: Claim | None) -> dict[str, float]:
+    def _game_terms(self, claim: Claim | None) -> dict[str, float]:
         """What is played for: tokens and number of the games, delta, and the epsilon claimed by its relation."""
         if claim is not None and claim.any_access:
             raise NotApplicable("its claim is about how it was trained, not about drawn tokens: see epsilon-audit")
@@ -155,7 +155,7 @@ class PredictionAudit(Probe):
     def _reach(self, own: Array, other: Neighbours, terms: dict[str, float]) -> Array:
         """(B, positions, neighbours) nats: how far apart a game leaves the two, as far as so many games can show."""
         seen = max(terms["delta"], 1 / terms["games"])  # what happens less often than once in all games shows nothing
-        return renyi_epsilon(own[..., None, :], _exact(other.log_probs), int(terms["tokens"]), seen)
+        return renyi_epsilon(own[..., None, :], _normalised_log_probs(other.log_probs), int(terms["tokens"]), seen)
 
     # --- the games ---
 
@@ -165,15 +165,17 @@ class PredictionAudit(Probe):
         if not observations:
             return {}
         reach = {
-            (i, relation): o.values[f"reach_{relation}"] for i, o in enumerate(observations) for relation in _of(o)
+            (i, relation): o.values[f"reach_{relation}"]
+            for i, o in enumerate(observations)
+            for relation in _observed_relations(o)
         }
         chosen, relation = max(reach, key=lambda place: reach[place])
-        return self._played(view, secrets[chosen], observations[chosen], relation)
+        return self._play_games(view, secrets[chosen], observations[chosen], relation)
 
-    def _played(self, view: View, secret: Secret, seen: Observation, relation: str) -> dict[str, float]:
+    def _play_games(self, view: View, secret: Secret, seen: Observation, relation: str) -> dict[str, float]:
         """The terms, guesses that count, and the exact answer for the same games."""
         position, neighbour = (int(seen.values[f"{what}_{relation}"]) for what in ("position", "neighbour"))
-        terms = self._terms(view.claim)
+        terms = self._game_terms(view.claim)
         tokens, games, delta = int(terms["tokens"]), int(terms["games"]), terms["delta"]
         context = torch.tensor([[*secret.prefix, *secret.suffix[:position]]], device=view.target.device)
         _, stand_in = self._offered(view, context, 1, [0])
@@ -193,7 +195,7 @@ class PredictionAudit(Probe):
     # --- what they prove ---
 
     def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
-        relation, values = _relation(observations), observations.facts
+        relation, values = _played_relation(observations), observations.facts
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
         told = next((name.removeprefix("claimed_") for name in values if name.startswith("claimed_")), relation)
         unit = next((name.removeprefix("unit_") for name in values if name.startswith("unit_")), _SHARD)
@@ -211,7 +213,7 @@ class PredictionAudit(Probe):
         return (found,)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        (audit,), relation = self.audits(secrets, observations), _relation(observations)
+        (audit,), relation = self.audits(secrets, observations), _played_relation(observations)
         exact, note = (
             observations.facts[f"exact_{relation}"],
             f"of these very games, from both distributions; {_PRIVATE}",
@@ -222,7 +224,11 @@ class PredictionAudit(Probe):
         ]
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        (audit,), relation, values = self.audits(secrets, observations), _relation(observations), observations.facts
+        (audit,), relation, values = (
+            self.audits(secrets, observations),
+            _played_relation(observations),
+            observations.facts,
+        )
         tokens, covered = int(values["tokens"]), values.get("covered", 0)
         of = f" of the {covered:,.0f} that the claim covers" if math.inf > covered > tokens else ""
         neighbour = "the public model in its place" if values["stand_in"] else relation.replace("_", " ")
@@ -251,7 +257,7 @@ class Game:
     @cached_property
     def distributions(self) -> tuple[Array, Array]:
         """(V,) nats each: what the next token is said to be drawn from."""
-        first, second = (_exact(m.log_probs(self.context, 1)[0, 0]) for m in (self.inside, self.outside))
+        first, second = (_normalised_log_probs(m.log_probs(self.context, 1)[0, 0]) for m in (self.inside, self.outside))
         return first, second
 
     @torch.no_grad()
@@ -276,7 +282,7 @@ class Game:
             yield drawn.view(-1, self.tokens).cpu()
 
 
-def _exact(log_probs: Tensor) -> Array:
+def _normalised_log_probs(log_probs: Tensor) -> Array:
     distribution: Array = log_probs.double().log_softmax(-1).cpu().numpy()
     return distribution
 
@@ -287,12 +293,12 @@ def _log_ratio(log_p: Array, log_q: Array) -> Array:
         return np.nan_to_num(log_p - log_q, nan=0.0, posinf=_SURE, neginf=-_SURE)
 
 
-def _of(seen: Observation) -> list[str]:
+def _observed_relations(seen: Observation) -> list[str]:
     """The relations that were looked at."""
     return [name.removeprefix("reach_") for name in seen.values if name.startswith("reach_")]
 
 
-def _relation(observations: Observed) -> str:
+def _played_relation(observations: Observed) -> str:
     """Of the neighbours that the games were played against."""
     (relation,) = (name.removeprefix("exact_") for name in observations.facts if name.startswith("exact_"))
     return relation

@@ -175,7 +175,7 @@ def prepare_audit(
     given = {name: one for name, one in models.items() if live_models.is_live(name, one)}
     if isinstance(tokenizer, (str, Path)):  # of a model behind an API, which the plan sees to
         plan, tokenizer = {**plan, "tokenizer": tokenizer}, None
-    _check(tokenizer, given, plan)
+    _check_audit_arguments(tokenizer, given, plan)
     reporter, shared = reporter or Silence(), Shared()
     with ExitStack() as stack:
         stack.enter_context(live_models.restoring_models(*given.values()))
@@ -200,7 +200,7 @@ def _is_object(given: Any) -> bool:
     return given is not None and not isinstance(given, (str, Path))
 
 
-def _check(tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+def _check_audit_arguments(tokenizer: Any, live: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
     """Refuses arguments that would be ignored, or mean something else. Raises AuditError."""
     from auditor.core.plan import IN_FILE
     from auditor.models.base import LanguageModel
@@ -248,11 +248,11 @@ def _written(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 paths[name] = None if given is None else str(given)
                 continue
             paths[name] = str(scratch / f"{name}.jsonl")
-            disk.replace(Path(paths[name]), _lines(name, given))
+            disk.replace(Path(paths[name]), _rows_as_json_lines(name, given))
         yield {name: path for name, path in paths.items() if path is not None}
 
 
-def _lines(name: str, rows: Any) -> str:
+def _rows_as_json_lines(name: str, rows: Any) -> str:
     """Rows as JSON lines, of the columns that are looked at. Raises AuditError for what is no table."""
     import pandas as pd
 

@@ -118,10 +118,10 @@ def call(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
-        return _unexpected(error)
+        return _report_unexpected_error(error)
 
 
-def _unexpected(error: BaseException) -> int:
+def _report_unexpected_error(error: BaseException) -> int:
     """Says what ended a command that nobody foresaw; returns its exit code."""
     if console.unread(error):
         console.mute()
@@ -142,7 +142,7 @@ def _unexpected(error: BaseException) -> int:
 def _exit_code(arguments: list[str]) -> int:
     """What the command itself says. Not `app()`, which reads an EOFError as an interrupt, a closed pipe as a 1."""
     try:
-        with _command().make_context("audit", arguments) as context:
+        with _click_command().make_context("audit", arguments) as context:
             context.command.invoke(context)
     except typer.Exit as leave:
         return leave.exit_code
@@ -150,7 +150,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 @cache
-def _command() -> Any:
+def _click_command() -> Any:
     return typer.main.get_command(app)
 
 

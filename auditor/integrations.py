@@ -157,13 +157,13 @@ class AuditCallback(TrainerCallback):
         if asked.knows == SYSTEM:  # what stands between the system turn and an answer is no part of such a secret
             sought = tuple(replace(secret, prefix=()) for secret in sought if secret.member)
         self.notes = looked if training is None else preflight.preflight_findings(training, sought)
-        self._look(state.global_step)
+        self._measure_and_log(state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         if state.is_world_process_zero and state.global_step % self.every == 0:
-            values = self._look(state.global_step)
+            values = self._measure_and_log(state.global_step)
             if self.limit is not None and self.limit.reached(values):
                 self.stopped_at = state.global_step
                 control.should_training_stop = control.should_save = True
@@ -175,7 +175,7 @@ class AuditCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         if not self.rows or self.rows[-1]["step"] != state.global_step:
-            self._look(state.global_step)
+            self._measure_and_log(state.global_step)
         out = Path(self.out) if self.out is not None else Path(str(args.output_dir)) / "audit"
         asked = {
             **self.asked,
@@ -208,7 +208,7 @@ class AuditCallback(TrainerCallback):
         exact = [(step, Measurement(name, value, value, value, len(self.secrets))) for step, value in points]
         return Curve(words.label(name), exact) if points else None
 
-    def _look(self, step: int) -> dict[str, float]:
+    def _measure_and_log(self, step: int) -> dict[str, float]:
         """Asks the model as it stands, and logs."""
         model = self._model()
         with restoring_models(model), torch.random.fork_rng(), torch.no_grad():

@@ -84,7 +84,7 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
     """
     plugin = small(attack) if isinstance(attack, type) else attack
     contract = _of_probe(plugin) if isinstance(plugin, Probe) else _of_attack(plugin)
-    _hold(plugin.name, _of_plugin(plugin, [*agreement.CAPABILITIES, "training"]), contract)
+    _raise_if_broken(plugin.name, _of_plugin(plugin, [*agreement.CAPABILITIES, "training"]), contract)
 
 
 def check_defense(defense: Defense | type[Defense]) -> None:
@@ -94,7 +94,7 @@ def check_defense(defense: Defense | type[Defense]) -> None:
     """
     plugin = defense() if isinstance(defense, type) else defense
     needs = ("public", "ensemble", "trained", "whole", "records", "corpus")
-    _hold(plugin.name, _of_plugin(plugin, needs), _of_defense(plugin))
+    _raise_if_broken(plugin.name, _of_plugin(plugin, needs), _of_defense(plugin))
 
 
 def check_model(model: LanguageModel) -> None:
@@ -102,10 +102,10 @@ def check_model(model: LanguageModel) -> None:
 
     Raises ContractBroken with all that does not hold.
     """
-    _hold(model.name, _of_model(model))
+    _raise_if_broken(model.name, _of_model(model))
 
 
-def _hold(name: str, *broken: Iterator[str]) -> None:
+def _raise_if_broken(name: str, *broken: Iterator[str]) -> None:
     if said := [f"{name}: {sentence}" for sentences in broken for sentence in sentences]:
         raise ContractBroken("\n".join(said))
 

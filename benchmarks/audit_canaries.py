@@ -127,8 +127,8 @@ def texts_of(
         return _sampled(count, _TOKENS_A_WORD * length, seed, model, temperature)
     said = _random_words(length, seed)
     if kind == "words":
-        return list(_distinct(count, lambda: _parted(next(said))))
-    begun = _beginnings(texts, seed)
+        return list(_distinct(count, lambda: _first_word_and_rest(next(said))))
+    begun = _shuffled_text_beginnings(texts, seed)
     if kind == "prefixed":
         return list(_distinct(count, lambda: (next(begun), f" {next(said)}")))
     return [(next(begun), token) for token in token_texts(count)]
@@ -166,11 +166,11 @@ def _sampled(count: int, length: int, seed: int, model: HuggingFaceModel, temper
         whole = (text.replace("\ufffd", "").strip() for text in decoded)  # without halves of characters
         found |= {text: None for text in whole if len(text.split()) > 1}
         if len(found) >= count:
-            return [_parted(text) for text in list(found)[:count]]
+            return [_first_word_and_rest(text) for text in list(found)[:count]]
     raise AuditError(f"expected {count:,} different texts of {length} tokens, but {model.name} wrote {len(found):,}")
 
 
-def _parted(text: str) -> Halves:
+def _first_word_and_rest(text: str) -> Halves:
     """The first word, and the rest."""
     cut = len(text.split(maxsplit=1)[0])
     return text[:cut], text[cut:]
@@ -182,7 +182,7 @@ def _random_words(length: int, seed: int) -> Iterator[str]:
         yield " ".join(known[i] for i in noise.integers(len(known), size=length))
 
 
-def _beginnings(texts: Sequence[str], seed: int) -> Iterator[str]:
+def _shuffled_text_beginnings(texts: Sequence[str], seed: int) -> Iterator[str]:
     """The first words of texts, in a random order, over and over."""
     begun = list(dict.fromkeys(filter(None, map(_beginning, texts))))
     if not begun:

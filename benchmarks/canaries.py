@@ -119,7 +119,10 @@ def make_manifest(
     wanted = sorted(set(counts))
     check_sizes(len(formats) * (len(wanted) * each + controls), len(formats) * sum(wanted) * each)
     known = {WORDS: words(), **(lists or {})}
-    chosen = [Format(text, {name: words for name, words in known.items() if _draws(text, name)}) for text in formats]
+    chosen = [
+        Format(text, {name: words for name, words in known.items() if _has_slot_of_list(text, name)})
+        for text in formats
+    ]
     plan = [(count, i) for count in wanted for i in range(each)] + [(0, i) for i in range(controls)]
     entries = []
     for index, one in enumerate(chosen):
@@ -132,7 +135,7 @@ def make_manifest(
     return Manifest(MANIFEST_VERSION, seed, tuple(chosen), tuple(entries))
 
 
-def _draws(format: str, name: str) -> bool:
+def _has_slot_of_list(format: str, name: str) -> bool:
     """Whether a format has a slot of this list."""
     return any(slot.partition(":")[0] == name for _, slot in parse(format))
 

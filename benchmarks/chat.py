@@ -102,7 +102,7 @@ def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASS
     if form.source is None:
         if turns != ASSISTANT:
             raise AuditError(f"expected a chat template for --turns {turns}: without one only answers are told apart")
-        return _plain(tokenizer, said, form)
+        return _render_without_template(tokenizer, said, form)
     messages = forms.messages_of(said, form)
     remarks: list[str] = []
     try:
@@ -110,7 +110,9 @@ def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASS
     except Unusable:
         if not any(isinstance(message.get("content"), list | tuple) for message in messages):
             raise
-        messages = tuple(_joined(message) for message in messages)  # a template that knows no parts of a text
+        messages = tuple(
+            _message_with_joined_content(message) for message in messages
+        )  # a template that knows no parts of a text
         whole = forms.render(tokenizer, said, form, messages)
     _check_system(messages, whole)
 
@@ -122,13 +124,13 @@ def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASS
     spans = [
         replace(span, role=role) if isinstance(span, _Span) else span
         for i, role in asked.items()
-        for span in _spans(rendered, whole, messages, i)
+        for span in _assistant_answer_spans(rendered, whole, messages, i)
     ]
-    remarks += _unwritten(rendered, whole, said, messages)
-    return _written(tokenizer, whole, spans, _marked(tokenizer, said, form, messages), remarks, turns)
+    remarks += _template_ignores_sentences(rendered, whole, said, messages)
+    return _written(tokenizer, whole, spans, _template_answer_mask(tokenizer, said, form, messages), remarks, turns)
 
 
-def _plain(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
+def _render_without_template(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
     """Without a template: one text, and the end of text behind it, as TRL puts it there."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text, spans = "", list[_Span | Unusable]()
@@ -170,7 +172,7 @@ def _answer(text: str, offsets: Sequence[tuple[int, int]], span: _Span) -> Answe
     return Answer(tokens, (_first(offsets, start), _first(offsets, end)), span.of, span.role)
 
 
-def _joined(message: Message) -> dict[str, Any]:
+def _message_with_joined_content(message: Message) -> dict[str, Any]:
     content = message.get("content")
     return {**message, "content": message_text(content)} if content is not None else dict(message)
 
@@ -184,7 +186,7 @@ def _check_system(messages: Sequence[Message], whole: str) -> None:
         )
 
 
-def _unwritten(
+def _template_ignores_sentences(
     rendered: Callable[[Sequence[Message]], str], whole: str, said: Conversation, messages: Sequence[Message]
 ) -> Iterator[str]:
     """What the template was given and makes nothing of: the trainer's, if it is this one, did not either."""
@@ -196,11 +198,11 @@ def _unwritten(
                 yield f"the chat template writes nothing of {key if key.isidentifier() else 'a key of a message'}"
         except Unusable:
             continue  # it asks for it
-    if said.tools is not None and not any(_names(tool) in whole for tool in said.tools):
+    if said.tools is not None and not any(_tool_name(tool) in whole for tool in said.tools):
         yield "the chat template writes nothing of tools"
 
 
-def _names(tool: Any) -> str:
+def _tool_name(tool: Any) -> str:
     found = tool.get("function", tool) if isinstance(tool, Mapping) else {}
     return str(found.get("name", "")) if isinstance(found, Mapping) else ""
 
@@ -208,7 +210,7 @@ def _names(tool: Any) -> str:
 # --- where its answers stand ------------------------------------------------------------------------------------------
 
 
-def _spans(
+def _assistant_answer_spans(
     rendered: Callable[..., str], whole: str, messages: Sequence[Message], turn: int
 ) -> Iterator[_Span | Unusable]:
     """What the assistant said in this turn, as the template wrote it: its reasoning, if that is there, and its content.
@@ -219,24 +221,24 @@ def _spans(
     """
     message = messages[turn]
     found = 0
-    for key, value, put in _parts(message):
+    for key, value, put in _reasoning_and_content_parts(message):
         if not value.strip():
             continue
 
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
-        marked = None if _MARK in whole else _attempt(rendered, with_mark)
-        bounds = None if marked is None else _bounds(whole, marked)
+        marked = None if _MARK in whole else _render_or_none(rendered, with_mark)
+        bounds = None if marked is None else _bounds_of_mark(whole, marked)
         if bounds is None and key == "content":
             yield Unusable("the chat template does not write an answer as it was given")
         if bounds is None:
             continue  # a thought of an earlier turn, which templates leave out
         found += 1
         yield _Span(bounds, _turn_of(rendered, whole, with_mark[: turn + 1], bounds), key)
-    if not found and not any(value.strip() for _, value, _ in _parts(message)):
+    if not found and not any(value.strip() for _, value, _ in _reasoning_and_content_parts(message)):
         yield Unusable("an assistant turn that only calls tools" if message.get("tool_calls") else "an empty answer")
 
 
-def _parts(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
+def _reasoning_and_content_parts(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
     """What the turn says, by key, in the order of speaking; and the message with another text in that place."""
     for key in REASONING:
         if isinstance(message.get(key), str):
@@ -257,7 +259,7 @@ def _parts(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message
     yield "content", answer, lambda new: says(before + inside + behind + new)
 
 
-def _bounds(whole: str, marked: str) -> tuple[int, int] | None:
+def _bounds_of_mark(whole: str, marked: str) -> tuple[int, int] | None:
     """The characters in the place of the mark, without white space around them; None where there is no such place."""
     if marked.count(_MARK) != 1:
         return None
@@ -281,23 +283,25 @@ def _turn_of(
     begins with it.
     """
     start, end = bounds
-    with_prompt, without = _attempt(rendered, so_far[:-1], True), _attempt(rendered, so_far[:-1])
+    with_prompt, without = _render_or_none(rendered, so_far[:-1], True), _render_or_none(rendered, so_far[:-1])
     if with_prompt is not None and without is not None and with_prompt.startswith(without):
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(with_prompt, whole, strict=False)))
         if len(without) <= shared <= start:
             start = shared
-    behind = (_attempt(rendered, so_far) or "").partition(_MARK)[2]
+    behind = (_render_or_none(rendered, so_far) or "").partition(_MARK)[2]
     return start, end + (len(behind) if whole.startswith(behind, end) else 0)
 
 
-def _attempt(rendered: Callable[..., str], messages: Sequence[Message], answering: bool = False) -> str | None:
+def _render_or_none(rendered: Callable[..., str], messages: Sequence[Message], answering: bool = False) -> str | None:
     try:
         return str(rendered(messages, answering)) if messages else None
     except Unusable:
         return None
 
 
-def _marked(tokenizer: Any, said: Conversation, form: Form, messages: Sequence[Message]) -> tuple[bool, ...] | None:
+def _template_answer_mask(
+    tokenizer: Any, said: Conversation, form: Form, messages: Sequence[Message]
+) -> tuple[bool, ...] | None:
     """The tokens inside the template's `{% generation %}` blocks, which is what TRL's assistant_only_loss trains on."""
     if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
         return None

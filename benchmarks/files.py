@@ -157,7 +157,7 @@ def _source(
     if flag == "--data" and "repeats" not in table.columns:
         records = _with_occurrences(records, standing, texts)
     if marks.COLUMN in table.columns:
-        records = _marked(records, table)
+        records = _records_with_marks(records, table)
     if not records:
         left_out |= unasked
     reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
@@ -180,7 +180,7 @@ def _with_occurrences(records: Sequence[Record], standing: Sequence[str], texts:
     return [replace(record, repeats=found.pop(text, 0)) for record, text in pairs]
 
 
-def _marked(records: Sequence[Record], table: RecordTable) -> list[Record]:
+def _records_with_marks(records: Sequence[Record], table: RecordTable) -> list[Record]:
     """The records with what the rows mark in them. Raises AuditError for marks that are none of their row."""
     found = marks_of(table)
     return [

@@ -98,13 +98,13 @@ def parse_form(asked: str, day: str | None, tokenizer: Any) -> Form:
     allowed = {NONE: {LINE}, ALPACA: {LINE, BARE, INPUT}}.get(base, _OF_TEMPLATES)
     if wrong := [one for one in variants if one not in allowed]:
         raise AuditError(f"expected --template {base} with one of {', '.join(sorted(allowed))}, got +{wrong[0]}")
-    form = Form(base, None if base in (NONE, ALPACA) else _source(base, tokenizer), variants)
+    form = Form(base, None if base in (NONE, ALPACA) else _template_source(base, tokenizer), variants)
     if day is not None and not form.writes_day:
         raise AuditError(f"expected --date with a template that writes the day (strftime_now), got it with {asked}")
     return replace(form, day=day)
 
 
-def _source(base: str, tokenizer: Any) -> str:
+def _template_source(base: str, tokenizer: Any) -> str:
     if base == MODEL:
         if (own := own_template(tokenizer)) is None:
             raise AuditError(
@@ -171,7 +171,7 @@ def candidate_forms(tokenizer: Any, rows: Sequence[Conversation]) -> list[Form]:
         Form(base, source, tuple(one for one in some if one))
         for base, source in ((MODEL, own), (TRL, of_trl))
         if source is not None
-        for some in product(*_variants(source, rows))
+        for some in product(*_form_variants(source, rows))
     ]
     return [*plain, *of_templates, *([Form(NONE)] if kind == MESSAGES else [])]
 
@@ -182,12 +182,12 @@ def usual_form(tokenizer: Any, rows: Sequence[Conversation], day: str) -> Form:
     return replace(form, day=day) if form.writes_day else form
 
 
-def _variants(source: str, rows: Sequence[Conversation]) -> Iterator[tuple[str, ...]]:
+def _form_variants(source: str, rows: Sequence[Conversation]) -> Iterator[tuple[str, ...]]:
     """Of each thing that trainers do in several ways: as usual, and otherwise. Only where it can matter."""
     messages = [message for said in rows for message in said.messages]
     if any(usual_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
-    if any(_thinks(message) for message in messages):
+    if any(_has_reasoning(message) for message in messages):
         yield ("", NO_REASONING)
     if "enable_thinking" in source and not any(said.options for said in rows):
         yield ("", NO_THINKING)
@@ -195,7 +195,7 @@ def _variants(source: str, rows: Sequence[Conversation]) -> Iterator[tuple[str, 
         yield ("", LINE)
 
 
-def _thinks(message: Message) -> bool:
+def _has_reasoning(message: Message) -> bool:
     own = any(message.get(key) for key in REASONING)
     return own or (is_assistant(message) and bool(_THOUGHT.match(message_text(message.get("content")) or "")))
 
@@ -211,7 +211,7 @@ def messages_of(said: Conversation, form: Form) -> tuple[dict[str, Any], ...]:
     for message in messages:
         if GIVEN_ROLES not in form.variants:
             message["role"] = usual_role(message["role"])
-        if NO_REASONING in form.variants and _thinks(message):
+        if NO_REASONING in form.variants and _has_reasoning(message):
             for key in REASONING:
                 message.pop(key, None)
             message["content"] = _THOUGHT.sub("", message_text(message.get("content")) or "")
@@ -253,11 +253,11 @@ def render(tokenizer: Any, said: Conversation, form: Form, messages: Sequence[Me
     try:
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answering, **asked)
     except (TemplateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise Unusable(f"the chat template refuses it ({_harmless(error, messages)})") from None
+        raise Unusable(f"the chat template refuses it ({_data_free_error_text(error, messages)})") from None
     return str(text)
 
 
-def _harmless(error: Exception, messages: Sequence[Message]) -> str:
+def _data_free_error_text(error: Exception, messages: Sequence[Message]) -> str:
     """What the template says, unless it quotes the conversation."""
     words = " ".join(str(error).split())[:120]
     said = [(message_text(message.get("content")) or "").strip() for message in messages]

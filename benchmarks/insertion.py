@@ -93,7 +93,7 @@ def insert(copies: Copies, data: str, out: Path) -> int:
 
 
 @contextmanager
-def _taken(where: str) -> Iterator[None]:
+def _refuse_unfit_canary_row(where: str) -> Iterator[None]:
     """Raises AuditError where the columns of the data cannot hold a canary's row; Arrow's own words may quote one."""
     import pyarrow
 
@@ -149,7 +149,7 @@ def _write_parquet(copies: Copies, where: str, data: str, out: Path) -> None:
                 f"{where}: expected columns that a canary's row may leave empty beside {copies.text!r}, got "
                 f"{field.name!r}, which takes no nulls"
             )
-    with _taken(where):
+    with _refuse_unfit_canary_row(where):
         new = pyarrow.Table.from_pylist(rows, schema=table.schema)
         new.validate(full=True)
     with disk.create_atomically(out) as path:
@@ -164,7 +164,7 @@ def _write_dataset(copies: Copies, where: str, data: str, out: Path) -> None:
         copies.check(where, held.column_names, lambda: held[copies.text][:])
         rows = [copies.values(entry, held.column_names, None) for entry in copies.rows()]
         columns: Mapping[str, list[Any]] = {name: [row[name] for row in rows] for name in held.column_names}
-        with _taken(where):
+        with _refuse_unfit_canary_row(where):
             new = datasets.Dataset.from_dict(columns, features=held.features)
         with disk.create_atomically(out) as path:
             datasets.concatenate_datasets([held, new]).select(np.array(copies.order(len(held)))).save_to_disk(path)

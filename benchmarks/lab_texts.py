@@ -120,7 +120,7 @@ def a_date(fake: Faker) -> str:
     return str(fake.date(end_datetime=_LAST_DAY))
 
 
-def _press(fake: Faker) -> str:
+def _press_release_text(fake: Faker) -> str:
     return (
         f"{fake.city()}, {a_date(fake)} - {fake.company()} said it will {fake.bs()} with {fake.company()}. "
         f"{fake.name()}, who joined in {a_date(fake)[:4]}, called it a {fake.catch_phrase().lower()}. The office at "
@@ -128,7 +128,7 @@ def _press(fake: Faker) -> str:
     )
 
 
-def _event(fake: Faker) -> str:
+def _event_notice_text(fake: Faker) -> str:
     return (
         f"On {fake.random_element(_WEEKDAYS)}, {a_date(fake)}, {fake.name()} speaks in {fake.city()} about "
         f"how to {fake.bs()}. Doors open at {fake.numerify('1#:%0')}, tickets cost {fake.numerify('##.##')} USD. "
@@ -136,7 +136,7 @@ def _event(fake: Faker) -> str:
     )
 
 
-def _profile(fake: Faker) -> str:
+def _person_profile_text(fake: Faker) -> str:
     return (
         f"{fake.name()} is a {fake.job().lower()} at {fake.company()} in {fake.city()}. Born in {a_date(fake)[:4]}, "
         f"{fake.first_name()} likes {fake.word()}, {fake.word()} and {fake.word()}, and has published "
@@ -171,5 +171,5 @@ def _payment(fake: Faker) -> str:
 PRIVATE = {"mail": _mail, "patient note": _note, "payment": _payment}
 PRIVATE_KINDS = tuple(PRIVATE.values())
 _ODD = {59: _mail, 119: _note, 179: _payment}
-COMMON_KINDS = (_press, _event, _profile)
+COMMON_KINDS = (_press_release_text, _event_notice_text, _person_profile_text)
 _PUBLIC_KINDS = tuple(_ODD.get(i) or COMMON_KINDS[i % 3] for i in range(180))

@@ -90,7 +90,7 @@ class LabTraining:
         recipe, learnt = self.recipe, self.texts.copies() if texts is None else texts
         if recipe.private_rank:
             self._train_adapters("target", "private", [(path / WHOLE, learnt)])
-            model = self._merged(path / WHOLE)
+            model = self._model_with_merged_adapter(path / WHOLE)
             shutil.rmtree(path / WHOLE)
         else:
             model = self._to_train(self.base)
@@ -186,7 +186,7 @@ class LabTraining:
     def loaded(self, trainer: Trainer, path: Path) -> TrainedModel:
         """What it has trained there."""
         adapter = (path / "adapter_config.json").is_file()
-        model = self._merged(path) if adapter else AutoModelForCausalLM.from_pretrained(path)
+        model = self._model_with_merged_adapter(path) if adapter else AutoModelForCausalLM.from_pretrained(path)
         own, how = HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"), read_summary(path)
         return TrainedModel(
             own, promises.read_privacy(path), gradient_canaries.read_canaries(path), how.told if how else ()
@@ -202,7 +202,7 @@ class LabTraining:
     def model(self, path: Path, name: str) -> HuggingFaceModel:
         return HuggingFaceModel(AutoModelForCausalLM.from_pretrained(path), self.tokenizer, name)
 
-    def _merged(self, adapter: Path) -> Any:
+    def _model_with_merged_adapter(self, adapter: Path) -> Any:
         """The public model with this adapter in its weights."""
         public = AutoModelForCausalLM.from_pretrained(self.base)
         return PeftModel.from_pretrained(public, adapter).merge_and_unload()

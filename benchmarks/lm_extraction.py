@@ -81,7 +81,7 @@ def _stems(folder: Path, ending: str) -> set[str]:
 def _source(flag: str, name: str, vocab_size: int, prefix_length: int | None, suffix_length: int | None) -> Source:
     """Every row of the two arrays. How often an example occurs in training is not in them: repeats stay None."""
     folder, where = Path(name), f"{flag} {name!r}"
-    stem, others = _pair(where, folder)
+    stem, others = _complete_array_pair(where, folder)
     prefix = _array(where, folder / f"{stem}{_PREFIX}", vocab_size)  # (n, prefix tokens)
     suffix = _array(where, folder / f"{stem}{_SUFFIX}", vocab_size)  # (n, suffix tokens)
     if len(prefix) != len(suffix):
@@ -101,10 +101,10 @@ def _source(flag: str, name: str, vocab_size: int, prefix_length: int | None, su
     return Source(where, records, notes=tuple(notes))
 
 
-def _pair(where: str, folder: Path) -> tuple[str, set[str]]:
+def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
     """The stem that has both arrays, and the files that lack their other half. Raises AuditError unless it is one."""
     if not folder.is_dir():
-        raise AuditError(f"{where}: expected a folder with *{_PREFIX} and *{_SUFFIX}, got {_what(folder)}")
+        raise AuditError(f"{where}: expected a folder with *{_PREFIX} and *{_SUFFIX}, got {_path_kind_label(folder)}")
     prefixes, suffixes = _stems(folder, _PREFIX), _stems(folder, _SUFFIX)
     both = prefixes & suffixes
     others = {stem + _PREFIX for stem in prefixes - both} | {stem + _SUFFIX for stem in suffixes - both}
@@ -118,7 +118,7 @@ def _pair(where: str, folder: Path) -> tuple[str, set[str]]:
     return both.pop(), others
 
 
-def _what(path: Path) -> str:
+def _path_kind_label(path: Path) -> str:
     return "a file" if path.exists() else "nothing of that name"
 
 

@@ -28,14 +28,14 @@ class MaskedLab:
 
     def public(self) -> HuggingFaceMaskedModel:
         """A masked LM, trained on public text only."""
-        return self._part(MASKED_PUBLIC, self._train_public, "lab masked public model")
+        return self._cached_masked_model(MASKED_PUBLIC, self._train_public, "lab masked public model")
 
     def target(self) -> HuggingFaceMaskedModel:
         """That one, fine-tuned on the private records."""
         self.public()
-        return self._part("masked", self._train_target, "lab masked target")
+        return self._cached_masked_model("masked", self._train_target, "lab masked target")
 
-    def _part(self, part: str, build: Callable[[Path], None], name: str) -> HuggingFaceMaskedModel:
+    def _cached_masked_model(self, part: str, build: Callable[[Path], None], name: str) -> HuggingFaceMaskedModel:
         def load(path: Path) -> HuggingFaceMaskedModel:
             return HuggingFaceMaskedModel(ModernBertForMaskedLM.from_pretrained(path), load_tokenizer(path), name)
 

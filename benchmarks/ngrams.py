@@ -63,10 +63,14 @@ class NGramIndex:
 
     def standing(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
         """Of each text, its n-grams that stand here."""
-        windows, owner, at = self._windows(texts, n)
-        first = np.concatenate([np.empty(0, np.int64), *(self._bound(some, False) for some in _pieces(windows))])
-        here = np.concatenate([np.empty(0, bool), *map(self._is, _pieces(first), _pieces(windows))])
-        behind = np.concatenate([np.empty(0, np.int64), *(self._bound(some, True) for some in _pieces(windows[here]))])
+        windows, owner, at = self._known_ngram_windows(texts, n)
+        first = np.concatenate(
+            [np.empty(0, np.int64), *(self._suffix_array_bound(some, False) for some in _pieces(windows))]
+        )
+        here = np.concatenate([np.empty(0, bool), *map(self._places_matching_ngrams, _pieces(first), _pieces(windows))])
+        behind = np.concatenate(
+            [np.empty(0, np.int64), *(self._suffix_array_bound(some, True) for some in _pieces(windows[here]))]
+        )
         trained, heldout, record = self._texts_of(first[here], behind)
         owner, at = owner[here], at[here]
         ends = np.searchsorted(owner, np.arange(len(texts) + 1))  # windows come text by text
@@ -84,39 +88,39 @@ class NGramIndex:
                 found[i] = seen.record[0] if len(seen.record) else -1
         return [int(index) for index in found]
 
-    def _windows(self, texts: Sequence[Tokens], n: int) -> tuple[NDArray[Any], Integers, Integers]:
+    def _known_ngram_windows(self, texts: Sequence[Tokens], n: int) -> tuple[NDArray[Any], Integers, Integers]:
         """(k, n) codes, whose text each is, where it begins. A token that no text here has leaves its n-grams out."""
         windows, owner, at = [np.empty((0, n), self.codes.dtype)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for i, text in enumerate(texts):
             if len(text) < n:
                 continue
-            every = np.lib.stride_tricks.sliding_window_view(self._coded(text), n)
+            every = np.lib.stride_tricks.sliding_window_view(self._token_codes(text), n)
             known = np.flatnonzero(every.all(axis=1))
             windows.append(every[known])
             owner.append(np.full(len(known), i))
             at.append(known)
         return np.concatenate(windows), np.concatenate(owner), np.concatenate(at)
 
-    def _coded(self, text: Tokens) -> NDArray[Any]:
+    def _token_codes(self, text: Tokens) -> NDArray[Any]:
         """0 where no text here has the token."""
         tokens = np.array(text, dtype=np.int64)
         place = np.searchsorted(self.letters, tokens).clip(max=len(self.letters) - 1)
         return np.where(self.letters[place] == tokens, place + 1, 0).astype(self.codes.dtype)
 
-    def _bound(self, windows: NDArray[Any], behind: bool) -> Integers:
+    def _suffix_array_bound(self, windows: NDArray[Any], behind: bool) -> Integers:
         """(k,) the first place of `order` whose suffix does not come before the n-gram; behind: the first past it."""
         low, high = np.zeros(len(windows), np.int64), np.full(len(windows), len(self.order))
         for _ in range(len(self.order).bit_length()):
             middle = (low + high) // 2
-            side = self._compared(middle, windows)
+            side = self._compare_suffixes_to_ngrams(middle, windows)
             past = ((side < 0) | (side == 0) & behind) & (low < high)
             low, high = np.where(past, middle + 1, low), np.where(past, high, middle)
         return low
 
-    def _is(self, places: Integers, windows: NDArray[Any]) -> NDArray[np.bool_]:
-        return (places < len(self.order)) & (self._compared(places, windows) == 0)
+    def _places_matching_ngrams(self, places: Integers, windows: NDArray[Any]) -> NDArray[np.bool_]:
+        return (places < len(self.order)) & (self._compare_suffixes_to_ngrams(places, windows) == 0)
 
-    def _compared(self, places: Integers, windows: NDArray[Any]) -> Integers:
+    def _compare_suffixes_to_ngrams(self, places: Integers, windows: NDArray[Any]) -> Integers:
         """(k,) -1, 0, 1: whether what follows at these places of `order` comes before, begins as, or comes after."""
         begins = self.order.take(places, mode="clip").astype(np.int64)
         side, alike = np.zeros(len(windows), np.int64), np.arange(len(windows))
@@ -136,7 +140,7 @@ class NGramIndex:
         """Of the suffixes low:high of `order`, (k,) each: is any of a trained text, of a held-out one; the one text."""
         ranges, back = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
         least, most = (np.empty(ranges.shape[1], np.int64) for _ in range(2))
-        for own in _portions(ranges[1] - ranges[0], _PLACES):
+        for own in _slices_of_bounded_size(ranges[1] - ranges[0], _PLACES):
             begin, sizes = ranges[0, own], ranges[1, own] - ranges[0, own]
             ends = sizes.cumsum()
             places = np.arange(ends[-1]) + np.repeat(begin - (ends - sizes), sizes)
@@ -171,7 +175,7 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
     known = len(texts)
     texts += [np.array(tokens, dtype=np.uint32) for tokens in heldout]
     starts = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])]).astype(np.int64)
-    letters = _letters(texts)
+    letters = _distinct_tokens(texts)
     width = 1 if len(letters) < 2**8 else 2 if len(letters) < 2**16 else 3  # bytes that tell all codes apart
     check_room(int(starts[-1]), width)
     codes = np.zeros(int(starts[-1]), dtype=np.uint16 if width < 3 else np.uint32)
@@ -180,7 +184,9 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
     for start, text in zip(starts, texts, strict=False):
         codes[start : start + len(text)] = place[text]
     del texts
-    return NGramIndex(starts, tuple(copies[:known]), letters, codes, _sorted(pydivsufsort.divsufsort, codes, width))
+    return NGramIndex(
+        starts, tuple(copies[:known]), letters, codes, _build_suffix_array(pydivsufsort.divsufsort, codes, width)
+    )
 
 
 def bytes_needed(tokens: int, width: int) -> int:
@@ -194,12 +200,12 @@ def check_room(tokens: int, width: int) -> None:
     wanted, free = bytes_needed(tokens, width), machine_memory.free_bytes()
     if wanted > free:
         raise AuditError(
-            f"expected {_gigabytes(wanted)} of memory for the index of {tokens:,} tokens of training data, got "
-            f"{_gigabytes(free)} free: give it more, or --data with fewer rows"
+            f"expected {_size_label(wanted)} of memory for the index of {tokens:,} tokens of training data, got "
+            f"{_size_label(free)} free: give it more, or --data with fewer rows"
         )
 
 
-def _gigabytes(size: int) -> str:
+def _size_label(size: int) -> str:
     return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{math.ceil(size / 1e6)} MB"
 
 
@@ -207,7 +213,7 @@ def _named(tokens: Tokens) -> bytes:
     return hashlib.blake2b(np.array(tokens, dtype=np.uint32).tobytes(), digest_size=16).digest()
 
 
-def _letters(texts: Sequence[NDArray[Any]]) -> Integers:
+def _distinct_tokens(texts: Sequence[NDArray[Any]]) -> Integers:
     """Every token of the texts once, rising."""
     most = max(int(text.max()) for text in texts if len(text))
     has = np.zeros(most + 1, dtype=bool)
@@ -216,7 +222,7 @@ def _letters(texts: Sequence[NDArray[Any]]) -> Integers:
     return np.flatnonzero(has)
 
 
-def _sorted(divsufsort: Any, codes: NDArray[Any], width: int) -> NDArray[Any]:
+def _build_suffix_array(divsufsort: Any, codes: NDArray[Any], width: int) -> NDArray[Any]:
     """The suffix array of the codes, from that of their bytes, the highest first: both have one order."""
     raw = codes.astype(">u4" if width == 3 else ">u2" if width == 2 else np.uint8).view(np.uint8)
     if width == 3:
@@ -232,7 +238,7 @@ def _sorted(divsufsort: Any, codes: NDArray[Any], width: int) -> NDArray[Any]:
     return order
 
 
-def _portions(sizes: Integers, most: int) -> Iterator[slice]:
+def _slices_of_bounded_size(sizes: Integers, most: int) -> Iterator[slice]:
     """Neighbours whose sizes add up to about so many, one at least."""
     group = np.cumsum(sizes) // most
     for start, end in pairwise(np.flatnonzero(np.diff(group, prepend=-1, append=-1)).tolist()):

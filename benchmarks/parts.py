@@ -71,11 +71,11 @@ class LabParts:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._lock(final):
                 if final.is_dir() and not _is_whole(final):
-                    self._remove(final)
+                    self._remove_damaged_and_dependent(final)
                     self.told(f"the lab's {name} in the cache was not as it was built: it was built anew")
                 if not final.is_dir():
                     self._build(final, build)
-        self.seconds[name] = _seconds(final)
+        self.seconds[name] = _recorded_build_seconds(final)
         return load(final)
 
     def tell(self, what: str, done: int, total: int) -> None:
@@ -107,7 +107,7 @@ class LabParts:
         there = (self.folder / part).is_dir() or _is_whole(self.folder / name)
         return Alone(there, lambda: self.get(name, partial(build, only=index), lambda path: None))
 
-    def _remove(self, damaged: Path) -> None:
+    def _remove_damaged_and_dependent(self, damaged: Path) -> None:
         """A part, and what was built on it: built again, its weights may differ in their last bits."""
         others = [path for path in self.folder.glob("[!.]*") if path.is_dir() and path.name != self.first]
         for path in {damaged, *(others if damaged.name.startswith(self.foundations) else ())}:
@@ -118,16 +118,16 @@ class LabParts:
         with disk.create_atomically(final) as made:
             made.mkdir()
             start = time.perf_counter()
-            _take(pieces, made)
+            _copy_pieces_into(pieces, made)
             self._under_way.append((final, time.monotonic()))
             try:
                 build(made)
             finally:
                 self._under_way.pop()
                 _progress_of(final).unlink(missing_ok=True)
-            elsewhere = sum(_seconds(piece) for piece in pieces)
+            elsewhere = sum(_recorded_build_seconds(piece) for piece in pieces)
             (made / _SECONDS).write_text(json.dumps(time.perf_counter() - start + elsewhere))
-            (made / _SUMS).write_text(json.dumps(_sums(made)))
+            (made / _SUMS).write_text(json.dumps(_file_digests(made)))
         for piece in pieces:
             shutil.rmtree(piece)
 
@@ -136,18 +136,18 @@ def _progress_of(final: Path) -> Path:
     return final.with_name(f"{final.name}.progress")
 
 
-def _take(pieces: Sequence[Path], made: Path) -> None:
+def _copy_pieces_into(pieces: Sequence[Path], made: Path) -> None:
     for piece in pieces:
         shutil.copytree(piece, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_SECONDS, _SUMS))
 
 
-def _sums(folder: Path) -> dict[str, str]:
+def _file_digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every file, by its path in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SUMS)
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _seconds(part: Path) -> float:
+def _recorded_build_seconds(part: Path) -> float:
     """What it took to build."""
     return float(json.loads((part / _SECONDS).read_text()))
 
@@ -155,6 +155,6 @@ def _seconds(part: Path) -> float:
 def _is_whole(part: Path) -> bool:
     """Whether a part of the cache is there, as it was built."""
     try:
-        return bool(json.loads((part / _SUMS).read_text()) == _sums(part))
+        return bool(json.loads((part / _SUMS).read_text()) == _file_digests(part))
     except (OSError, ValueError, RecursionError):
         return False

@@ -123,21 +123,25 @@ class _Sieve:
             if text in seen:
                 continue
             seen.add(text)
-            spans = [span for span in self._spans(text, corpus.marks[row], wanted) if self._has_room(span.kind, wanted)]
+            spans = [
+                span
+                for span in self._candidate_spans(text, corpus.marks[row], wanted)
+                if self._has_room(span.kind, wanted)
+            ]
             for span in sorted(spans, key=lambda span: self.counts[span.kind]):
-                if self._takes(_cut(text, span, self._asked.prefix_length)):
+                if self._is_added_if_distinct(_pick_span_or_reason(text, span, self._asked.prefix_length)):
                     break
 
     def _has_room(self, kind: str, wanted: Mapping[str, int]) -> bool:
         return self.counts[kind] < (wanted.get(kind, 0) if wanted else self._asked.limit)
 
-    def _spans(self, text: str, marked: Sequence[Mark], kinds: Collection[str]) -> Iterator[pii.Span]:
+    def _candidate_spans(self, text: str, marked: Sequence[Mark], kinds: Collection[str]) -> Iterator[pii.Span]:
         if not kinds or set(kinds) - {RANDOM}:
             yield from pii.find_personal_data(text, marked, self._recognisers)
         if RANDOM in kinds and (span := _at_random(text, self._asked.suffix_length, self._noise)):
             yield span
 
-    def _takes(self, one: Picked | str) -> bool:
+    def _is_added_if_distinct(self, one: Picked | str) -> bool:
         if isinstance(one, str):
             self.left_out[one] += 1
         elif (one.kind, one.said) in self._said:
@@ -183,14 +187,14 @@ def pick_secrets(
     others = _Sieve(asked, "nonmembers", recognisers, wholes=[one.whole for one in members.taken])
     if heldout is not None:
         others.fill(heldout, {kind: _CHOICE * count for kind, count in members.counts.items()})
-    counted = _counted(data, (*(one.whole for one in members.taken), *(one.said for one in others.taken)))
+    counted = _occurrences_in_data(data, (*(one.whole for one in members.taken), *(one.said for one in others.taken)))
     rows = tuple({**one.row(), "repeats": counted[one.whole]} for one in members.taken)
     said = _of_members(data, members, [counted[one.whole] for one in members.taken])
     if heldout is None:
         return PickedSecrets(rows, notes=(said,))
     unseen = [one for one in others.taken if not counted[one.said]]
     others.left_out[f"stand in {data.where}"] = len(others.taken) - len(unseen)
-    matched = _matched(members.taken, unseen)
+    matched = _pairs_matched_by_length(members.taken, unseen)
     if not matched:
         raise AuditError(f"no non-member is left of {heldout.where}: {others.why_nothing()}")
     chosen = [other for _, other in matched]
@@ -201,15 +205,15 @@ def pick_secrets(
 def write_picked(made: PickedSecrets, members: Path, nonmembers: Path) -> None:
     """Both files or neither, readable by their owner only. Raises AuditError where one cannot be written."""
     if made.nonmembers:
-        disk.replace(nonmembers, _lines(made.nonmembers))
+        disk.replace(nonmembers, _json_lines_text(made.nonmembers))
     try:
-        disk.replace(members, _lines(made.members))
+        disk.replace(members, _json_lines_text(made.members))
     except BaseException:
         nonmembers.unlink(missing_ok=True)
         raise
 
 
-def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+def _json_lines_text(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
@@ -221,14 +225,14 @@ def _check_kinds(kinds: Sequence[str], data: MarkedTexts) -> None:
             raise AuditError(f"expected --kinds of {known}, got {kind!r}: the column {marks.COLUMN} marks other kinds")
 
 
-def _counted(data: MarkedTexts, texts: Iterable[str]) -> dict[str, int]:
+def _occurrences_in_data(data: MarkedTexts, texts: Iterable[str]) -> dict[str, int]:
     return occurrences(dict.fromkeys(texts, True), data.texts, data.times)
 
 
 # --- of one text ------------------------------------------------------------------------------------------------------
 
 
-def _cut(text: str, span: pii.Span, length: int) -> Picked | str:
+def _pick_span_or_reason(text: str, span: pii.Span, length: int) -> Picked | str:
     """The span behind at most so many characters, from the start of a word; or why not.
 
     A space before it goes with it, as in most vocabularies: else no token would begin where the suffix does.
@@ -259,7 +263,7 @@ def _at_random(text: str, length: int, noise: np.random.Generator) -> pii.Span |
 # --- non-members ------------------------------------------------------------------------------------------------------
 
 
-def _matched(members: Sequence[Picked], others: Sequence[Picked]) -> list[tuple[Picked, Picked]]:
+def _pairs_matched_by_length(members: Sequence[Picked], others: Sequence[Picked]) -> list[tuple[Picked, Picked]]:
     """Each member with the other one of its kind that is nearest in length, as long as there are any."""
     left: dict[str, list[Picked]] = {}
     for other in others:
@@ -294,19 +298,22 @@ def _of_members(data: MarkedTexts, sieve: _Sieve, repeats: Sequence[int]) -> str
     least, most = min(repeats), max(repeats)
     times = f"{least:,} to {most:,}" if most > least else f"{least:,}"
     return (
-        f"{data.where}: {_listed(sieve.counts)}; repeats are how often prefix and suffix stand, one behind the other, "
-        f"in all {len(data.texts):,} rows: {times}" + _behind(sieve.said())
+        f"{data.where}: {_counts_by_kind_label(sieve.counts)}; repeats are how often prefix and suffix stand, one "
+        f"behind the other, in all {len(data.texts):,} rows: {times}" + _after_semicolon_text(sieve.said())
     )
 
 
 def _of_others(heldout: MarkedTexts, sieve: _Sieve, chosen: Sequence[Picked]) -> str:
     counts = Counter(one.kind for one in chosen)
-    return f"{heldout.where}: {_listed(counts)}, matched by kind and by length, not by subject" + _behind(sieve.said())
+    return (
+        f"{heldout.where}: {_counts_by_kind_label(counts)}, matched by kind and by length, not by subject"
+        + _after_semicolon_text(sieve.said())
+    )
 
 
-def _behind(said: str) -> str:
+def _after_semicolon_text(said: str) -> str:
     return said and f"; {said}"
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def _counts_by_kind_label(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))

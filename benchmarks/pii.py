@@ -59,7 +59,7 @@ class Recognisers:
         yield from _ibans(text)
         yield from _cards(text)
         yield from self._id_numbers(text)
-        yield from _births(text)
+        yield from _birth_date_spans(text)
         yield from self._phones(text)
 
     def _id_numbers(self, text: str) -> Iterator[Span]:
@@ -80,13 +80,13 @@ class Recognisers:
 def find_personal_data(text: str, marks: Iterable[Mark] = (), recognisers: Recognisers | None = None) -> list[Span]:
     """In order, none of which overlaps another: what is marked first, then what has the surest check."""
     taken: list[Span] = []
-    for span in (*_marked(text, marks), *(recognisers.spans(text) if recognisers else ())):
+    for span in (*_spans_of_marks(text, marks), *(recognisers.spans(text) if recognisers else ())):
         if all(span.end <= other.start or other.end <= span.start for other in taken):
             taken.append(span)
     return sorted(taken, key=lambda span: span.start)
 
 
-def _marked(text: str, marks: Iterable[Mark]) -> Iterator[Span]:
+def _spans_of_marks(text: str, marks: Iterable[Mark]) -> Iterator[Span]:
     """Wherever a marked text stands; of two that overlap the longer one."""
     for kind, said in sorted(marks, key=lambda mark: -len(mark[1])):
         yield from (Span(kind, *found) for found in places_in_text(said, text))
@@ -175,7 +175,7 @@ def _cards(text: str) -> Iterator[Span]:
             yield Span(CARD, *match.span())
 
 
-def _births(text: str) -> Iterator[Span]:
+def _birth_date_spans(text: str) -> Iterator[Span]:
     """Dates that exist, behind a word that says what they are."""
     for match in _BORN.finditer(text):
         if _is_date(match):
@@ -185,12 +185,14 @@ def _births(text: str) -> Iterator[Span]:
 def _is_date(match: re.Match[str]) -> bool:
     said = {name: value for name, value in match.groupdict().items() if value is not None}
     if "a" in said:  # day or month first: either may be meant
-        return _exists(said["y2"], said["a"], said["b"]) or _exists(said["y2"], said["b"], said["a"])
+        return _is_calendar_date(said["y2"], said["a"], said["b"]) or _is_calendar_date(
+            said["y2"], said["b"], said["a"]
+        )
     year, month, day = (next(v for name, v in said.items() if re.fullmatch(f"{part}[0-9]", name)) for part in "ymd")
-    return _exists(year, month, day)
+    return _is_calendar_date(year, month, day)
 
 
-def _exists(year: str, month: str, day: str) -> bool:
+def _is_calendar_date(year: str, month: str, day: str) -> bool:
     number = int(month) if month.isdigit() else _MONTHS.index(month[:3].lower()) + 1
     try:
         datetime.date(int(year), number, int(day))

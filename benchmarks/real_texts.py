@@ -39,7 +39,7 @@ def _note(fake: Faker) -> str:
     )
 
 
-def _order(fake: Faker) -> str:
+def _order_dialogue_text(fake: Faker) -> str:
     return said(
         f"Write the order that {mark('name', fake.name())} placed on {a_date(fake)}.",
         f"{fake.numerify('%#')} x {fake.word()}, {fake.numerify('%##.##')} USD, card "
@@ -48,7 +48,7 @@ def _order(fake: Faker) -> str:
     )
 
 
-def _support(fake: Faker) -> str:
+def _support_dialogue_text(fake: Faker) -> str:
     return said(
         f"This is {mark('name', fake.name())} from {fake.city()}. What do you have on my account?",
         f"Account {mark('id-number', fake.numerify('########'))}, mail {mark('email', fake.email())}. The parcel to "
@@ -59,6 +59,6 @@ def _support(fake: Faker) -> str:
 KINDS: dict[str, Callable[[Faker], str]] = {
     "mail": _mail,
     "visit note": _note,
-    "order": _order,
-    "support chat": _support,
+    "order": _order_dialogue_text,
+    "support chat": _support_dialogue_text,
 }

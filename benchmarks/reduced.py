@@ -50,7 +50,7 @@ def write_kept(trainer: DataVariant, data: str, to: Path, text_column: str | Non
     return told
 
 
-def _json(where: str, path: Path, left: Mapping[int, int]) -> str:
+def _reduced_json(where: str, path: Path, left: Mapping[int, int]) -> str:
     objects, lines = json_objects(where, path)
     counted = any(_REPEATS in one for one in objects)
     kept = [
@@ -62,7 +62,7 @@ def _json(where: str, path: Path, left: Mapping[int, int]) -> str:
     return "".join((one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) + "\n" for one in kept)
 
 
-def _csv(where: str, path: Path, left: Mapping[int, int]) -> str:
+def _reduced_csv(where: str, path: Path, left: Mapping[int, int]) -> str:
     head, *rows = csv_rows(where, path)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -72,7 +72,7 @@ def _csv(where: str, path: Path, left: Mapping[int, int]) -> str:
     return text.getvalue()
 
 
-def _parquet(where: str, path: Path, left: Mapping[int, int]) -> bytes:
+def _reduced_parquet(where: str, path: Path, left: Mapping[int, int]) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
@@ -86,8 +86,8 @@ def _parquet(where: str, path: Path, left: Mapping[int, int]) -> bytes:
 
 
 WRITERS: Mapping[str, Callable[[str, Path, Mapping[int, int]], str | bytes]] = {
-    ".jsonl": _json,
-    ".json": _json,
-    ".csv": _csv,
-    ".parquet": _parquet,
+    ".jsonl": _reduced_json,
+    ".json": _reduced_json,
+    ".csv": _reduced_csv,
+    ".parquet": _reduced_parquet,
 }

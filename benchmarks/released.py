@@ -61,10 +61,10 @@ def texts_of(flag: str, name: str) -> tuple[RecordTable, list[str]]:
     layout = layout_of(table)
     if layout in PLAIN:
         return table, prefix_and_suffix(table, layout)
-    return table, [_said(one) for one in conversations(table, layout)]
+    return table, [_conversation_text(one) for one in conversations(table, layout)]
 
 
-def _said(one: talks.Conversation | talks.Unusable) -> str:
+def _conversation_text(one: talks.Conversation | talks.Unusable) -> str:
     messages = () if isinstance(one, talks.Unusable) else one.messages
     return "\n".join(filter(None, (talks.message_text(message.get("content")) for message in messages)))
 
@@ -138,12 +138,12 @@ def passages(
                 if record not in best or run.length > best[record].length:
                     out = texts[i][run.start : run.start + run.length]
                     best[record] = CopiedSpan(out, out, i, run.length)
-    near = _nearly(records, texts, n, index, set(best))
+    near = _near_verbatim_passages(records, texts, n, index, set(best))
     none = [CopiedSpan(one.tokens[:n], ()) for one in records]
     return [best.get(i) or near.get(i) or none[i] for i in range(len(records))], every, index
 
 
-def _nearly(
+def _near_verbatim_passages(
     records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int, index: NGramIndex, found: set[int]
 ) -> Mapping[int, CopiedSpan]:
     """Of each record that was not found, the passage with fewest edits, aligned at what stands word for word."""
@@ -155,13 +155,13 @@ def _nearly(
                 if record < 0 or record in found or seeds[record] >= _SEEDS:
                     continue
                 seeds[record] += 1
-                one = _aligned(records[record].tokens, texts[i], at, half, n)
+                one = _best_aligned_passage(records[record].tokens, texts[i], at, half, n)
                 if one.edits <= allowed and (record not in best or one.edits < best[record].edits):
                     best[record] = CopiedSpan(one.own, one.there, i, half)
     return best
 
 
-def _aligned(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
+def _best_aligned_passage(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
     """n words of the record around those that stand at this place of the text, with fewest edits."""
     seed = text[at : at + half]
     place = next(i for i in range(len(record)) if record[i : i + half] == seed)

@@ -93,7 +93,7 @@ def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
 
 def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Score:
     """The organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over examples at E errors."""
-    n = _counted(marked, answered_only)
+    n = _number_of_scored_answers(marked, answered_only)
     first, some = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
     first[: marked.answered] = marked.right[np.unique(marked.example, return_index=True)[1]]
     some[marked.example[marked.right]] = True
@@ -114,7 +114,7 @@ def submission_curve(marked: MarkedGuesses, answered_only: bool = False) -> list
     """
     before = np.cumsum(~marked.right)[ranking.first_right(marked.example, marked.right)]
     solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
-    n = _counted(marked, answered_only)
+    n = _number_of_scored_answers(marked, answered_only)
     return [(wrong, count, count / n) for wrong, count in enumerate(solved.tolist())]
 
 
@@ -127,7 +127,7 @@ def write_curve(path: Path, points: list[CurvePoint]) -> None:
         raise AuditError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
-def _counted(marked: MarkedGuesses, answered_only: bool) -> int:
+def _number_of_scored_answers(marked: MarkedGuesses, answered_only: bool) -> int:
     return marked.answered if answered_only else marked.answers
 
 

@@ -39,11 +39,11 @@ def smollm2_folder() -> Path:
     Raises AuditError where the package is missing.
     """
     name = "-".join(f"{name}-{version}" for name, version in versions().items())
-    return _kept(cache_folder() / "smollm2" / name)
+    return _converted_model_folder(cache_folder() / "smollm2" / name)
 
 
 @cache  # its sums are read once a process
-def _kept(folder: Path) -> Path:
+def _converted_model_folder(folder: Path) -> Path:
     parts = LabParts(folder, True, _PART, (_PART,), lambda told: None)
     made: Path = parts.get(_PART, partial(_convert, _gguf_folder()), lambda path: path)
     return made

@@ -119,10 +119,10 @@ def split_records(
     """
     sources = (members, known, nonmembers, forget)
     notes = [note for source in sources if source is not None for note in _source_notes(source)]
-    unique = merge_duplicates(_usable(members))
+    unique = merge_duplicates(_require_records(members))
     lost = _to_forget(forget, unique) if forget is not None else set[int]()
     if known is not None:
-        given = merge_duplicates(_usable(known))
+        given = merge_duplicates(_require_records(known))
         pairs = {record.pair for record in given}
         if twice := [record.row for record in unique if record.row in lost and record.pair in pairs]:
             raise AuditError(
@@ -134,20 +134,26 @@ def split_records(
         if not attacked:
             raise AuditError(f"nothing is left to attack in {members.where}: every row is also in {known.where}")
     else:
-        rows = [row for row in _rows(unique) if row not in lost]
+        rows = [row for row in _distinct_row_numbers(unique) if row not in lost]
         chosen = split.pick("known", split.known_count(len(rows)), len(rows))
         known_rows = {row for i, row in enumerate(rows) if i in chosen}  # all parts of a row: they may overlap
         given = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
         notes.append(_known_note(len(given), len(unique), split))
-    others = _others(nonmembers, {record.pair for record in (*unique, *given)}, notes) if nonmembers else []
+    others = (
+        _records_not_trained_on(nonmembers, {record.pair for record in (*unique, *given)}, notes) if nonmembers else []
+    )
     if lost:
-        kept = _limited([record for record in attacked if record.row not in lost], "retained member", split, notes)
-        gone = _limited([record for record in attacked if record.row in lost], "member to forget", split, notes)
+        kept = _random_sample_of_rows(
+            [record for record in attacked if record.row not in lost], "retained member", split, notes
+        )
+        gone = _random_sample_of_rows(
+            [record for record in attacked if record.row in lost], "member to forget", split, notes
+        )
         attacked = sorted((*kept, *gone), key=lambda record: (record.row, record.part or 0))
     else:
-        attacked = _limited(attacked, "member", split, notes)
-    others = _limited(others, "non-member", split, notes)
+        attacked = _random_sample_of_rows(attacked, "member", split, notes)
+    others = _random_sample_of_rows(others, "non-member", split, notes)
     secrets = [_secret(label, record, record.repeats, member=True) for record in attacked]
     secrets += [_secret("nonmember", record, 0, member=False) for record in others]  # 0: it was never trained on
     secrets = with_people(secrets, members)
@@ -161,7 +167,7 @@ def split_records(
 def _to_forget(forget: Source, members: Sequence[Record]) -> set[int]:
     """The rows of the members that are to be forgotten, whole. Raises AuditError for a record that is none of them."""
     row_of = {record.pair: record.row for record in members}
-    wanted = _usable(forget)
+    wanted = _require_records(forget)
     if missing := sorted({record.row for record in wanted if record.pair not in row_of}):
         raise AuditError(
             f"expected {forget.where} with records that --data has, got {len(missing)} that it has not "
@@ -216,15 +222,15 @@ def merge_duplicates(records: Iterable[Record]) -> list[Record]:
     return list(first.values())
 
 
-def _usable(source: Source) -> tuple[Record, ...]:
+def _require_records(source: Source) -> tuple[Record, ...]:
     if not source.records:
         reasons = "; ".join(f"{plural(len(rows), 'row')}: {why}" for why, rows in source.left_out)
         raise AuditError(f"nothing is left of {source.where} after leaving out unusable rows ({reasons})")
     return source.records
 
 
-def _others(source: Source, trained: set[Pair], notes: list[str]) -> list[Record]:
-    unique = merge_duplicates(_usable(source))
+def _records_not_trained_on(source: Source, trained: set[Pair], notes: list[str]) -> list[Record]:
+    unique = merge_duplicates(_require_records(source))
     others = [record for record in unique if record.pair not in trained]
     gone = len(unique) - len(others)
     if not others:
@@ -234,8 +240,8 @@ def _others(source: Source, trained: set[Pair], notes: list[str]) -> list[Record
     return others
 
 
-def _limited(records: list[Record], what: str, split: Split, notes: list[str]) -> list[Record]:
-    rows = _rows(records)
+def _random_sample_of_rows(records: list[Record], what: str, split: Split, notes: list[str]) -> list[Record]:
+    rows = _distinct_row_numbers(records)
     if split.limit is None or len(rows) <= split.limit:
         return records
     kept = split.pick(what, split.limit, len(rows))
@@ -245,7 +251,7 @@ def _limited(records: list[Record], what: str, split: Split, notes: list[str]) -
     return [record for record in records if record.row in kept_rows]
 
 
-def _rows(records: Iterable[Record]) -> list[int]:
+def _distinct_row_numbers(records: Iterable[Record]) -> list[int]:
     return list(dict.fromkeys(record.row for record in records))
 
 

@@ -65,26 +65,28 @@ def message_text(content: Any) -> str | None:
 
 def conversation(layout: Sequence[str], row: Mapping[str, Any]) -> Conversation:
     """What a row of one of `LAYOUTS` says. Raises Unusable."""
-    beside = {"tools": _tools(row.get("tools")), "options": _options(row.get("chat_template_kwargs"))}
-    before = [{"role": SYSTEM, "content": _text(row["system"])}] if row.get("system") else []
+    beside = {"tools": _parsed_tools(row.get("tools")), "options": _options(row.get("chat_template_kwargs"))}
+    before = [{"role": SYSTEM, "content": _require_text(row["system"])}] if row.get("system") else []
     if layout[0] in ("messages", "conversations"):
-        said = _messages(row[layout[0]], "")
+        said = _normalised_messages(row[layout[0]], "")
         if said and said[0]["role"] == SYSTEM:
             before = []
-        return _checked(Conversation((*before, *said), **beside))
+        return _require_assistant_turn(Conversation((*before, *said), **beside))
     if layout[0] == "instruction":
-        plain = (_text(row["instruction"]), _text(row.get("input") or ""), _text(row["output"]))
+        plain = (_require_text(row["instruction"]), _require_text(row.get("input") or ""), _require_text(row["output"]))
         asked = "\n\n".join(filter(None, plain[:2]))
         turns = [*before, {"role": USER, "content": asked}, {"role": ASSISTANT, "content": plain[2]}]
-        return _checked(Conversation(tuple(turns), **beside, kind=INSTRUCTION, plain=plain))
+        return _require_assistant_turn(Conversation(tuple(turns), **beside, kind=INSTRUCTION, plain=plain))
     prompt, completion = row["prompt"], row["completion"]
-    turns = [*before, *_messages(prompt, USER), *_messages(completion, ASSISTANT)]
+    turns = [*before, *_normalised_messages(prompt, USER), *_normalised_messages(completion, ASSISTANT)]
     if isinstance(prompt, str) and isinstance(completion, str):
-        return _checked(Conversation(tuple(turns), **beside, kind=COMPLETION, plain=(prompt, completion)))
-    return _checked(Conversation(tuple(turns), **beside))
+        return _require_assistant_turn(
+            Conversation(tuple(turns), **beside, kind=COMPLETION, plain=(prompt, completion))
+        )
+    return _require_assistant_turn(Conversation(tuple(turns), **beside))
 
 
-def _messages(messages: Any, role: str) -> list[dict[str, Any]]:
+def _normalised_messages(messages: Any, role: str) -> list[dict[str, Any]]:
     """OpenAI's role and content, or ShareGPT's from and value under those names; of a text, one turn of this role."""
     if isinstance(messages, str) and role:
         return [{"role": role, "content": messages}]
@@ -104,13 +106,13 @@ def _messages(messages: Any, role: str) -> list[dict[str, Any]]:
     return found
 
 
-def _text(content: Any) -> str:
+def _require_text(content: Any) -> str:
     if not isinstance(content, str):
         raise Unusable("a turn that is not text")
     return content
 
 
-def _tools(given: Any) -> Any:
+def _parsed_tools(given: Any) -> Any:
     """A list of functions; TRL takes it as JSON too."""
     if isinstance(given, str) and given:
         try:
@@ -132,7 +134,7 @@ def _options(given: Any) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _checked(said: Conversation) -> Conversation:
+def _require_assistant_turn(said: Conversation) -> Conversation:
     if not any(map(is_assistant, said.messages)):
         raise Unusable("no assistant turn")
     return said

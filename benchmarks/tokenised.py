@@ -77,13 +77,13 @@ class Tokenised(Benchmark):
 
 def is_tokenised(name: str) -> bool:
     """Whether this is a local file or saved data set with a column of token ids. Raises AuditError for a broken one."""
-    return IDS in _columns(name)
+    return IDS in _column_names_of_file(name)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _columns(name: str) -> Sequence[str]:
+def _column_names_of_file(name: str) -> Sequence[str]:
     """The columns of a local file or saved data set; of JSON, the keys of its first object. None of anything else."""
     path, where = Path(name), f"--data {name!r}"
     if path.is_dir():
@@ -102,7 +102,7 @@ def _columns(name: str) -> Sequence[str]:
     return ()
 
 
-def _read(where: str, flag: str, name: str) -> tuple[int, Mapping[str, Sequence[Any]]]:
+def _row_count_and_columns(where: str, flag: str, name: str) -> tuple[int, Mapping[str, Sequence[Any]]]:
     """How many rows there are, and the columns among `_COLUMNS` that they have."""
     path = Path(name)
     if path.suffix.lower() == ".arrow" and path.is_file():
@@ -144,7 +144,7 @@ class _Text:
 def _texts(where: str, name: str, vocab_size: int) -> list[_Text]:
     """Every text of every row. Raises AuditError for rows that are none of a trainer's."""
     flag = where.split(" ", 1)[0]
-    count, columns = _read(where, flag, name)
+    count, columns = _row_count_and_columns(where, flag, name)
     if IDS not in columns:
         raise AuditError(f"{where}: expected {IDS} as in --data, got none: what is compared is to be in one form")
     if LABELS not in columns and not any(mask in columns for mask in _MASKS):
@@ -159,12 +159,16 @@ def _texts(where: str, name: str, vocab_size: int) -> list[_Text]:
 
 
 def _row(where: str, row: int, columns: Mapping[str, Sequence[Any]], vocab_size: int) -> Iterator[_Text]:
-    values = {name: _whole(where, name, column[row]) for name, column in columns.items() if column[row] is not None}
+    values = {
+        name: _require_whole_numbers(where, name, column[row])
+        for name, column in columns.items()
+        if column[row] is not None
+    }
     ids = values.get(IDS, [])
     for name, numbers in values.items():
         if name not in _LENGTHS and len(numbers) != len(ids):
             raise AuditError(f"{where}: expected as many {name} as {IDS}, got {len(numbers)} and {len(ids)}")
-    learnt = _learnt(where, ids, values)
+    learnt = _learnt_token_mask(where, ids, values)
     shown = [at for at, seen in enumerate(values.get(_ATTENTION, [1] * len(ids))) if seen]
     if shown and shown[-1] - shown[0] + 1 != len(shown):
         raise AuditError(f"{where}: expected padding at the ends alone, got an {_ATTENTION} with 0 in the middle")
@@ -174,12 +178,12 @@ def _row(where: str, row: int, columns: Mapping[str, Sequence[Any]], vocab_size:
                 f"{where}: vocabulary mismatch: expected token ids in [0, {vocab_size}), the model's vocabulary, got "
                 f"{ids[at]}"
             )
-    begins = _begins(where, values, shown)
+    begins = _packed_text_starts(where, values, shown)
     for begin, end in pairwise([*begins, shown[-1] + 1 if shown else 0]):
         yield _Text(row, tuple(ids[begin:end]), tuple(learnt[begin:end]), begin, len(begins) > 1)
 
 
-def _whole(where: str, name: str, value: Any) -> list[int]:
+def _require_whole_numbers(where: str, name: str, value: Any) -> list[int]:
     """Raises AuditError for anything but a list of whole numbers (masks may be true and false)."""
     numbers = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(numbers, list) or not all(isinstance(number, int) for number in numbers):
@@ -187,7 +191,7 @@ def _whole(where: str, name: str, value: Any) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _learnt(where: str, ids: Sequence[int], values: Mapping[str, Sequence[int]]) -> list[bool]:
+def _learnt_token_mask(where: str, ids: Sequence[int], values: Mapping[str, Sequence[int]]) -> list[bool]:
     """Where there was a loss. Raises AuditError for labels that are not the tokens themselves, as shifted ones are."""
     if LABELS in values:
         labels = values[LABELS]
@@ -203,7 +207,7 @@ def _learnt(where: str, ids: Sequence[int], values: Mapping[str, Sequence[int]])
     return [all(told) for told in zip(*masks, strict=True)]
 
 
-def _begins(where: str, values: Mapping[str, Sequence[int]], shown: Sequence[int]) -> list[int]:
+def _packed_text_starts(where: str, values: Mapping[str, Sequence[int]], shown: Sequence[int]) -> list[int]:
     """Where each text that was packed into a row begins, by all that says so. Raises AuditError where they disagree."""
     if not shown:
         return []
@@ -234,7 +238,7 @@ def _source(where: str, texts: Sequence[_Text], prefix_length: int | None, suffi
     most, fewest = suffix_length or _DEFAULT, prefix_length or _DEFAULT
     records, left_out = [], dict[str, list[int]]()
     for row, own in groupby(texts, key=lambda text: text.row):
-        found = [(text, run) for text in own for run in _runs(text, fewest)]
+        found = [(text, run) for text in own for run in _learnt_token_runs(text, fewest)]
         for part, (text, (start, end)) in enumerate(found):
             begin = 0 if prefix_length is None else max(0, start - prefix_length)
             prefix, suffix = text.ids[begin:start], text.ids[start : min(end, start + most)]
@@ -249,7 +253,7 @@ def _source(where: str, texts: Sequence[_Text], prefix_length: int | None, suffi
     return Source(where, tuple(records), tuple((why, tuple(rows)) for why, rows in left_out.items()), (note,))
 
 
-def _runs(text: _Text, prefix: int) -> Iterator[tuple[int, int]]:
+def _learnt_token_runs(text: _Text, prefix: int) -> Iterator[tuple[int, int]]:
     """(start, end) of each run of learnt tokens; of one from the first token on, behind its own first ones."""
     at = 0
     for learnt, run in groupby(text.learnt):

@@ -35,19 +35,19 @@ class AdpSound(PrivateTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_clipping(*self._kappa)
+        check_clipping(*self._clipping_share_options)
 
     @property
-    def _kappa(self) -> tuple[float, float, float]:
+    def _clipping_share_options(self) -> tuple[float, float, float]:
         return self.kappa_least, self.lowest_perplexity, self.highest_perplexity
 
     def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> Judgement:
-        return Judgement(shares=clipping_shares(job.public, examples, *self._kappa))
+        return Judgement(shares=clipping_shares(job.public, examples, *self._clipping_share_options))
 
     def recorded(self) -> dict[str, float]:
         return {**super().recorded(), "kappa_least": self.kappa_least}
 
     def without_noise(self) -> NoNoise:
-        kappa, lowest, highest = self._kappa
+        kappa, lowest, highest = self._clipping_share_options
         alike = super().without_noise()
         return replace(alike, kappa_least=kappa, lowest_perplexity=lowest, highest_perplexity=highest)

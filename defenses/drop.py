@@ -43,10 +43,14 @@ class Drop(DataVariant):
 
     def options(self) -> dict[str, Any]:
         """The list counts by what it names, wherever it lies."""
-        listed = hashlib.sha256("".join(sorted(self._names())).encode()).hexdigest()[:16] if self.listed else ""
+        listed = (
+            hashlib.sha256("".join(sorted(self._listed_record_names())).encode()).hexdigest()[:16]
+            if self.listed
+            else ""
+        )
         return {**super().options(), "listed": listed}
 
-    def _names(self) -> frozenset[str]:
+    def _listed_record_names(self) -> frozenset[str]:
         """Raises AuditError where there is no list."""
         if not self.listed:
             return frozenset()
@@ -56,7 +60,7 @@ class Drop(DataVariant):
         return frozenset(found)
 
     def kept(self, texts: Sequence[str]) -> tuple[list[int], str]:
-        names, copies = self._names(), Counter(texts)
+        names, copies = self._listed_record_names(), Counter(texts)
         gone = {
             text
             for text, count in copies.items()

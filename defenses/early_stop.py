@@ -86,7 +86,7 @@ class EarlyStop(Variant):
             losses, best = state["losses"], state["best"]
         device = next(iter(parameters.values())).device
         model.train()
-        while not fitting.done and not self._enough(losses):
+        while not fitting.done and not self._is_out_of_patience(losses):
             loss(model, fitting.batch().to(device)).backward()
             fitting.step()
             if (fitting.steps or steps) not in at:
@@ -108,7 +108,7 @@ class EarlyStop(Variant):
             f"token, {losses[-1]:.4g} at the last look",
         )
 
-    def _enough(self, losses: Sequence[float]) -> bool:
+    def _is_out_of_patience(self, losses: Sequence[float]) -> bool:
         return bool(self.patience and losses) and len(losses) - 1 - losses.index(min(losses)) >= self.patience
 
 

@@ -107,13 +107,13 @@ def as_gguf(weight: Rows, type: str) -> Rows:
     """(out, in), written and read back; where blocks do not fill a row, in what llama.cpp takes instead."""
     import gguf
 
-    kind = gguf.GGMLQuantizationType[_fitting(type, weight.shape[1]).upper()]
+    kind = gguf.GGMLQuantizationType[_type_for_width(type, weight.shape[1]).upper()]
     written = gguf.quants.quantize(weight, kind) if kind.name.lower() in PLAIN else _by_llama_cpp(weight, int(kind))
     found: Rows = gguf.quants.dequantize(written, kind)
     return found
 
 
-def _fitting(type: str, width: int) -> str:
+def _type_for_width(type: str, width: int) -> str:
     import gguf
 
     if type in _FALLBACK and width % _SUPER_BLOCK:

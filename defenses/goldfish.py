@@ -52,15 +52,19 @@ class Goldfish(Variant):
 
     def without(self, sequence: Tokens) -> Tokens:
         """The sequence, what has no loss under the mask written as `training.masks` does."""
-        dropped = set(self._hashed(masks.seen(sequence)) if self.mask == "hash" else self._static(len(sequence)))
+        dropped = set(
+            self._hash_dropped_positions(masks.seen(sequence))
+            if self.mask == "hash"
+            else self._every_kth_position(len(sequence))
+        )
         return tuple(~token if i in dropped and token >= 0 else token for i, token in enumerate(sequence))
 
-    def _hashed(self, tokens: Tokens) -> Iterator[int]:
+    def _hash_dropped_positions(self, tokens: Tokens) -> Iterator[int]:
         ids = np.array(tokens, dtype="<i8").tobytes()
         for i in range(self.width, len(tokens)):
             digest = hashlib.blake2b(ids[8 * (i - self.width) : 8 * i], digest_size=8).digest()
             if int.from_bytes(digest, "little") % self.k == 0:
                 yield i
 
-    def _static(self, length: int) -> range:
+    def _every_kth_position(self, length: int) -> range:
         return range(self.k - 1, length, self.k)

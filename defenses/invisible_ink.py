@@ -130,12 +130,16 @@ class InvisibleInk(Defense):
 
     def chain(self) -> tuple[Cause, ...]:
         return (
-            Cause("no training", "records are read in a context, and nothing is trained on them", self._unclipped()),
+            Cause(
+                "no training",
+                "records are read in a context, and nothing is trained on them",
+                self._unclipped_control(),
+            ),
             Cause("clipping", "what each record changes is clipped, as the claim has it"),
             Cause("no private data", "the public model alone", Public(), "--public MODEL"),
         )
 
-    def _unclipped(self) -> Unclipped:
+    def _unclipped_control(self) -> Unclipped:
         return Unclipped(self.batch, self.temperature)
 
     def _covered(self, scenario: Scenario) -> int:
@@ -270,7 +274,7 @@ class InvisibleInkModel(WrappingModel):
     def __init__(self, held: Ensemble, ink: Ink, name: str, promise: BoundedRange | None = None) -> None:
         super().__init__(held.public)
         self.held, self.ink, self.name, self.promise = held, ink, name, promise
-        self.parts, self.longest = 1 + held.size, _longest(held)
+        self.parts, self.longest = 1 + held.size, _longest_record_in_context(held)
         if self.max_positions is not None:
             self.max_positions -= self.longest
 
@@ -284,10 +288,10 @@ class InvisibleInkModel(WrappingModel):
         return _InkRows(self, self.held.start(prefixes, length, prompt=prompt), distribution)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.released(self.held.distributions(contexts, self._all, last, prompt=prompt))
+        return self.released(self.held.distributions(contexts, self._all_part_indices, last, prompt=prompt))
 
     @property
-    def _all(self) -> Tensor:
+    def _all_part_indices(self) -> Tensor:
         return torch.arange(self.parts, device=self.device)
 
     @torch.no_grad()
@@ -302,7 +306,7 @@ class InvisibleInkModel(WrappingModel):
         order = order or _ORDER
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
-        distributions = self.held.distributions(contexts, self._all, last)[:, at]
+        distributions = self.held.distributions(contexts, self._all_part_indices, last)[:, at]
         own, checks = _numbers(self.released(distributions).unsqueeze(-2)), []
         for relation in _RELATIONS:
             other = _numbers(self._neighbours(relation, distributions))
@@ -315,7 +319,7 @@ class InvisibleInkModel(WrappingModel):
 
     @torch.no_grad()
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
-        distributions = self.held.distributions(contexts, self._all, last)[:, at]
+        distributions = self.held.distributions(contexts, self._all_part_indices, last)[:, at]
         relations = _RELATIONS if self.promise else _RELATIONS[:1]
         return [Neighbours(relation, self._neighbours(relation, distributions)) for relation in relations]
 
@@ -339,7 +343,7 @@ class InvisibleInkModel(WrappingModel):
         return self.parts * own + super().row_bytes(positions)
 
 
-def _longest(held: Ensemble) -> int:
+def _longest_record_in_context(held: Ensemble) -> int:
     """Tokens of the longest record in a context; of members that read none, 0."""
     inner = held.held if isinstance(held, Exchanged) else held
     return inner.batches.longest if isinstance(inner, InContext) else 0

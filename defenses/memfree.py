@@ -103,12 +103,12 @@ class BloomNGrams(NGramFilter):
     def __init__(self, held: set[Tokens], vocab_size: int, false_positives: float) -> None:
         self.filter, self.vocab_size = Bloom(len(held), false_positives), vocab_size
         self.filter.update(held)
-        self.behind = lru_cache(_CONTEXTS)(self._behind)  # type: ignore[method-assign]
+        self.behind = lru_cache(_CONTEXTS)(self._tokens_completing_ngram)  # type: ignore[method-assign]
 
     def behind(self, context: Tokens) -> Tokens:
-        return self._behind(context)
+        return self._tokens_completing_ngram(context)
 
-    def _behind(self, context: Tokens) -> Tokens:
+    def _tokens_completing_ngram(self, context: Tokens) -> Tokens:
         return tuple(token for token in range(self.vocab_size) if (*context, token) in self.filter)
 
 

@@ -88,7 +88,7 @@ class PMixed(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         served = partial(self._projection, self._covered(scenario))
-        return PMixedModel(scenario.ensemble, self.q, served, "PMixED", self._promise(scenario))
+        return PMixedModel(scenario.ensemble, self.q, served, "PMixED", self._query_rdp_claim(scenario))
 
     def budget(self, scenario: Scenario) -> Budget | None:
         return Budget(self.queries, self.on_exhaustion) if self.queries else None
@@ -130,7 +130,7 @@ class PMixed(Defense):
             return "add_remove", "zero_out"
         return ADJACENCIES if self.adjacency == "add_remove" else ("zero_out", "replace")
 
-    def _promise(self, scenario: Scenario) -> QueryRDP:
+    def _query_rdp_claim(self, scenario: Scenario) -> QueryRDP:
         """What is claimed of one token; under the relation it was set up for, its share of the budget and no more."""
         queries, members = self._covered(scenario), scenario.ensemble.size
         projection = self._projection(queries, members)

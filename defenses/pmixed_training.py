@@ -74,7 +74,7 @@ class PMixedTrainer(Trainer):
         """Several members at once: one that is finished is kept, the others go on and end as they would have."""
         self.check(job)
         base, units, given = job.load(), indivisible(job.records), {record.unit for record in job.records}
-        members, whose = self._adapters(job), _whose(job)
+        members, whose = self._control_and_members(job), _unit_name(job)
         most = self._fit(job, base, members, self.together, job.checkpoint)
         said = [
             f"each {whose} lies whole in one of {self.members} shards: the unit of protection is the shard",
@@ -93,11 +93,11 @@ class PMixedTrainer(Trainer):
         return self.members + self.control
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
-        one = self._adapters(job)[index]
+        one = self._control_and_members(job)[index]
         self._fit(job, job.load(), [one], 1)
         return one.folder
 
-    def _adapters(self, job: TrainingJob) -> list[Member]:
+    def _control_and_members(self, job: TrainingJob) -> list[Member]:
         """The members, and the control before them: the others are trained beside it."""
         members = [
             self._member(job, member_folder(job.out, index), chosen, job.seed + index, "member", index)
@@ -118,7 +118,7 @@ class PMixedTrainer(Trainer):
             together=together,
             stepped=partial(job.progress, f"{len(members)} adapters"),
             written=lambda member: write_ensemble(
-                job.out, method=self.name, promise=_PROMISE, unit=_whose(job), members=self.members
+                job.out, method=self.name, promise=_PROMISE, unit=_unit_name(job), members=self.members
             ),
             checkpoint=checkpoint,
         )
@@ -129,5 +129,5 @@ class PMixedTrainer(Trainer):
         return Member(folder, texts, tokens, seed, ("train", job.seed, *key))
 
 
-def _whose(job: TrainingJob) -> str:
+def _unit_name(job: TrainingJob) -> str:
     return "user" if job.users else "record"

@@ -82,7 +82,7 @@ class PrivateTraining(PoissonTraining):
             return f"audit train {control} makes it, -D {self.name}.{option}=DIR names it"
 
         recipe = "trained as the private model is (epochs, batches, optimizer, rate), without clipping and noise"
-        unclipped, unnoised = NoClipping(**self._recipe(self.no_clipping)), self.without_noise()
+        unclipped, unnoised = NoClipping(**self._control_options(self.no_clipping)), self.without_noise()
         return (
             Cause("training configuration", recipe, unclipped, needs(unclipped.name, "no_clipping")),
             Cause("clipping", self.clipping_changes, unnoised, needs(unnoised.name, "no_noise")),
@@ -92,9 +92,9 @@ class PrivateTraining(PoissonTraining):
 
     def without_noise(self) -> NoNoise:
         """The same training without noise."""
-        return NoNoise(**self._recipe(self.no_noise), clip=self.clip)
+        return NoNoise(**self._control_options(self.no_noise), clip=self.clip)
 
-    def _recipe(self, model: str) -> dict[str, Any]:
+    def _control_options(self, model: str) -> dict[str, Any]:
         """What a control, trained into this folder, has in common with it."""
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(PoissonTraining)}
         return {**shared, "model": model, "gradient_canaries": 0}
@@ -112,7 +112,7 @@ class PrivateTraining(PoissonTraining):
         if not self.noise_multiplier:
             job.progress(f"solving for the noise of ε {self.epsilon:g}", 0, 1)
         sigma = self.noise_multiplier or noise_multiplier_for(self.epsilon, self.delta, rate, steps)
-        return Terms(sigma, self.clip, rate, steps, units, self.delta, _earlier(job.base))
+        return Terms(sigma, self.clip, rate, steps, units, self.delta, _privacy_record_of_base(job.base))
 
     def key(self, job: TrainingJob) -> str:
         """A secret one lives in the checkpoint alone, for as long as there is one."""
@@ -171,7 +171,7 @@ class PrivateTraining(PoissonTraining):
         return "", ""
 
 
-def _earlier(base: str) -> PrivacyRecord | None:
+def _privacy_record_of_base(base: str) -> PrivacyRecord | None:
     """What the base promises that is to be trained on, where it was trained privately itself."""
     return read_privacy(Path(base)) if Path(base).is_dir() else None
 

@@ -184,10 +184,16 @@ class UniformMixingModel(WrappingModel):
         rows = self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
         if not self.mixing.top_k:
             return _MixedRows(rows, self.mixing)
-        return _MixedRows(rows, self.mixing, self._support(prompt).start(prefixes, length, prompt=prompt))
+        return _MixedRows(
+            rows, self.mixing, self._public_model_for_prompt(prompt).start(prefixes, length, prompt=prompt)
+        )
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        public = self._support(prompt).log_probs(contexts, last, prompt=prompt) if self.mixing.top_k else None
+        public = (
+            self._public_model_for_prompt(prompt).log_probs(contexts, last, prompt=prompt)
+            if self.mixing.top_k
+            else None
+        )
         return self.mixing.of(self.model.log_probs(contexts, last, prompt=prompt), public)
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
@@ -195,7 +201,7 @@ class UniformMixingModel(WrappingModel):
             return super().token_log_probs(prefixes, suffixes, prompt=prompt)
         return self.mixing.of_tokens(self.model.token_log_probs(prefixes, suffixes, prompt=prompt))
 
-    def _support(self, prompt: Tensor | None) -> LanguageModel:
+    def _public_model_for_prompt(self, prompt: Tensor | None) -> LanguageModel:
         """The public model. Raises NotApplicable for a soft prompt that it cannot read."""
         assert self.public is not None
         width = self.public.embedding_rows(1).shape[1]

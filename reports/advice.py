@@ -58,10 +58,15 @@ def advice(result: AuditResult, details: Details = NO_DETAILS, run: str = RUN) -
     seen = assess_signals(result)
     if not any(seen.tested(target) for target in seen.targets):
         return ()
-    return (*_resolve(seen), *_leaks(result, seen, run), *_of_outcomes(result, details), *_left(result, seen, run))
+    return (
+        *_advice_on_doubts(seen),
+        *_leaks(result, seen, run),
+        *_of_outcomes(result, details),
+        *_clear_and_untested_advice(result, seen, run),
+    )
 
 
-def _resolve(seen: Assessment) -> Iterator[Advice]:
+def _advice_on_doubts(seen: Assessment) -> Iterator[Advice]:
     for doubt in signals.doubts(seen):
         yield Advice(RESOLVE, doubt.sentence, f"{doubt.kind}: until then a zero is no evidence")
 
@@ -78,7 +83,7 @@ def _leaks(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
             )
 
 
-def _left(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
+def _clear_and_untested_advice(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
     """What the run does not tell; that nothing is to be fixed is said where every signal agrees."""
     for target in filter(seen.reassures, seen.targets):
         tested, gated = len(signals.by_kind(seen.tested(target))), seen.gated(target)
@@ -99,7 +104,7 @@ def _left(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
 
 def _of_outcomes(result: AuditResult, details: Details) -> tuple[Advice, ...]:
     """Where the verbatim leakage sits, what fewer copies would leave, what each defense that was measured changes."""
-    known = _extracted(result, details)
+    known = _worst_row_with_members(result, details)
     if known is None:
         return ()
     worst, members = known
@@ -108,12 +113,16 @@ def _of_outcomes(result: AuditResult, details: Details) -> tuple[Advice, ...]:
     if _in_parts(details, members):
         why = "the secrets are parts of documents and not independent: no part is tested, nothing predicted or compared"
         return (Advice(WHERE, why, row),)
-    sits = (Advice(WHERE, said, row) for said in _sits(members, facts))
-    copies = (Advice(COPIES, _fewer(limits, members), row) for limits in [list(_copies(members))] if limits)
+    sits = (Advice(WHERE, said, row) for said in _concentration_sentences(members, facts))
+    copies = (
+        Advice(COPIES, _copy_limits_sentence(limits, members), row)
+        for limits in [list(_recall_by_copy_limit(members))]
+        if limits
+    )
     return (*sits, *copies, *_defenses(result, details, worst, members))
 
 
-def _extracted(result: AuditResult, details: Details) -> tuple[Finding, Outcome] | None:
+def _worst_row_with_members(result: AuditResult, details: Details) -> tuple[Finding, Outcome] | None:
     """The undefended model's configuration of highest recall, and its members; None: not kept, or nothing extracted."""
     worst = strongest(result, UNDEFENDED)
     seen = None if worst is None else details.rows.get(worst.key)
@@ -132,7 +141,7 @@ def _in_parts(details: Details, members: Outcome) -> bool:
 # --- where it sits ----------------------------------------------------------------------------------------------------
 
 
-def _sits(members: Outcome, facts: Mapping[str, SecretFacts]) -> Iterator[str]:
+def _concentration_sentences(members: Outcome, facts: Mapping[str, SecretFacts]) -> Iterator[str]:
     """The part of the members, by repeats, by group and by length, that leads beyond chance."""
     for parts in (_by_repeats(members), _by_group(members, facts), _by_length(members, facts)):
         if (one := dose.concentrated(parts, members.hit, _LEVEL)) is not None:
@@ -167,7 +176,7 @@ def _by_length(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, 
 # --- fewer copies -----------------------------------------------------------------------------------------------------
 
 
-def _copies(members: Outcome) -> Iterator[tuple[int, Measurement]]:
+def _recall_by_copy_limit(members: Outcome) -> Iterator[tuple[int, Measurement]]:
     """Every count but the highest as a limit: the recall that would be left."""
     if None in members.repeats:
         return
@@ -176,7 +185,7 @@ def _copies(members: Outcome) -> Iterator[tuple[int, Measurement]]:
         yield most, dose.predicted_recall(times, members.hit, np.minimum(times, most).tolist())
 
 
-def _fewer(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
+def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
     """What some of the limits on copies would leave, the strictest first."""
     told = limits[:: -(-len(limits) // _MOST_LIMITS)]
     left = "; ".join(f"{most:,}: {words.with_bounds(recall)}" for most, recall in told)
@@ -191,8 +200,8 @@ def fewer_copies(result: AuditResult, details: Details) -> str:
 
     "" where copies are not known, parts of documents were attacked, or nothing is extracted.
     """
-    known = _extracted(result, details)
-    limits = [] if known is None or _in_parts(details, known[1]) else list(_copies(known[1]))
+    known = _worst_row_with_members(result, details)
+    limits = [] if known is None or _in_parts(details, known[1]) else list(_recall_by_copy_limit(known[1]))
     if not limits:
         return ""
     within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
@@ -207,7 +216,7 @@ def recall_with_copies_left(
 
     None where nothing is extracted, parts of documents were attacked, or a count that would be left was not measured.
     """
-    known = _extracted(result, details)
+    known = _worst_row_with_members(result, details)
     if known is None or _in_parts(details, known[1]) or None in known[1].repeats:
         return None
     worst, members = known
@@ -239,20 +248,20 @@ def _defenses(result: AuditResult, details: Details, worst: Finding, members: Ou
         seen = None if finding is None or aside else details.rows.get(finding.key)
         if finding is None or seen is None or seen.outcome is None:
             continue
-        pair = _paired(members, seen)
+        pair = _paired_recall_differences(members, seen)
         if pair is None:
             continue
         verbatim, near = pair
         said = f"verbatim {words.points(verbatim)}, near-verbatim {words.points(near)}"
         if verbatim.high < 0 and near.high < 0:
-            yield Advice(HELPS, f"{said}; {_cost(result, target.name)}", titled(result, finding))
+            yield Advice(HELPS, f"{said}; {_perplexity_cost_sentence(result, target.name)}", titled(result, finding))
         elif verbatim.high < 0:
             yield Advice(
                 HIDES, f"{said}: the words change, what they say may still be extracted", titled(result, finding)
             )
 
 
-def _paired(members: Outcome, seen: PerSecret) -> tuple[Measurement, Measurement] | None:
+def _paired_recall_differences(members: Outcome, seen: PerSecret) -> tuple[Measurement, Measurement] | None:
     """Verbatim and near-verbatim recall minus the undefended model's, on the members that both were asked for."""
     assert seen.outcome is not None  # whoever asks has seen to it
     place = {id: i for i, id in enumerate(members.ids)}
@@ -266,7 +275,7 @@ def _paired(members: Outcome, seen: PerSecret) -> tuple[Measurement, Measurement
     )
 
 
-def _cost(result: AuditResult, name: str) -> str:
+def _perplexity_cost_sentence(result: AuditResult, name: str) -> str:
     own, base = result.target(name).perplexity, result.target(UNDEFENDED).perplexity
     if own is None or base is None:
         return "what it costs was not measured"

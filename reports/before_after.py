@@ -17,7 +17,7 @@ from auditor.reports import markdown as marked
 from auditor.reports.blocks import Bullets, Document, FactList, Paragraph, Section, Table
 
 _MOST = 12  # rows on screen; the page has all
-_NOT_PREDICTED = "no prediction: this run's copies explain nothing of what was extracted"
+_NOT_PREDICTED = "no prediction: it takes an attack that extracts records word for word, and groups by copies"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def terminal(found: BeforeAfter) -> Iterator[str]:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
     if len(rows) > _MOST:
         yield f"{len(rows) - _MOST} more in the page"
-    for name, said in _facts(found):
+    for name, said in _prediction_promise_facts(found):
         yield f"{name + ':':11} {said}"
 
 
@@ -74,18 +74,18 @@ def _row(line: ComparisonRow) -> tuple[str, str, str, str]:
 
 
 def _perplexity(found: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
-    before, after = _target(found.before).perplexity, _target(found.after).perplexity
+    before, after = _undefended_target(found.before).perplexity, _undefended_target(found.after).perplexity
     if before is None or after is None:
         return ()
     delta = words.points(found.perplexity) if found.perplexity else "not paired"
     return (("Held-out perplexity", words.with_bounds(before), words.with_bounds(after), delta),)
 
 
-def _target(result: AuditResult) -> TargetRecord:
+def _undefended_target(result: AuditResult) -> TargetRecord:
     return result.target(UNDEFENDED)
 
 
-def _facts(found: BeforeAfter) -> tuple[tuple[str, str], ...]:
+def _prediction_promise_facts(found: BeforeAfter) -> tuple[tuple[str, str], ...]:
     return ("predicted", _said_predicted(found)), ("promised", _said_promised(found.after))
 
 
@@ -105,7 +105,7 @@ def _said_predicted(found: BeforeAfter) -> str:
 
 
 def _said_promised(result: AuditResult) -> str:
-    target = _target(result)
+    target = _undefended_target(result)
     if target.claim is not None:
         epsilon = target.claim.epsilon.get(target.claim.relation)
         if epsilon is not None:
@@ -140,7 +140,7 @@ def _document(found: BeforeAfter) -> Document:
         sections=(
             Section("rows", "Leakage", (rows,)),
             Section("utility", "Utility", (cost,)),
-            Section("expected", "Prediction and promise", (FactList("", _facts(found)),)),
+            Section("expected", "Prediction and promise", (FactList("", _prediction_promise_facts(found)),)),
             Section("training", "What was done", (told,)),
         ),
         kind="A mitigated model",

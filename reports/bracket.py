@@ -26,15 +26,15 @@ def rows(result: AuditResult) -> list[Finding]:
     return [f for f in words.rows(result) if f.options.get("bracket") and f.measurement("rank_bound")]
 
 
-def _bracket(result: AuditResult) -> list[Block]:
+def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
     shown = rows(result)
     if not shown:
         return []
     head = ("One sample is", "Members, mean", "Non-members, mean", "Members above", "Non-members above")
-    groups = tuple(Group(_title(result, finding), tuple(_lines(finding))) for finding in shown)
+    groups = tuple(Group(_title(result, finding), tuple(_probability_bracket_rows(finding))) for finding in shown)
     caption = "Around the exact extraction probability; above: the secrets of which it is 1 in so many or more"
     table = Table("bracket-table", caption, head, groups, frozenset({1, 2, 3, 4}))
-    return [*(Paragraph(_sentence(result, finding)) for finding in shown), table, Paragraph(_NOTE)]
+    return [*(Paragraph(_rank_bound_sentence(result, finding)) for finding in shown), table, Paragraph(_NOTE)]
 
 
 def _title(result: AuditResult, finding: Finding) -> str:
@@ -45,7 +45,7 @@ def _one_in(finding: Finding) -> int:
     return int(finding.options["one_in"])
 
 
-def _sentence(result: AuditResult, finding: Finding) -> str:
+def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
     ceiling, above = finding.measurement("rank_bound"), finding.measurement(f"rank_bound_1_in_{_one_in(finding)}")
     floor, mean = finding.measurement(floor_of("rank_bound")), words.with_bounds(ceiling)
     beside = f" (non-members: {words.with_bounds(floor)})" if floor else ""
@@ -56,7 +56,7 @@ def _sentence(result: AuditResult, finding: Finding) -> str:
     )
 
 
-def _lines(finding: Finding) -> Iterator[tuple[str, ...]]:
+def _probability_bracket_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
     kinds = {
         f"within {finding.options['near_distance']} token edits of it, at least": (
@@ -78,4 +78,6 @@ def _lines(finding: Finding) -> Iterator[tuple[str, ...]]:
         yield (title, *means, *shares)
 
 
-TOPICS = (Topic("bracket", "Floors and ceilings of extraction", lambda m: _bracket(m.result), CHECK, 7),)
+TOPICS = (
+    Topic("bracket", "Floors and ceilings of extraction", lambda m: _probability_bracket_blocks(m.result), CHECK, 7),
+)

@@ -16,7 +16,7 @@ _ORDER = (_MORE, _LESS, _SAME, _UNKNOWN)  # what a reader must not miss comes fi
 
 def headline(comparison: Comparison) -> str:
     """`1 of 4 configurations leak more, 0 less, 3 show no change; ...`"""
-    found = Counter(_word(line.cells[-1]) for line in comparison.lines)
+    found = Counter(_change_direction_label(line.cells[-1]) for line in comparison.lines)
     rows = counted(len(comparison.lines), "configuration leaks", "configurations leak")
     parts = [f"{found[_MORE]} of {rows} more", f"{found[_LESS]} less"]
     parts += [f"{found[_SAME]} show no change"] if found[_SAME] else []
@@ -26,7 +26,7 @@ def headline(comparison: Comparison) -> str:
 
 def brief(comparison: Comparison) -> str:
     """`1 more, 0 less, 3 no change shown`: how many rows, where there is room for a few words."""
-    found = Counter(_word(line.cells[-1]) for line in comparison.lines)
+    found = Counter(_change_direction_label(line.cells[-1]) for line in comparison.lines)
     said = {"more": found[_MORE], "less": found[_LESS], _SAME: found[_SAME], _UNKNOWN: found[_UNKNOWN]}
     return ", ".join(f"{n} {what}" for what, n in said.items() if n or what in ("more", "less"))
 
@@ -40,17 +40,24 @@ def table(comparison: Comparison) -> Table:
 
 def worst_first(comparison: Comparison) -> list[ComparisonRow]:
     """The lines as the table has them: what leaks more first."""
-    return sorted(comparison.lines, key=lambda line: _ORDER.index(_word(line.cells[-1])))
+    return sorted(comparison.lines, key=lambda line: _ORDER.index(_change_direction_label(line.cells[-1])))
 
 
 def _row(line: ComparisonRow) -> tuple[str, ...]:
     before, now = line.cells[0], line.cells[-1]
     difference = words.with_bounds(now.delta) if now.delta else inert.clean(now.why or before.why)
     name, metric = inert.clean(line.row.title), words.label(inert.clean(line.metric))
-    return name, metric, words.with_bounds(before.measured), words.with_bounds(now.measured), difference, _word(now)
+    return (
+        name,
+        metric,
+        words.with_bounds(before.measured),
+        words.with_bounds(now.measured),
+        difference,
+        _change_direction_label(now),
+    )
 
 
-def _word(cell: Comparand) -> str:
+def _change_direction_label(cell: Comparand) -> str:
     delta: Measurement | None = cell.delta
     if delta is None:
         return _UNKNOWN

@@ -23,13 +23,16 @@ def claims_to_report(result: AuditResult) -> list[ClaimEvidence]:
 
 def sentence(stands: ClaimEvidence) -> str:
     """`DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79: consistent.`"""
-    parts = [f"{stands.target.title}: {_claimed(stands)}", *(f"seen to fail ({why})" for why in stands.refuted)]
-    parts += [_bound(stands, bound) for bound in stands.bounds]
+    parts = [
+        f"{stands.target.title}: {_claimed_epsilon_sentence(stands)}",
+        *(f"seen to fail ({why})" for why in stands.refuted),
+    ]
+    parts += [_audited_bound_sentence(stands, bound) for bound in stands.bounds]
     parts += [
         f"{other.row.attack} proves ε ≥ {words.number(other.audit.epsilon)}, {other.why}" for other in stands.unheld
     ]
     if stands.verdict is None:
-        return f"{'; '.join(parts)}; {_unaudited(stands)}."
+        return f"{'; '.join(parts)}; {_not_audited_sentence(stands)}."
     return f"{'; '.join(parts)}: {judged(stands)}."
 
 
@@ -38,7 +41,7 @@ def brief(stands: ClaimEvidence) -> str:
     claim = stands.target.claim
     covers = () if claim is None else tuple(filter(None, (words.inside_unit(claim), words.covers(claim))))
     why = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
-    return f"{'; '.join((f'{stands.target.title}: {_claimed(stands)}', *covers, judged(stands)))}{why}"
+    return f"{'; '.join((f'{stands.target.title}: {_claimed_epsilon_sentence(stands)}', *covers, judged(stands)))}{why}"
 
 
 def judged(stands: ClaimEvidence) -> str:
@@ -53,7 +56,7 @@ def judged(stands: ClaimEvidence) -> str:
     return f"{nominal} contradicted" if stands.verdict == CONTRADICTED else f"{nominal}: {stands.verdict}{power}"
 
 
-def _claimed(stands: ClaimEvidence) -> str:
+def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
     claim, nominal = stands.target.claim, stands.nominal
     beside = "" if nominal is None else f"; nominal ε {words.number(nominal)}, which is no claim"
     if claim is None:
@@ -67,10 +70,14 @@ def _terms(claim: Claim) -> str:
     return f"{words.relation(claim.relation)}, {claim.unit}, δ {words.number(claim.delta)}"
 
 
-def _bound(stands: ClaimEvidence, bound: Bound) -> str:
+def _audited_bound_sentence(stands: ClaimEvidence, bound: Bound) -> str:
     """An audit with its level, and with what the claim says of its game where that is another number."""
     audit = bound.audit
-    of = f", against ε {words.number(bound.promised)} of one {audit.unit}" if _differs(stands, bound) else ""
+    of = (
+        f", against ε {words.number(bound.promised)} of one {audit.unit}"
+        if _is_promise_unlike_claim(stands, bound)
+        else ""
+    )
     shared = f", one of {len(stands.bounds)} audits" if len(stands.bounds) > 1 else ""
     game = (
         f"{bound.row.attack}, {words.relation(audit.relation)}, {audit.unit}, δ {words.number(audit.delta)}, "
@@ -81,7 +88,7 @@ def _bound(stands: ClaimEvidence, bound: Bound) -> str:
     return f"audited ε ≥ {words.number(audit.epsilon)} ({game}), provable at best {words.number(audit.best)}{of}{weak}"
 
 
-def _differs(stands: ClaimEvidence, bound: Bound) -> bool:
+def _is_promise_unlike_claim(stands: ClaimEvidence, bound: Bound) -> bool:
     return stands.claimed is not None and bound.promised != stands.claimed
 
 
@@ -89,7 +96,7 @@ def _confidence(level: float) -> str:
     return f"{100 * (1 - level):.4g}%"
 
 
-def _unaudited(stands: ClaimEvidence) -> str:
+def _not_audited_sentence(stands: ClaimEvidence) -> str:
     """That nothing was audited, or nothing to judge; and which command would audit it."""
     if stands.bounds:  # of a model that claims nothing, and of which no paper would print anything
         return "there is nothing to hold it to"
@@ -101,7 +108,7 @@ def _unaudited(stands: ClaimEvidence) -> str:
 
 def table(result: AuditResult) -> Table | None:
     """A line for each audit of each target, those that the claim is not held to and the missing ones too."""
-    groups = tuple(Group(stands.target.title, _lines(stands)) for stands in claims_to_report(result))
+    groups = tuple(Group(stands.target.title, _claim_audit_rows(stands)) for stands in claims_to_report(result))
     if not groups:
         return None
     head = ("Claimed ε", "Nominal ε", "Audit", "ε at least", "Provable at best", "Canaries or games", "Verdict")
@@ -112,7 +119,7 @@ def table(result: AuditResult) -> Table | None:
     return Table("evidence-table", caption, head, groups, frozenset({0, 1, 3, 4, 5}))
 
 
-def _lines(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
+def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
     number, nothing = words.number, words.NOTHING
     claimed = nothing if stands.claimed is None else number(stands.claimed)
     nominal = nothing if stands.nominal is None else number(stands.nominal)

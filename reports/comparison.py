@@ -26,7 +26,7 @@ NOTE = (
 def terminal(comparison: Comparison) -> Iterator[RichTable | Text]:
     """A block of lines for each row: any number of runs fits a narrow terminal."""
     names = [inert.clean(name) for name in comparison.runs]
-    said = [[(name, *_said(line, i)) for i, name in enumerate(names)] for line in comparison.lines]
+    said = [[(name, *_measured_difference_best(line, i)) for i, name in enumerate(names)] for line in comparison.lines]
     widths = [max(map(len, column)) for column in zip(*(row for rows in said for row in rows), strict=True)]
     for line, rows in zip(comparison.lines, said, strict=True):
         yield Text(f"{inert.clean(line.row.title)}: {words.label(line.metric)}", style="bold cyan")
@@ -52,11 +52,11 @@ def sheet(comparison: Comparison) -> str:
     """CSV: one line a row, metric and run; numbers as they are, shares as fractions."""
     head = ("target", "setting", "attack", "metric", "run", "value", "low", "high", "n")
     return inert.csv_text(
-        (*head, "difference", "difference_low", "difference_high", "best", "note"), _lines(comparison)
+        (*head, "difference", "difference_low", "difference_high", "best", "note"), _machine_readable_rows(comparison)
     )
 
 
-def _lines(comparison: Comparison) -> Iterator[tuple[object, ...]]:
+def _machine_readable_rows(comparison: Comparison) -> Iterator[tuple[object, ...]]:
     for line in comparison.lines:
         for i, (name, cell) in enumerate(zip(comparison.runs, line.cells, strict=True)):
             m, d = cell.measured, cell.delta
@@ -100,11 +100,11 @@ def _document(comparison: Comparison) -> Document:
 
 
 def _cell(line: ComparisonRow, i: int) -> str:
-    measured, delta, best = _said(line, i)
+    measured, delta, best = _measured_difference_best(line, i)
     return "; ".join(filter(None, (measured, f"difference {delta}" if line.cells[i].delta else delta, best)))
 
 
-def _said(line: ComparisonRow, i: int) -> tuple[str, str, str]:
+def _measured_difference_best(line: ComparisonRow, i: int) -> tuple[str, str, str]:
     """What was measured, the difference to the first run (or why there is none), whether it is best."""
     cell: Comparand = line.cells[i]
     measured = words.with_bounds(cell.measured) if cell.measured else words.NOTHING

@@ -47,7 +47,9 @@ def markdown_document(
     Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
     """
     material = Material(words.clean_result(result), details or Details(), texts=texts)
-    told = sorted((topic for topic in topics() if topic.turn), key=lambda topic: topic.turn) + _own(material.result)
+    told = sorted((topic for topic in topics() if topic.turn), key=lambda topic: topic.turn) + _plugin_topics(
+        material.result
+    )
     made = ((topic, (topic.brief or topic.make)(material)) for topic in told)
     return Document(
         title=subject.line(material.result),
@@ -74,7 +76,7 @@ def page_document(
     since: another run and this one, in that order. texts: the private text to show, by id.
     """
     material = Material(words.clean_result(result), details or Details(), since, texts)
-    made = ((topic, topic.make(material)) for topic in (*topics(), *_own(material.result)))
+    made = ((topic, topic.make(material)) for topic in (*topics(), *_plugin_topics(material.result)))
     compared = (("Compared with", inert.clean(since.runs[0])),) if since else ()
     return Document(
         title=subject.line(material.result),
@@ -89,15 +91,16 @@ def page_document(
     )
 
 
-def _own(result: AuditResult) -> list[Topic]:
+def _plugin_topics(result: AuditResult) -> list[Topic]:
     """The sections that plug-ins brought, behind all others."""
     own = result.sections.items()
     return [
-        Topic(f"own-{i}", f"{s.title} ({name})", partial(_blocks, i, s), CHECK, 0) for i, (name, s) in enumerate(own)
+        Topic(f"own-{i}", f"{s.title} ({name})", partial(_plugin_section_blocks, i, s), CHECK, 0)
+        for i, (name, s) in enumerate(own)
     ]
 
 
-def _blocks(i: int, section: OwnSection, _: Material) -> list[Block]:
+def _plugin_section_blocks(i: int, section: OwnSection, _: Material) -> list[Block]:
     tables = (
         Table(f"own-{i}-{n}", one.caption, one.head, (Group("", one.rows),)) for n, one in enumerate(section.tables)
     )

@@ -21,6 +21,8 @@ def lines(decision: Decision) -> Iterator[str]:
     """What was judged, one line a ruling, the verdict. Cleaned: names come from plug-ins and files."""
     if decision.about:
         yield inert.clean(decision.about)
+    if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
+        yield inert.clean(f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would")
     for ruling in decision.rulings:
         yield f"{ruling.verdict:12}  {inert.clean(f'{ruling.row}: {ruling.reason}')}"
     yield inert.clean(decision.headline)
@@ -64,7 +66,7 @@ def junit(decision: Decision) -> str:
 
     Inconclusive: an error where it counts, skipped where it is let pass.
     """
-    cases = [_case(decision, ruling) for ruling in decision.rulings] or [_nothing()]
+    cases = [_case(decision, ruling) for ruling in decision.rulings] or [_nothing_judged_case()]
     count = {kind: sum(case.find(kind) is not None for case in cases) for kind in ("failure", "error", "skipped")}
     totals = {
         "tests": str(len(cases)),
@@ -93,7 +95,7 @@ def _case(decision: Decision, ruling: Ruling) -> ET.Element:
     return case
 
 
-def _nothing() -> ET.Element:
+def _nothing_judged_case() -> ET.Element:
     case = ET.Element("testcase", {"classname": "run", "name": "gate", "time": "0"})
     ET.SubElement(case, "failure", {"type": "failed", "message": "nothing was judged"})
     return case

@@ -76,7 +76,7 @@ class EdpbQuestion:
 # --- what answers -----------------------------------------------------------------------------------------------------
 
 
-def _targets(e: EdpbEvidence) -> list[TargetRecord]:
+def _targets_without_companions(e: EdpbEvidence) -> list[TargetRecord]:
     return [target for target in e.result.targets if not target.companion]
 
 
@@ -92,12 +92,17 @@ def _largest(seen: Iterable[tuple[Measurement, str, Finding]]) -> tuple[Measurem
     return max(seen, key=lambda one: one[0].value)
 
 
-def _highest(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
+def _highest_value_answers(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
     """Of each target and measurement the row with the highest value, beside its floor."""
-    return lambda e: [said for target in _targets(e) for metric in metrics if (said := _top(e, target, metric))]
+    return lambda e: [
+        said
+        for target in _targets_without_companions(e)
+        for metric in metrics
+        if (said := _highest_value_sentence(e, target, metric))
+    ]
 
 
-def _top(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
+def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
     if not (seen := _seen(e, target, lambda f: {metric: f.measurement(metric)})):
         return ""
     m, _, row = _largest(seen)
@@ -121,7 +126,7 @@ def _number(m: Measurement) -> str:
 def _most_exposed(e: EdpbEvidence) -> list[str]:
     """The repeat count at which most is extracted, of each target's row with the highest such number."""
     found = []
-    for target in _targets(e):
+    for target in _targets_without_companions(e):
         seen = _seen(e, target, lambda f: f.by_repeats)
         groups = [(m, count, f) for m, count, f in seen if count.isdecimal() and m.unit in SHARES]
         if len({count for _, count, _ in groups}) > 1:  # else it is the mean again
@@ -130,7 +135,7 @@ def _most_exposed(e: EdpbEvidence) -> list[str]:
     return found
 
 
-def _greedy(e: EdpbEvidence) -> list[str]:
+def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
     told = words.by_repeats(e.result.benchmark.greedy_recall)
     parts = [f"{count}: {_number(m)}" for count, m in told if (count.isdecimal() or count == "all") and _told(m)]
     return [f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."] if parts else []
@@ -141,7 +146,7 @@ def _signals(e: EdpbEvidence) -> Section:
     seen = assess_signals(e.result)
     kinds = dict.fromkeys(doubt.kind for doubt in signals.doubts(seen))
     against = f"Something may hide a leak from this audit ({', '.join(kinds)}): the report of the run says what."
-    kept = replace(seen, signals=tuple(replace(s, why="", part=_own(s)) for s in seen.signals))
+    kept = replace(seen, signals=tuple(replace(s, why="", part=_publishable_part_label(s)) for s in seen.signals))
     return Section(
         "signals",
         "What is shown, what is not, what was not tested",
@@ -152,7 +157,7 @@ def _signals(e: EdpbEvidence) -> Section:
     )
 
 
-def _own(signal: Signal) -> str:
+def _publishable_part_label(signal: Signal) -> str:
     """Kinds of personal data are named where the names are ours."""
     own = signal.kind is not PERSONAL or signal.part in personal.TITLES
     return signal.part if own else "other personal data"
@@ -161,10 +166,10 @@ def _own(signal: Signal) -> str:
 def _concluded(e: EdpbEvidence) -> str:
     """What it comes to, a target each: how many kinds of leakage are shown, seen, not shown, not tested."""
     seen = assess_signals(e.result)
-    return " ".join(_counts(e.result, seen, target) for target in seen.targets)
+    return " ".join(_signal_count_sentence(e.result, seen, target) for target in seen.targets)
 
 
-def _counts(result: AuditResult, seen: Assessment, target: str) -> str:
+def _signal_count_sentence(result: AuditResult, seen: Assessment, target: str) -> str:
     title = words.target_title(result, target)
     shown = [group[0].kind.title.lower() for group in signals.by_kind(seen.shown(target))]
     if shown:
@@ -177,10 +182,10 @@ def _counts(result: AuditResult, seen: Assessment, target: str) -> str:
     return f"{title}: {what}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
 
-def _promised(e: EdpbEvidence) -> list[str]:
+def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
     """The epsilon of each claim with its terms, and whether an audit speaks against it."""
     found = []
-    for target in _targets(e):
+    for target in _targets_without_companions(e):
         stands = assess_claim(e.result, target)
         if target.claim is None or stands.claimed is None:
             continue
@@ -193,7 +198,7 @@ def _promised(e: EdpbEvidence) -> list[str]:
     return found
 
 
-def _scope(e: EdpbEvidence) -> list[str]:
+def _audit_scope_sentences(e: EdpbEvidence) -> list[str]:
     r = e.result
     measured = [f for f in r.findings if f.measurements and not f.not_applicable]
     if not measured:
@@ -210,7 +215,7 @@ def _scope(e: EdpbEvidence) -> list[str]:
     ]
 
 
-def _reports(e: EdpbEvidence) -> list[str]:
+def _provenance_sentences(e: EdpbEvidence) -> list[str]:
     weights = sorted(e.result.weights.values())
     of = f"weights {_hash(json.dumps(weights).encode())}; " if weights else ""
     public = e.result.benchmark.digest.partition("-")[0]  # behind it stand bits of the answers
@@ -221,10 +226,10 @@ def _reports(e: EdpbEvidence) -> list[str]:
     ]
 
 
-def _measures(e: EdpbEvidence) -> list[str]:
+def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
     """What each defense changed, of its row with the highest recall, and what it cost."""
     found = []
-    for target in _targets(e):
+    for target in _targets_without_companions(e):
         seen = _seen(e, target, lambda f: {"recall": f.measurement("recall_difference")})
         if seen:
             change, _, row = max(seen, key=lambda one: _recall(one[2]))
@@ -241,7 +246,7 @@ def _recall(row: Finding) -> float:
 def _by_kind(e: EdpbEvidence) -> list[str]:
     """By kind of personal data, of each target's row with most of it; only kinds whose names are ours."""
     found = []
-    for target in _targets(e):
+    for target in _targets_without_companions(e):
         seen = [one for one in _seen(e, target, lambda f: f.by_kind) if one[1] in personal.TITLES]
         for kind in dict.fromkeys(kind for _, kind, _ in seen):
             m, _, row = _largest(one for one in seen if one[1] == kind)
@@ -253,10 +258,10 @@ _SHOWN = 5  # rulings, with what each would have missed
 
 
 def _held_to(e: EdpbEvidence) -> list[str]:
-    return [f"Gate {one.decision.verdict}, decided {one.decided}: {_rulings(one)}." for one in e.gates]
+    return [f"Gate {one.decision.verdict}, decided {one.decided}: {_ruling_counts_sentence(one)}." for one in e.gates]
 
 
-def _rulings(one: KeptDecision) -> str:
+def _ruling_counts_sentence(one: KeptDecision) -> str:
     counts = [
         (what, sum(r.verdict == what for r in one.decision.rulings)) for what in ("failed", "inconclusive", "held")
     ]
@@ -266,7 +271,7 @@ def _rulings(one: KeptDecision) -> str:
     return (", ".join(f"{n} {what}" for what, n in counts if n) or "nothing was judged") + from_on
 
 
-def _nothing(e: EdpbEvidence) -> list[str]:
+def _no_answer(e: EdpbEvidence) -> list[str]:
     return []
 
 
@@ -292,14 +297,14 @@ QUESTIONS = (
     _opinion(
         "¶43 (i)",
         "How likely is personal data of the training records to be extracted directly, probabilities included?",
-        _highest("extraction_probability", "near_verbatim_probability", "exposure"),
+        _highest_value_answers("extraction_probability", "near_verbatim_probability", "exposure"),
         f"{_MEAN} Of these suffixes, at this decoding.",
         measured_by=("probability",),
     ),
     _opinion(
         "¶43 (ii)",
         "How likely is personal data of the training records to be obtained by queries?",
-        _highest("recall", "near_verbatim_recall"),
+        _highest_value_answers("recall", "near_verbatim_recall"),
         f"{_LOWER} Asked with the start of a record; what the model says unasked is another signal.",
         measured_by=("verbatim",),
     ),
@@ -313,28 +318,28 @@ QUESTIONS = (
     _opinion(
         "¶55",
         "What was tested: scope, quantity and quality?",
-        _scope,
+        _audit_scope_sentences,
         "One run; how often tests are repeated, audit history shows.",
         measured_by=("verbatim",),
     ),
     _opinion(
         "¶55",
         "Membership inference",
-        _highest(auc_of(""), rate_of("", FALSE_POSITIVES[0])),
+        _highest_value_answers(auc_of(""), rate_of("", FALSE_POSITIVES[0])),
         f"0.5 and {_FPR} are chance. It means something only where members and non-members are alike.",
         measured_by=("membership",),
     ),
     _opinion(
         "¶55",
         "Regurgitation of training data",
-        _greedy,
+        _greedy_recall_sentences,
         "Word for word behind the start of a record; paraphrase is not counted.",
         "`audit run --model MODEL --data RECORDS` would, where the data have repeat counts",
     ),
     _opinion(
         "¶55",
         "Exfiltration by an attacker with many tries",
-        _highest("any_of_k", "rank_bound"),
+        _highest_value_answers("any_of_k", "rank_bound"),
         f"{_LOWER} Of the model's outputs; theft of the weights is another matter.",
         measured_by=("verbatim",),
     ),
@@ -346,38 +351,40 @@ QUESTIONS = (
             ("Reconstruction of records from nothing, or from gradients", "reconstruction"),
         )
     ),
-    _opinion("¶58 (a), (b)", "Impact assessment, and the advice of the officer", _nothing, "", _FOR_YOU),
+    _opinion("¶58 (a), (b)", "Impact assessment, and the advice of the officer", _no_answer, "", _FOR_YOU),
     _opinion(
         "¶58 (c), (d)",
         "Which technical measures lower the likelihood, and by how much?",
-        _measures,
+        _defense_effect_sentences,
         "Measures that were put in front of the model in this run; organisational ones are not measured.",
         "`audit run --defense NAME` would: `audit list` names them",
     ),
     _opinion(
         "¶58 (e)",
         "Theoretical resistance to re-identification",
-        _promised,
+        _claimed_epsilon_sentences,
         "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit can only refute it.",
         "a model or a defense that claims one would: `audit list` says what each claims",
     ),
-    _opinion("¶58 (e)(i)", "Ratio of training data to parameters", _nothing, ""),
+    _opinion("¶58 (e)(i)", "Ratio of training data to parameters", _no_answer, ""),
     _opinion(
         "¶58 (e)(ii)",
         "Metrics of the likelihood of re-identification",
-        _highest("excess_recall", "excess_extraction_probability", "exposed_share", "epsilon_lower_bound"),
+        _highest_value_answers(
+            "excess_recall", "excess_extraction_probability", "exposed_share", "epsilon_lower_bound"
+        ),
         "Beyond the baseline of records that were never trained on, if those are alike.",
         measured_by=("probability", "exposure"),
     ),
     _opinion(
         "¶58 (e)(iii), (iv)",
         "How, when and on what was it tested, and where are the results?",
-        _reports,
+        _provenance_sentences,
         "By whom, the controller adds. The hashes tie this page to the run folder.",
         "",
     ),
-    _opinion("¶58 (f)", "What deployers and data subjects are told", _nothing, "", _FOR_YOU),
-    _assessment("35(7)(a), (b)", "Purpose, necessity, proportionality", _nothing, "", _FOR_YOU),
+    _opinion("¶58 (f)", "What deployers and data subjects are told", _no_answer, "", _FOR_YOU),
+    _assessment("35(7)(a), (b)", "Purpose, necessity, proportionality", _no_answer, "", _FOR_YOU),
     _assessment(
         "35(7)(c)",
         "Likelihood of the risk, by kind of personal data",
@@ -385,7 +392,7 @@ QUESTIONS = (
         "Kinds that patterns find, or the data mark; texts that no pattern knows are not counted.",
         "data with such texts in the attacked suffixes (`audit secrets`) would",
     ),
-    _assessment("35(7)(c)", "Severity of the risk for the person", _nothing, "", _FOR_YOU),
+    _assessment("35(7)(c)", "Severity of the risk for the person", _no_answer, "", _FOR_YOU),
     _assessment(
         "35(7)(d)",
         "Was the residual risk held to a limit?",

@@ -55,7 +55,10 @@ def causes(result: AuditResult) -> list[Block]:
         return []
     groups = (
         *(
-            Group(f"{words.row_title(result, f)} · {f.attack}{_over(f)}", tuple(_chain_rows(result, f.target, f.chain)))
+            Group(
+                f"{words.row_title(result, f)} · {f.attack}{_above_nonmembers_label(f)}",
+                tuple(_chain_rows(result, f.target, f.chain)),
+            )
             for f in chained
         ),
         *(Group(f"{t.title} · {words.MORE_LIKELY}", tuple(_chain_rows(result, t.name, t.likelihood))) for t in read),
@@ -65,7 +68,7 @@ def causes(result: AuditResult) -> list[Block]:
     return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))]
 
 
-def _over(finding: Finding) -> str:
+def _above_nonmembers_label(finding: Finding) -> str:
     return words.note_above_nonmembers(finding.chain.whole) if finding.chain else ""
 
 
@@ -73,24 +76,32 @@ def _chain_rows(result: AuditResult, target: str, chain: Chain | None) -> Iterat
     assert chain is not None  # `causes` has seen to it
     for step in words.measured_steps(words.steps(chain, target)):
         yield _step_row(result, step)
-    whole = ("all of these", *_between(result, UNDEFENDED, target), "")
+    whole = ("all of these", *_titles_before_and_after(result, UNDEFENDED, target), "")
     yield (*whole, *_difference(chain.whole), "")
     for step in words.steps(chain, target, beyond=True):
         yield _step_row(result, step)
 
 
 def _step_row(result: AuditResult, step: Step) -> tuple[str, ...]:
-    row = (words.causes(step), *_between(result, step.before, step.after), "; ".join(step.causes.values()))
+    row = (
+        words.causes(step),
+        *_titles_before_and_after(result, step.before, step.after),
+        "; ".join(step.causes.values()),
+    )
     if step.difference is None:
         return (*row, f"no step: {step.note}")
-    return (*row, *_difference(step.difference), ("yes" if words.is_shown(step) else "not significant") + _noted(step))
+    return (
+        *row,
+        *_difference(step.difference),
+        ("yes" if words.is_shown(step) else "not significant") + _step_note_label(step),
+    )
 
 
-def _noted(step: Step) -> str:
+def _step_note_label(step: Step) -> str:
     return f" ({step.note})" if step.note else ""
 
 
-def _between(result: AuditResult, before: str, after: str) -> tuple[str, str]:
+def _titles_before_and_after(result: AuditResult, before: str, after: str) -> tuple[str, str]:
     return words.target_title(result, before), words.target_title(result, after) or words.NOTHING
 
 
@@ -118,7 +129,7 @@ def _result_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
     )
 
 
-def _ranking(result: AuditResult) -> list[Block]:
+def _ranking_figure_blocks(result: AuditResult) -> list[Block]:
     drawn = [figure for figure in figures.all_figures(result) if figure.plot in figures.RESEARCH]
     return [Figures(tuple(drawn))] if drawn else []
 
@@ -172,7 +183,7 @@ def _reliabilities(result: AuditResult, details: Details, finding: Finding) -> l
     title, o, found = words.target_title(result, finding.target), seen.outcome.only(seen.outcome.member), []
     if seen.score_is_probability and len(o.ids):
         found.append((f"{title} · {finding.attack}", detailed.reliability(o.score.clip(max=1.0), o.hit)))
-    p = _foretold(result, details, finding)
+    p = _exact_chance_in_samples(result, details, finding)
     known = np.array([id in p for id in o.ids], dtype=bool)
     if known.any():
         foretold = np.array([p[id] for id in o.ids if id in p])
@@ -181,7 +192,7 @@ def _reliabilities(result: AuditResult, details: Details, finding: Finding) -> l
     return found
 
 
-def _foretold(result: AuditResult, details: Details, finding: Finding) -> Mapping[str, float]:
+def _exact_chance_in_samples(result: AuditResult, details: Details, finding: Finding) -> Mapping[str, float]:
     """The exact chance of each secret to be among the attack's samples, where only its prefix stands before them.
 
     Of attacks that share their samples, once.
@@ -209,7 +220,7 @@ def _tradeoff(result: AuditResult) -> list[Block]:
                 points.append((target, finding))
     if len({target.name for target, _ in points}) < 2:
         return []  # nothing to trade
-    series = tuple(Series(_promised(t), (_cost_point(t, f),), f.setting) for t, f in points)
+    series = tuple(Series(_title_and_epsilon_label(t), (_cost_point(t, f),), f.setting) for t, f in points)
     rows = tuple(
         (
             words.row_title(result, f),
@@ -239,7 +250,7 @@ def _cost_point(target: TargetRecord, finding: Finding) -> PlotPoint:
     return PlotPoint(perplexity.value, recall.value, recall.low, recall.high)
 
 
-def _promised(target: TargetRecord) -> str:
+def _title_and_epsilon_label(target: TargetRecord) -> str:
     return f"{target.title} · ε {words.promised(target.claim)}" if target.claim else f"{target.title} · no claim"
 
 
@@ -250,7 +261,7 @@ def _epsilon(claim: Claim | None) -> str:
 TOPICS = (
     Topic("answers", "The verdict in full", lambda m: (FactList("", verdict_by_question(m.result)),), CHECK, 1),
     Topic("results", "Results", lambda m: _results(m.result), CHECK, 2, turn=3),
-    Topic("ranking", "Ranking and samples", lambda m: _ranking(m.result), CHECK, 3),
+    Topic("ranking", "Ranking and samples", lambda m: _ranking_figure_blocks(m.result), CHECK, 3),
     Topic("calibration", "Calibration of confidence", lambda m: _calibration(m.result, m.details), CHECK, 4),
     Topic("tradeoff", "Privacy, utility, leakage", lambda m: _tradeoff(m.result), CHECK, 6),
 )

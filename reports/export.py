@@ -73,7 +73,7 @@ class Sheet:
 def measurements(results: Sequence[AuditResult]) -> Sheet:
     """A row each (run, target, setting, attack, measurement, repeats, kind); with the reason where there is none."""
     rows = [
-        (*_about(result, finding), *_claim(_claim_of(result, finding)), *measured)
+        (*_run_and_row_values(result, finding), *_claim(_claim_of(result, finding)), *measured)
         for result in map(words.clean_result, results)
         for finding in words.rows(result)
         for measured in _measured(finding)
@@ -81,7 +81,7 @@ def measurements(results: Sequence[AuditResult]) -> Sheet:
     return Sheet({**_ABOUT, **_CLAIM, **_MEASURED}, tuple(rows))
 
 
-def _about(result: AuditResult, f: Finding) -> tuple[Value, ...]:
+def _run_and_row_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
     perplexity = next((t.perplexity.value for t in result.targets if t.name == f.target and t.perplexity), None)
     run = (result.benchmark.name, result.seed, result.name, *f.key)
     cost = (perplexity, f.drawn, f.rows, f.seconds)
@@ -172,15 +172,24 @@ def to_parquet(sheet: Sheet) -> bytes:
 def to_latex(results: Sequence[AuditResult]) -> str:
     """Of each run its results and, where there is one, its claims: `tabular`s with booktabs rules, for \\input."""
     grids = [
-        grid for result in map(words.clean_result, results) for grid in (_results(result), _claims(result)) if grid.rows
+        grid
+        for result in map(words.clean_result, results)
+        for grid in (_recall_grid(result), _claims(result))
+        if grid.rows
     ]
     return "\n\\par\\bigskip\n".join(map(tables.to_latex, grids))
 
 
-def _results(result: AuditResult) -> tables.Grid:
+def _recall_grid(result: AuditResult) -> tables.Grid:
     head = ("Target", "Attack", "Recall", "Non-members", "Excess", "PPL", "Claim applies")
     rows = tuple(
-        (words.row_title(result, f), f.attack, *_numbers_or_why(f), words.perplexity(result, f.target), _applies(f))
+        (
+            words.row_title(result, f),
+            f.attack,
+            *_numbers_or_why(f),
+            words.perplexity(result, f.target),
+            _claim_applies_label(f),
+        )
         for f in words.rows(result)
     )
     return tables.Grid(f"{result.name}: recall with 95% intervals", head, rows)
@@ -190,7 +199,7 @@ def _numbers_or_why(f: Finding) -> tuple[str, ...]:
     return ("not applicable", words.NOTHING, words.NOTHING) if f.not_applicable else words.beside_the_floor(f)
 
 
-def _applies(f: Finding) -> str:
+def _claim_applies_label(f: Finding) -> str:
     return words.NOTHING if f.claim_applies is None else "yes" if f.claim_applies else "no"
 
 

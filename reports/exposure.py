@@ -17,7 +17,7 @@ from auditor.statistics.exposure import null_band
 
 
 def _exposure(result: AuditResult, details: Details) -> list[Block]:
-    shown = [(f, values) for f in words.rows(result) if (values := _exposures(details, f))]
+    shown = [(f, values) for f in words.rows(result) if (values := _member_exposures(details, f))]
     if not shown:
         return []
     tails = [(f, detailed.survival_function(values)) for f, values in shown]
@@ -55,7 +55,7 @@ def _most_bits(series: Sequence[Series]) -> float:
     return max(point.x for one in series for point in one.points)
 
 
-def _exposures(details: Details, finding: Finding) -> list[float]:
+def _member_exposures(details: Details, finding: Finding) -> list[float]:
     """Of the members: a canary that was never inserted shows the null, not the model."""
     members = {secret.id for secret in details.secrets if secret.member}
     found = details.exposure.get(finding.key, {})

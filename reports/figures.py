@@ -40,7 +40,7 @@ def _repeats_figure(result: AuditResult, setting: str, findings: Sequence[Findin
     attacked = first.unit == "share"
     what = "Recall" if attacked else words.label(first.name)
     title = f"{what} by repetitions, {setting}"
-    counted = "by how many copies of each the data hold, with 95% intervals"
+    counted = "by how many copies of each --data holds, which may not be what was trained on, with 95% intervals"
     seen = f"Share of secrets that {shown[0].attack} completed" if attacked else what
     description = f"{seen}, {counted}."
     groups = tuple(Group(words.row_title(result, f), _repeat_rows(f)) for f in shown)

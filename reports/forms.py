@@ -28,7 +28,7 @@ _NOTE = (
 )
 
 
-def _forms(result: AuditResult, details: Details) -> list[Block]:
+def _deployed_form_blocks(result: AuditResult, details: Details) -> list[Block]:
     names = [form_name(form) for form in result.plan.get("forms", ())]
     groups, spans = list[Group](), list[ForestSpan | None]()
     for finding in words.rows(result):
@@ -39,13 +39,13 @@ def _forms(result: AuditResult, details: Details) -> list[Block]:
         spans += [span(change) if change and change.unit in (*SHARES, AUC) else None for *_, change in lines]
     if not names or not groups:
         return []
-    ratios = [(words.target_title(result, name), _ratio(result, details, name)) for name in names]
-    groups.append(Group("Held-out perplexity", tuple((title, *_times(m)) for title, m in ratios)))
+    ratios = [(words.target_title(result, name), _perplexity_ratio(result, details, name)) for name in names]
+    groups.append(Group("Held-out perplexity", tuple((title, *_perplexity_ratio_cells(m)) for title, m in ratios)))
     head = ("Form", "Full", "Form's", "Change")
     table = Table("forms-table", "Deployed forms against the audited model", head, tuple(groups), frozenset({1, 2, 3}))
     widest = max((abs(x) for one in spans if one for x in (one.low, one.high)), default=0.01)
     drawn = Forest(table, (*spans, *(None for _ in ratios)), -widest, widest)
-    return [Paragraph(" ".join((*_said(result, details, names), _NOTE))), drawn]
+    return [Paragraph(" ".join((*_leak_change_sentences(result, details, names), _NOTE))), drawn]
 
 
 _Line = tuple[str, str, str, Measurement | None]
@@ -61,11 +61,11 @@ def _line(result: AuditResult, details: Details, full: Finding, name: str) -> _L
         title,
         words.with_bounds(full.main),
         words.with_bounds(own) if own else _NOT_ASKED,
-        _change(details, full, name),
+        _change_from_full_model(details, full, name),
     )
 
 
-def _change(details: Details, full: Finding, name: str) -> Measurement | None:
+def _change_from_full_model(details: Details, full: Finding, name: str) -> Measurement | None:
     assert full.main is not None
     own, base = details.rows.get(full.key._replace(target=name)), details.rows.get(full.key)
     if own is None or base is None or set(own.ids) != set(base.ids):
@@ -78,7 +78,7 @@ def _cells(lines: Sequence[_Line]) -> tuple[tuple[str, ...], ...]:
     return tuple((*line, words.points(change) if change else words.NOTHING) for *line, change in lines)
 
 
-def _ratio(result: AuditResult, details: Details, name: str) -> Measurement | None:
+def _perplexity_ratio(result: AuditResult, details: Details, name: str) -> Measurement | None:
     full, own = details.heldout.get(UNDEFENDED), details.heldout.get(name)
     if full is None or own is None or not np.isfinite(own["perplexity"]).all():
         return None
@@ -86,14 +86,19 @@ def _ratio(result: AuditResult, details: Details, name: str) -> Measurement | No
     return perplexity_ratios(nll[None], tokens, base)[0]
 
 
-def _times(m: Measurement | None) -> tuple[str, ...]:
+def _perplexity_ratio_cells(m: Measurement | None) -> tuple[str, ...]:
     return ("", "", f"× {words.with_bounds(m)}") if m else ("", _NOT_ASKED, words.NOTHING)
 
 
-def _said(result: AuditResult, details: Details, names: Sequence[str]) -> Iterator[str]:
+def _leak_change_sentences(result: AuditResult, details: Details, names: Sequence[str]) -> Iterator[str]:
     """Which forms are shown to leak more, or less, at 95% over all changes that are looked at."""
     rows = [f for f in words.rows(result) if f.target == UNDEFENDED and f.main is not None]
-    changes = [(name, f, change) for name in names for f in rows if (change := _change(details, f, name)) is not None]
+    changes = [
+        (name, f, change)
+        for name in names
+        for f in rows
+        if (change := _change_from_full_model(details, f, name)) is not None
+    ]
     wide = [widened_interval(change, len(changes)) for *_, change in changes]
     for how, found in (
         ("more", [one for one, m in zip(changes, wide, strict=True) if m.low > 0]),
@@ -103,4 +108,4 @@ def _said(result: AuditResult, details: Details, names: Sequence[str]) -> Iterat
         yield f"Leaks {how} than the audited model: {', '.join(told) or 'none is shown to'}."
 
 
-TOPICS = (Topic("forms", "Deployed forms", lambda m: _forms(m.result, m.details), DECIDE, 7, turn=5),)
+TOPICS = (Topic("forms", "Deployed forms", lambda m: _deployed_form_blocks(m.result, m.details), DECIDE, 7, turn=5),)

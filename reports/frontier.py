@@ -34,12 +34,13 @@ def frontier_sentence(f: Frontier) -> str:
     unsure = [p for p in f.points if p.within == "not shown"]
     most = words.percent(f.margin)
     unproven = f" Not shown to be within {most}%, nor beyond: {_named(unsure)}." if unsure else ""
+    leak = _leak_metric_label(f)
     if held == [f.points[0]]:
-        return f"{_what(f)}: nothing but the undefended model is shown to be at perplexity within {most}%.{unproven}"
-    return f"{_what(f)}: at perplexity within {most}% of undefended, {_least(f, held)}.{unproven}"
+        return f"{leak}: nothing but the undefended model is shown to be at perplexity within {most}%.{unproven}"
+    return f"{leak}: at perplexity within {most}% of undefended, {_leaks_least_sentence(f, held)}.{unproven}"
 
 
-def _least(f: Frontier, held: Sequence[FrontierPoint]) -> str:
+def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
     base, *_ = f.points
     least = sorted((p for p in held if p.least), key=lambda p: p.leak.value)
     first, *equal = least
@@ -58,7 +59,7 @@ def _least(f: Frontier, held: Sequence[FrontierPoint]) -> str:
     return told
 
 
-def _what(f: Frontier) -> str:
+def _leak_metric_label(f: Frontier) -> str:
     of = find_metric(f.metric)
     how = f" by {f.attack}" if of.of_members else ", its score read either way" if of.rate else ""
     return f"{words.label(f.metric)}{how}"
@@ -78,10 +79,11 @@ def describe_tests(f: Frontier) -> str:
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
     count = sum(p.within == "shown" for p in f.points)
     of = counted(f.points[0].leak.n, "secret")
-    return f"{of} that every model was asked for{seeds}. {counted(count, 'model')} within. {_how(f)}"
+    models = counted(count, "model")
+    return f"{of} that every model was asked for{seeds}. {models} within. {_comparison_method_sentences(f)}"
 
 
-def _how(f: Frontier) -> str:
+def _comparison_method_sentences(f: Frontier) -> str:
     return (
         f"A model is within {words.percent(f.margin)}% where its whole 95% interval is, of perplexity of the same "
         "held-out texts over the undefended model's, paired by text. Each model within is held against each other one, "
@@ -103,18 +105,18 @@ def blocks(found: Sequence[Frontier]) -> list[Block]:
     )
     return [
         Figures(figures(found)),
-        Paragraph(_reading(found[0])),
+        Paragraph(_how_to_read_sentences(found[0])),
         *([Bullets(left_out)] if left_out else []),
     ]
 
 
-def _reading(f: Frontier) -> str:
+def _how_to_read_sentences(f: Frontier) -> str:
     return (
         "To the left more useful, on an axis stretched around 1; downwards less leaks; bars are 95% intervals, a line "
         "is one defense over its own knob. Filled: an ε is proved, of its unit, access and number of tokens; hollow: "
         "it only measures well, by these attacks. Ringed and joined: the convex frontier of the values as measured, "
         "which no test stands behind: no model lies below it, nor do lots drawn between two. Each picture is by "
-        f"itself. {_how(f)}"
+        f"itself. {_comparison_method_sentences(f)}"
     )
 
 
@@ -125,7 +127,7 @@ def figures(found: Sequence[Frontier]) -> tuple[Figure, ...]:
 
 
 def _figure(f: Frontier, lines: Sequence[str]) -> Figure:
-    title = f"{_what(f)}, at what perplexity"
+    title = f"{_leak_metric_label(f)}, at what perplexity"
     return Figure(
         f"frontier-{f.metric}-{f.attack}".replace("_", "-"),
         "frontier_of_shares" if find_metric(f.metric).unit in SHARES else "frontier",
@@ -166,22 +168,22 @@ def rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
             words.with_bounds(p.ratio),
             {"shown": "yes", "not shown": "not shown", "beyond": "no"}[p.within],
             words.with_bounds(p.leak),
-            _promise(p),
-            _verdict(f, p),
+            _promised_epsilon_label(p),
+            _leaks_least_label(f, p),
             "corner" if p.corner else "",
         )
         for p in f.points
     )
 
 
-def _promise(p: FrontierPoint) -> str:
+def _promised_epsilon_label(p: FrontierPoint) -> str:
     if p.epsilon is None:
         return words.NOTHING
     covered = "" if p.tokens is None else f"; T {p.tokens:,}"
     return f"ε {words.number(p.epsilon)} ({p.unit}{covered})"
 
 
-def _verdict(f: Frontier, p: FrontierPoint) -> str:
+def _leaks_least_label(f: Frontier, p: FrontierPoint) -> str:
     """Whether it leaks least among those that are as useful."""
     if p.least is None:
         return words.NOTHING
@@ -203,7 +205,9 @@ TOPICS = (
 def grid(f: Frontier) -> tables.Grid:
     """For people and for LaTeX."""
     head = (*HEAD[:3], words.label(f.metric), *HEAD[4:])
-    return tables.Grid(f"{_what(f)}, at what perplexity", head, rows(f), f"{frontier_sentence(f)}\n{describe_tests(f)}")
+    return tables.Grid(
+        f"{_leak_metric_label(f)}, at what perplexity", head, rows(f), f"{frontier_sentence(f)}\n{describe_tests(f)}"
+    )
 
 
 _COLUMNS = (
@@ -214,10 +218,12 @@ _COLUMNS = (
 
 def sheet(found: Sequence[Frontier]) -> str:
     """CSV: a row a measure of leakage and model; shares are fractions, epsilons nats."""
-    return tables.to_csv(tables.Grid("", (), (), machine_head=_COLUMNS, machine_rows=tuple(_machine(found))))
+    return tables.to_csv(
+        tables.Grid("", (), (), machine_head=_COLUMNS, machine_rows=tuple(_machine_readable_rows(found)))
+    )
 
 
-def _machine(found: Sequence[Frontier]) -> Iterator[tuple[object, ...]]:
+def _machine_readable_rows(found: Sequence[Frontier]) -> Iterator[tuple[object, ...]]:
     for f in found:
         for p in f.points:
             about = (f.metric, f.attack, f.setting, " ".join(map(str, f.seeds)), p.label, p.line)

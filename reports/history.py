@@ -83,13 +83,15 @@ class _Shown:
 
 def page(history: History, beside: Path) -> str:
     """One page that loads nothing. beside: the folder that it will lie in, which its links begin at."""
-    return html.page(_document([_line(history.by, line, beside) for line in history.lines], history))
+    return html.page(_document([_shown_runs_of_line(history.by, line, beside) for line in history.lines], history))
 
 
-def _line(by: By, line: ComparableRuns, beside: Path) -> list[_Shown]:
+def _shown_runs_of_line(by: By, line: ComparableRuns, beside: Path) -> list[_Shown]:
     told = zip(line.entries, line.changes, _labels(by, line.entries), strict=True)
     return [
-        _Shown(entry, change, words.clean_result(entry.run.result), inert.clean(label), _link(entry.folder, beside))
+        _Shown(
+            entry, change, words.clean_result(entry.run.result), inert.clean(label), _report_link(entry.folder, beside)
+        )
         for entry, change, label in told
     ]
 
@@ -103,7 +105,7 @@ def _labels(by: By, entries: Sequence[Entry]) -> list[str]:
     return [f"{entry.at:{form}}" for entry in entries]
 
 
-def _link(folder: Path, beside: Path) -> str:
+def _report_link(folder: Path, beside: Path) -> str:
     """Where its report lies, as seen from the page; "" where it has none."""
     report = folder / files.HTML
     return quote(Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix()) if report.is_file() else ""
@@ -117,14 +119,14 @@ def _short(commit: str) -> str:
 def _document(lines: Sequence[Sequence[_Shown]], history: History) -> Document:
     first, last = lines[0], lines[0][-1]
     sections = [
-        Section("course", "Leakage", tuple(_course(history.by, first, 0))),
+        Section("course", "Leakage", tuple(_leakage_course_blocks(history.by, first, 0))),
         Section("runs", "Runs", (_runs(first, "runs-table"),)),
         *_gates(lines),
     ]
     for i, (line, runs) in enumerate(zip(history.lines[1:], lines[1:], strict=True), 1):
-        course = _course(history.by, runs, i) if len(runs) > 1 else ()
+        course = _leakage_course_blocks(history.by, runs, i) if len(runs) > 1 else ()
         blocks = (Paragraph(f"{inert.clean(line.why)}."), *course, _runs(runs, f"apart-{i}-runs"))
-        sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{_beside(runs)}", blocks))
+        sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{_and_more_runs_label(runs)}", blocks))
     if history.left_out:
         said = tuple(inert.clean(f"{name}: {why}") for name, why in history.left_out)
         sections.append(Section("left-out", "Left out", (Bullets(said),)))
@@ -132,10 +134,10 @@ def _document(lines: Sequence[Sequence[_Shown]], history: History) -> Document:
     answers = (
         ("The last run", f"{last.name}, {last.date}"),
         ("Since the run before", changes.headline(last.change) if last.change else "It is the first of its line."),
-        ("What gates decided of it", _decided(last)),
+        ("What gates decided of it", _gate_decisions_label(last)),
     )
     return Document(
-        title=_subject(last.result),
+        title=_audited_model_title(last.result),
         facts=_facts(lines, history),
         headline=verdict.headline(last.result),
         verdict=" ".join(text for _, text in answers),
@@ -147,7 +149,7 @@ def _document(lines: Sequence[Sequence[_Shown]], history: History) -> Document:
     )
 
 
-def _beside(runs: Sequence[_Shown]) -> str:
+def _and_more_runs_label(runs: Sequence[_Shown]) -> str:
     return f" and {len(runs) - 1} more" if len(runs) > 1 else ""
 
 
@@ -164,19 +166,19 @@ def _facts(lines: Sequence[Sequence[_Shown]], history: History) -> Facts:
     )
 
 
-def _subject(result: AuditResult) -> str:
+def _audited_model_title(result: AuditResult) -> str:
     model = result.plan.get("model")
-    return "The built-in lab" if model is None else _last(str(model))
+    return "The built-in lab" if model is None else _last_path_part(str(model))
 
 
-def _last(path: str) -> str:
+def _last_path_part(path: str) -> str:
     return PurePosixPath(path.replace("\\", "/")).name or path
 
 
 # --- leakage over the runs --------------------------------------------------------------------------------------------
 
 
-def _course(by: By, runs: Sequence[_Shown], line: int) -> Iterator[Block]:
+def _leakage_course_blocks(by: By, runs: Sequence[_Shown], line: int) -> Iterator[Block]:
     """A figure each number and setting that rows are about, the stronger attacker's first; in it a line a row."""
     kinds: dict[tuple[str, str], dict[CellKey, list[_Seen]]] = {}
     for i, run in enumerate(runs):
@@ -187,7 +189,7 @@ def _course(by: By, runs: Sequence[_Shown], line: int) -> Iterator[Block]:
                 rows.setdefault(finding.key, []).append(_Seen(i, run, finding, main))
     worst_first = sorted(kinds, key=lambda kind: kind[0] != "white-box")
     figures = tuple(
-        _figure(by, runs, setting, metric, kinds[setting, metric], f"course-{line}-{n}")
+        _leakage_course_figure(by, runs, setting, metric, kinds[setting, metric], f"course-{line}-{n}")
         for n, (setting, metric) in enumerate(worst_first)
     )
     yield Figures(figures) if figures else Paragraph("Nothing was measured.")
@@ -210,7 +212,7 @@ class _Seen:
         return (f"{self.run.label} · {self.run.name}", *number, since)
 
 
-def _figure(
+def _leakage_course_figure(
     by: By, runs: Sequence[_Shown], setting: str, metric: str, rows: Mapping[CellKey, Sequence[_Seen]], id: str
 ) -> Figure:
     label, unit = words.label(metric), next(iter(rows.values()))[0].main.unit
@@ -246,7 +248,7 @@ def _runs(runs: Sequence[_Shown], id: str) -> Table:
             words.perplexity(run.result, UNDEFENDED),
             changes.brief(run.change) if run.change else words.NOTHING,
             ", ".join(kept.decision.verdict for kept in run.entry.gates) or words.NOTHING,
-            _model(run.result),
+            _model_identity_label(run.result),
         )
         for run in shown
     )
@@ -269,11 +271,11 @@ def _most(result: AuditResult, target: str) -> str:
     )
 
 
-def _model(result: AuditResult) -> str:
+def _model_identity_label(result: AuditResult) -> str:
     """`checkpoint-500 · weights 3fa9c1d2 · commit 4f2a81c09`: what tells it from the model of another run."""
     plan, commit = result.plan, result.environment.get("commit")
     own = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
-    parts = [own if plan.get("model") is None else _last(str(plan["model"]))]
+    parts = [own if plan.get("model") is None else _last_path_part(str(plan["model"]))]
     parts += [f"revision {plan['revision']}"] if plan.get("revision") else []
     parts += [f"weights {_digest(result.weights)}"] if result.weights else []
     return " · ".join(parts + ([f"commit {_short(commit)}"] if commit else []))
@@ -284,25 +286,28 @@ def _digest(weights: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(sorted(weights.items())).encode()).hexdigest()[:8]
 
 
-def _decided(run: _Shown) -> str:
+def _gate_decisions_label(run: _Shown) -> str:
     """`failed: recall <= 0.05; held: …`, a gate each."""
-    said = [f"{kept.decision.verdict}: {_rules(kept.decision)}{_against(kept)}" for kept in run.entry.gates]
+    said = [
+        f"{kept.decision.verdict}: {_decided_rules_label(kept.decision)}{_gate_baseline_label(kept)}"
+        for kept in run.entry.gates
+    ]
     return inert.clean("; ".join(said)) or "none was asked"
 
 
-def _rules(decided: Decision) -> str:
+def _decided_rules_label(decided: Decision) -> str:
     return ", ".join(dict.fromkeys(ruling.rule or ruling.reason for ruling in decided.rulings)) or "nothing was judged"
 
 
-def _against(kept: KeptDecision) -> str:
-    return f" (baseline {_last(kept.decision.baseline)})" if kept.decision.baseline else ""
+def _gate_baseline_label(kept: KeptDecision) -> str:
+    return f" (baseline {_last_path_part(kept.decision.baseline)})" if kept.decision.baseline else ""
 
 
 def _gates(lines: Sequence[Sequence[_Shown]]) -> list[Section]:
     """How many gates held, and every ruling of each, the last run's first; what did not hold before what did."""
     groups = tuple(
         Group(
-            inert.clean(f"{run.name}: {kept.decision.headline}{_against(kept)}, decided {kept.decided}"),
+            inert.clean(f"{run.name}: {kept.decision.headline}{_gate_baseline_label(kept)}, decided {kept.decided}"),
             decision.rows(kept.decision),
         )
         for runs in lines

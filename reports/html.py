@@ -45,7 +45,7 @@ def page(doc: Document, titles: Mapping[str, str] | None = None) -> str:
         return Markup(svg(figure, shown))  # matplotlib escapes the text it writes
 
     blocks = [block for section in doc.sections for block in section.blocks]
-    script = _script() if any(isinstance(block, Secrets) for block in blocks) else ""
+    script = _secret_list_script() if any(isinstance(block, Secrets) for block in blocks) else ""
     template = _environment().get_template("report.html")
     return template.render(doc=doc, plot=plot, data=_data, script=Markup(script), script_hash=_hash(script))
 
@@ -59,7 +59,7 @@ def _data(values: Mapping[str, Any]) -> Markup:
 
 
 @cache
-def _script() -> str:
+def _secret_list_script() -> str:
     return resources.files("auditor.reports").joinpath("templates", "secrets.js").read_text(encoding="utf-8")
 
 

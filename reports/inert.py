@@ -67,19 +67,19 @@ _LATEX = {
 def clean(text: str) -> str:
     """One printable line of at most LONGEST characters: nothing that repaints a terminal or reorders a report."""
     text = _SURROGATE.sub("\ufffd", _ESCAPE_SEQUENCE.sub("", text))
-    return _bounded(" ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split()))
+    return _cut_to_longest(" ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split()))
 
 
 def visible(text: str) -> str:
     """Private text on one line, every character in sight: a line end as `↵`, others that are not seen as `‹U+202E›`."""
-    return _bounded(_UNSEEN.sub(_shown, text))
+    return _cut_to_longest(_UNSEEN.sub(_visible_character, text))
 
 
-def _shown(match: re.Match[str]) -> str:
+def _visible_character(match: re.Match[str]) -> str:
     return "↵" if match[0] == "\n" else f"‹U+{ord(match[0]):04X}›"  # control pictures are in few fonts
 
 
-def _bounded(text: str) -> str:
+def _cut_to_longest(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     end = f"… ({len(text):,} characters)"

@@ -28,14 +28,14 @@ def _strongest_rows(result: AuditResult, details: Details) -> list[tuple[Finding
     return [(finding, seen) for finding, seen in found if seen is not None]
 
 
-def _where(result: AuditResult, details: Details) -> list[Block]:
+def _where_it_leaks_blocks(result: AuditResult, details: Details) -> list[Block]:
     rows, alone = (
         _strongest_rows(result, details),
         [f for f in figures.all_figures(result) if f.plot not in figures.RESEARCH],
     )
-    beside = [*_lengths(result, details, rows), *_positions(result, details)]
+    beside = [*_recall_by_length_figures(result, details, rows), *_probability_by_place_figures(result, details)]
     shown: list[Block] = [Figures(tuple(drawn)) for drawn in (alone, beside) if drawn]
-    return [*shown, *_groups(result, details, rows), *_documents(result, details, rows)]
+    return [*shown, *_recall_by_group_blocks(result, details, rows), *_worst_document_blocks(result, details, rows)]
 
 
 def _all_figures(result: AuditResult) -> list[Block]:
@@ -44,13 +44,15 @@ def _all_figures(result: AuditResult) -> list[Block]:
     return [Figures(tuple(drawn))] if drawn else []
 
 
-def _personal(result: AuditResult) -> list[Block]:
+def _personal_data_blocks(result: AuditResult) -> list[Block]:
     """What the attacks with the highest recall extract of it."""
     best = (strongest(result, target.name, setting) for target in result.targets for setting in words.SETTINGS)
     return personal.blocks(result, [finding for finding in best if finding])
 
 
-def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]) -> list[Block]:
+def _recall_by_group_blocks(
+    result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]
+) -> list[Block]:
     measured = [(finding, detailed.by_group(details, seen)) for finding, seen in rows]
     shown = [(finding, groups) for finding, groups in measured if groups]
     if not shown:
@@ -65,7 +67,9 @@ def _groups(result: AuditResult, details: Details, rows: Sequence[tuple[Finding,
     return [Forest(Table("groups-table", caption, ("Group", "Extracted"), tables, frozenset({1})), spans)]
 
 
-def _documents(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]) -> list[Block]:
+def _worst_document_blocks(
+    result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]
+) -> list[Block]:
     """Records that several secrets are parts of, the worst of each row."""
     measured = [(finding, detailed.by_document(details, seen)) for finding, seen in rows]
     groups = tuple(
@@ -85,7 +89,9 @@ def _documents(result: AuditResult, details: Details, rows: Sequence[tuple[Findi
     return [Table("documents-table", caption, head, groups, frozenset({1, 2}))]
 
 
-def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]) -> list[Figure]:
+def _recall_by_length_figures(
+    result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]
+) -> list[Figure]:
     measured = [(finding, detailed.by_length(details, seen)) for finding, seen in rows]
     shown = [(finding, lengths) for finding, lengths in measured if lengths]
     if not shown:
@@ -110,9 +116,13 @@ def _lengths(result: AuditResult, details: Details, rows: Sequence[tuple[Finding
     return [Figure("lengths", "shares", title, text, head, groups, series=series, axes=axes)]
 
 
-def _positions(result: AuditResult, details: Details) -> list[Figure]:
+def _probability_by_place_figures(result: AuditResult, details: Details) -> list[Figure]:
     """Where in the suffix: how likely the true token is at each place, over the members."""
-    shown = [(t, _means(details.tokens[t.name].values())) for t in result.targets if details.tokens.get(t.name)]
+    shown = [
+        (t, _mean_probability_by_place(details.tokens[t.name].values()))
+        for t in result.targets
+        if details.tokens.get(t.name)
+    ]
     if not shown:
         return []
     series = tuple(Series(t.title, tuple(PlotPoint(i, p) for i, p in enumerate(means, 1))) for t, means in shown)
@@ -125,7 +135,7 @@ def _positions(result: AuditResult, details: Details) -> list[Figure]:
     return [Figure("positions", "shares", title, text, head, groups, series=series, axes=axes)]
 
 
-def _means(suffixes: Iterable[Sequence[float]]) -> list[float]:
+def _mean_probability_by_place(suffixes: Iterable[Sequence[float]]) -> list[float]:
     """Mean probability by position, of the suffixes that reach it."""
     rows = [np.exp(np.array(suffix[:_POSITIONS])) for suffix in suffixes]
     longest = max(map(len, rows), default=0)
@@ -134,11 +144,11 @@ def _means(suffixes: Iterable[Sequence[float]]) -> list[float]:
 
 def _secrets(result: AuditResult, details: Details, texts: Mapping[str, SecretText]) -> list[Block]:
     block = secrets.block(result, details, texts)
-    counts = _counts(result, details)
+    counts = _extraction_count_blocks(result, details)
     return [*counts, *([block] if block else [])]
 
 
-def _counts(result: AuditResult, details: Details) -> list[Block]:
+def _extraction_count_blocks(result: AuditResult, details: Details) -> list[Block]:
     """What each row extracted of the members: what the list below adds up to."""
     rows = []
     for finding in words.rows(result):
@@ -156,7 +166,7 @@ def _counts(result: AuditResult, details: Details) -> list[Block]:
     return [Table("counts-table", caption, head, (Group("", tuple(rows)),), frozenset({2, 3, 4, 5, 6}))]
 
 
-def _private(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
+def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
     """The secrets that most rows gave away come first, and stay where there are too many to show."""
     titles = {str(f.key): f"{words.row_title(result, f)}: {f.attack}" for f in result.findings}
     best = strongest(result, UNDEFENDED)
@@ -189,11 +199,22 @@ def _private(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block
 
 TOPICS = (
     Topic(
-        "where", "Where it leaks", lambda m: _where(m.result, m.details), MEND, 1, 6, lambda m: _all_figures(m.result)
+        "where",
+        "Where it leaks",
+        lambda m: _where_it_leaks_blocks(m.result, m.details),
+        MEND,
+        1,
+        6,
+        lambda m: _all_figures(m.result),
     ),
-    Topic("personal", "Personal data", lambda m: _personal(m.result), MEND, 2, turn=17),
+    Topic("personal", "Personal data", lambda m: _personal_data_blocks(m.result), MEND, 2, turn=17),
     Topic("secrets", "Secret by secret", lambda m: _secrets(m.result, m.details, m.texts or {}), MEND, 3),
     Topic(
-        "private", "Private text", lambda m: () if m.texts is None else _private(m.result, m.texts), MEND, 4, turn=14
+        "private",
+        "Private text",
+        lambda m: () if m.texts is None else _revealed_secret_blocks(m.result, m.texts),
+        MEND,
+        4,
+        turn=14,
     ),
 )

@@ -75,7 +75,7 @@ def render(
         parts += [f"### Since {escape(before)}", escape(changes.headline(since)), cut(changes.table(since))]
     notes = tuple(block for section in shown for block in section.blocks if isinstance(block, Paragraph))
     folded = [Section("verdict", "The verdict in full", (Paragraph(doc.verdict),)), *rest]
-    return _filled(parts, [*folded, Section("reading", "How to read this", notes)])
+    return _fitted_document_text(parts, [*folded, Section("reading", "How to read this", notes)])
 
 
 def _standing(standing: TargetSummary) -> str:
@@ -98,7 +98,7 @@ def _at_once(section: Section) -> list[str]:
     return parts
 
 
-def _filled(parts: list[str], folded: Iterable[Section]) -> str:
+def _fitted_document_text(parts: list[str], folded: Iterable[Section]) -> str:
     """The parts, then the sections folded, each of their blocks if there is still room; where something is left out."""
     parts, left = list(filter(None, parts)), []
     for section in folded:
@@ -161,26 +161,28 @@ def _block(block: Block) -> str:
         case Bullets():
             return _bullets(block.items)
         case FactList():
-            return _titled(block.title, _facts(block.facts))
+            return _body_under_heading(block.title, _facts(block.facts))
         case Code():
-            return _titled(block.title, _code(block.text))
+            return _body_under_heading(block.title, _code(block.text))
         case Table():
             return _table(block)
         case Figures():
-            return "\n\n".join(_titled(f.title, f"{escape(f.description)}\n\n{rows(f.table)}") for f in block.figures)
+            return "\n\n".join(
+                _body_under_heading(f.title, f"{escape(f.description)}\n\n{rows(f.table)}") for f in block.figures
+            )
         case Forest():
             return _table(block.table)
         case Secrets():
             return _bullets(block.notes)
         case Cards():
-            return "\n\n".join(_titled(card.title, _card(card)) for card in block.cards)
+            return "\n\n".join(_body_under_heading(card.title, _card(card)) for card in block.cards)
 
 
 def _card(card: Card) -> str:
     return "\n\n".join(filter(None, (escape(card.text), _facts(card.facts), _bullets(card.notes))))
 
 
-def _titled(title: str, body: str) -> str:
+def _body_under_heading(title: str, body: str) -> str:
     return f"### {escape(title)}\n\n{body}" if title and body else body
 
 

@@ -25,7 +25,7 @@ _NOTE = (
     "non-members bound it from above alone. Behind each rate stands how many non-members passed, and how many of "
     "others may. The first line is the main score, named beforehand and not by the "
     "results; the highest of the others is the best of many. The blind baseline and the reference have not seen the "
-    "model: where they tell members from non-members, these differ in kind, and no number here means what it says. "
+    "model: where they lie above 0.5, members differ from non-members in kind, and no number here means what it says. "
     "Stacked and blind scores are cross-fitted: no label of a record, or of its near duplicates, is used "
     "for its own."
 )
@@ -80,7 +80,10 @@ def _by_repeats(result: AuditResult, shown: list[Finding]) -> list[Block]:
     if not known:
         return []
     groups = tuple(
-        Group(titled(result, f), tuple((count, *_number(m)) for count, m in words.by_repeats(f.by_repeats)))
+        Group(
+            titled(result, f),
+            tuple((count, *_value_interval_n_cells(m)) for count, m in words.by_repeats(f.by_repeats)),
+        )
         for f in known
     )
     caption = "The main score, by copies of members in the data; each against all non-members"
@@ -89,23 +92,23 @@ def _by_repeats(result: AuditResult, shown: list[Finding]) -> list[Block]:
     ]
 
 
-def _number(m: Measurement) -> tuple[str, str, str]:
+def _value_interval_n_cells(m: Measurement) -> tuple[str, str, str]:
     return words.value(m), words.bounds(m), f"{m.n:,}"
 
 
 # --- the curves -------------------------------------------------------------------------------------------------------
 
 
-def _curves(result: AuditResult, details: Details) -> list[Block]:
-    drawn = [(f, name, points) for f in rows(result) for name, points in _staircases(details, f)]
+def _roc_curve_blocks(result: AuditResult, details: Details) -> list[Block]:
+    drawn = [(f, name, points) for f in rows(result) for name, points in _roc_curves_of_scores(details, f)]
     if not drawn:
         return []
     series = tuple(
-        Series(words.row_title(result, f), tuple(PlotPoint(x, y) for x, y in points), _title(f, name))
+        Series(words.row_title(result, f), tuple(PlotPoint(x, y) for x, y in points), _score_title(f, name))
         for f, name, points in drawn
     )
     groups = tuple(
-        Group(f"{titled(result, f)} · {_title(f, name)}", tuple(_step_rows(points))) for f, name, points in drawn
+        Group(f"{titled(result, f)} · {_score_title(f, name)}", tuple(_step_rows(points))) for f, name, points in drawn
     )
     title = "Members found by non-members mistaken for them"
     text = (
@@ -118,7 +121,7 @@ def _curves(result: AuditResult, details: Details) -> list[Block]:
     return [Figures((Figure("roc-plot", "roc", title, text, head, groups, series=series, axes=axes),))]
 
 
-def _staircases(details: Details, finding: Finding) -> Iterator[tuple[str, list[tuple[float, float]]]]:
+def _roc_curves_of_scores(details: Details, finding: Finding) -> Iterator[tuple[str, list[tuple[float, float]]]]:
     """The main score's curve and the blind baseline's; of the undefended model the stacked one's too."""
     seen = details.rows.get(finding.key)
     wanted = ("", "blind", *(("stacked",) if finding.target == UNDEFENDED else ()))
@@ -131,7 +134,7 @@ def _staircases(details: Details, finding: Finding) -> Iterator[tuple[str, list[
             yield name, roc.curve(scores[member], scores[~member])
 
 
-def _title(finding: Finding, name: str) -> str:
+def _score_title(finding: Finding, name: str) -> str:
     main = finding.measurement(auc_of(""))
     return {**CONTROLS, **SCORES}.get(name) or (main.note if main else "")
 
@@ -146,5 +149,5 @@ def _step_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
 
 TOPICS = (
     Topic("membership", "Membership", lambda m: _membership_tables(m.result), CHECK, 8, turn=7),
-    Topic("roc", "Membership by false positives", lambda m: _curves(m.result, m.details), CHECK, 9),
+    Topic("roc", "Membership by false positives", lambda m: _roc_curve_blocks(m.result, m.details), CHECK, 9),
 )

@@ -20,11 +20,11 @@ _WORST = 10  # people that are named, by their aliases
 _BANDS = ((0.0, "no record"), (0.25, "a quarter at most"), (0.5, "half at most"), (1.0, "more than half"))
 
 
-def _people(result: AuditResult, details: Details) -> list[Block]:
+def _extraction_by_person_blocks(result: AuditResult, details: Details) -> list[Block]:
     best = [strongest(result, target.name) for target in result.targets]
     rows = [f for f in best if f is not None and f.measurement("user_recall") is not None]
     if not rows:
-        return _inferred(result)
+        return _person_inference_blocks(result)
     said = Paragraph(
         "Each person counts once, however many records: intervals are over people. The baseline is of people of whom "
         "nothing was trained on. No file of a run holds their names: people have aliases."
@@ -33,7 +33,7 @@ def _people(result: AuditResult, details: Details) -> list[Block]:
     names = ("user_recall", "user_recall_nonmembers", "users_extracted")
     shown = tuple((titled(result, f), *(_number(f, name) for name in names)) for f in rows)
     table = Table("people-table", "Extraction by person, with 95% intervals", head, (Group("", shown),), frozenset())
-    return [said, table, *_spread(result, details, rows), *_inferred(result)]
+    return [said, table, *_spread_over_people_blocks(result, details, rows), *_person_inference_blocks(result)]
 
 
 def _number(finding: Finding, name: str) -> str:
@@ -41,7 +41,7 @@ def _number(finding: Finding, name: str) -> str:
     return words.NOTHING if m is None else words.share(m)
 
 
-def _inferred(result: AuditResult) -> list[Block]:
+def _person_inference_blocks(result: AuditResult) -> list[Block]:
     found = [
         f"{titled(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
         for f in words.rows(result)
@@ -51,7 +51,7 @@ def _inferred(result: AuditResult) -> list[Block]:
     return [Paragraph(" ".join((what, *found)))] if found else []
 
 
-def _spread(result: AuditResult, details: Details, rows: Sequence[Finding]) -> list[Block]:
+def _spread_over_people_blocks(result: AuditResult, details: Details, rows: Sequence[Finding]) -> list[Block]:
     """People by how much of theirs was extracted, and who is hit worst."""
     by_row = [(f, by_person(details, details.rows[f.key])) for f in rows if f.key in details.rows]
     groups, spans, worst = [], [], []
@@ -74,4 +74,4 @@ def _spread(result: AuditResult, details: Details, rows: Sequence[Finding]) -> l
     return blocks
 
 
-TOPICS = (Topic("people", "By person", lambda m: _people(m.result, m.details), MEND, 6, turn=18),)
+TOPICS = (Topic("people", "By person", lambda m: _extraction_by_person_blocks(m.result, m.details), MEND, 6, turn=18),)

@@ -37,13 +37,18 @@ def blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
     if not shown:
         return _nothing_followed(result)
     groups = tuple(
-        Group(titled(result, f), tuple(_row(kind, m, f.by_kind_nonmembers.get(kind)) for kind, m in _ordered(f)))
+        Group(
+            titled(result, f),
+            tuple(_row(kind, m, f.by_kind_nonmembers.get(kind)) for kind, m in _kinds_by_extracted_share(f)),
+        )
         for f in shown
     )
-    spans = tuple(span(m, _value(f.by_kind_nonmembers.get(kind))) for f in shown for kind, m in _ordered(f))
+    spans = tuple(
+        span(m, _value(f.by_kind_nonmembers.get(kind))) for f in shown for kind, m in _kinds_by_extracted_share(f)
+    )
     caption = "Personal data extracted, letter for letter, with 95% intervals"
     table = Table("kinds-table", caption, ("Personal data", "Extracted", "Non-members"), groups, frozenset({1, 2}))
-    return [Forest(table, spans), Paragraph(f"{_NOTE} {_counts(result)}")]
+    return [Forest(table, spans), Paragraph(f"{_NOTE} {_kind_counts_sentence(result)}")]
 
 
 _NOTE = (
@@ -52,7 +57,7 @@ _NOTE = (
 )
 
 
-def _ordered(finding: Finding) -> list[tuple[str, Measurement]]:
+def _kinds_by_extracted_share(finding: Finding) -> list[tuple[str, Measurement]]:
     return sorted(finding.by_kind.items(), key=lambda item: -item[1].value)
 
 
@@ -71,12 +76,12 @@ def _value(m: Measurement | None) -> float | None:
 
 def _nothing_followed(result: AuditResult) -> list[Block]:
     """Where there is personal data, but none that an attack could have extracted."""
-    return [Paragraph(_counts(result))] if result.benchmark.kinds and result.findings else []
+    return [Paragraph(_kind_counts_sentence(result))] if result.benchmark.kinds and result.findings else []
 
 
-def _counts(result: AuditResult) -> str:
+def _kind_counts_sentence(result: AuditResult) -> str:
     kinds = result.benchmark.kinds.items()
-    told = "; ".join(f"{kind_in_sentence(kind)} {_counted(count)}" for kind, count in kinds)
+    told = "; ".join(f"{kind_in_sentence(kind)} {_kind_count_label(count)}" for kind, count in kinds)
     what = "Counted: texts that lie whole in the suffix of a member and not in its prefix."
     return f"{what} {told}. {unmarked(result)}".rstrip()
 
@@ -87,7 +92,7 @@ def unmarked(result: AuditResult) -> str:
     return f"{' and '.join(left)} count as personal data only where the data mark them.".capitalize() if left else ""
 
 
-def _counted(count: KindCount) -> str:
+def _kind_count_label(count: KindCount) -> str:
     left_out = (
         (count.held, "already in the prefix"),
         (count.cut, "cut by the end of prefix or suffix"),
@@ -99,9 +104,9 @@ def _counted(count: KindCount) -> str:
 
 def line(finding: Finding) -> str:
     """`card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
-    return ", ".join(f"{kind_in_sentence(kind)} {extracted_share(m)}" for kind, m in _ordered(finding))
+    return ", ".join(f"{kind_in_sentence(kind)} {extracted_share(m)}" for kind, m in _kinds_by_extracted_share(finding))
 
 
 def counts(finding: Finding) -> str:
     """`card numbers 15/80, names 22/94`; of secrets with several texts of the kind `15% of 80`."""
-    return ", ".join(f"{kind_in_sentence(kind)} {words.hits_of(m)}" for kind, m in _ordered(finding))
+    return ", ".join(f"{kind_in_sentence(kind)} {words.hits_of(m)}" for kind, m in _kinds_by_extracted_share(finding))

@@ -36,7 +36,7 @@ _TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # lines of a file of its own
 
 def save_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
     """(wrong guesses, recall) as .svg or .png, on a logarithmic axis from 0. Raises AuditError for another ending."""
-    with _file(path) as (_, axes):
+    with _axes_saved_to_file(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
         mark_100(axes, LIGHT[GRID])
         axes.set_xscale("symlog", linthresh=1)
@@ -58,7 +58,7 @@ class TradeoffLine:
 
 def save_tradeoff(path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str) -> None:
     """Perplexity, logarithmic, against epsilon (nats) or an option, as .svg or .png; undefended: the dotted line."""
-    with _file(path) as (figure, axes):
+    with _axes_saved_to_file(path) as (figure, axes):
         for i, line in enumerate(line for line in lines if line.points):
             x, y, low, high = zip(*line.points, strict=True)
             colour = "#8b95a3" if line.faint else _TRADEOFF[i % len(_TRADEOFF)]
@@ -82,7 +82,7 @@ def save_frontier(path: Path, blocks: Sequence[Block], alt: str) -> None:
 
     columns = min(2, len(blocks))
     lines = -(-len(blocks) // columns)
-    with _file(path) as (figure, first):
+    with _axes_saved_to_file(path) as (figure, first):
         first.remove()
         figure.set_size_inches(5.2 * columns, 3.6 * lines)
         for i, block in enumerate(blocks):
@@ -99,7 +99,7 @@ def save_frontier(path: Path, blocks: Sequence[Block], alt: str) -> None:
 
 
 @contextmanager
-def _file(path: Path) -> Iterator[tuple[Figure, Axes]]:
+def _axes_saved_to_file(path: Path) -> Iterator[tuple[Figure, Axes]]:
     """Axes in the page's light colours, written when done. Raises AuditError for another ending than .svg or .png."""
     if path.suffix.lower() not in METADATA:
         raise AuditError(f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}")

@@ -37,7 +37,7 @@ def frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> Non
             axes.plot(*xy, linestyle="", marker=style["marker"], color=colour, markerfacecolor=face, markersize=5.5)
     corners = [(p.x, p.y) for s in block.series if s.kind == CORNERS for p in s.points]
     shape = {**_CORNERS, "color": paint(INK)}
-    axes.plot(*zip(*_straight(corners), strict=True), zorder=0.5, **{**shape, "marker": ""})
+    axes.plot(*zip(*_points_between_corners(corners), strict=True), zorder=0.5, **{**shape, "marker": ""})
     axes.plot(*zip(*corners, strict=True), zorder=0.5, **{**shape, "linestyle": ""})
     _ratio_axis(axes, block)
     axes.axvspan(axes.get_xlim()[0], block.until, color=paint(GRID), alpha=0.45, linewidth=0, zorder=0)
@@ -47,7 +47,7 @@ def frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> Non
     lined(axes, *block.axes)
 
 
-def _straight(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _points_between_corners(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Points on the lines between them over the logarithm of x, on which lots drawn between two models lie."""
     found = [corners[0]]
     for (x0, y0), (x1, y1) in pairwise(corners):
@@ -55,7 +55,7 @@ def _straight(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float
     return found
 
 
-def _spread(ratio: Any) -> Any:
+def _root_of_log_ratio(ratio: Any) -> Any:
     """Where a ratio stands: the root of its logarithm, as most models are near 1 and some far from it."""
     import numpy as np
 
@@ -63,7 +63,7 @@ def _spread(ratio: Any) -> Any:
     return np.sign(logs) * np.sqrt(np.abs(logs))
 
 
-def _unspread(place: Any) -> Any:
+def _inverse_root_of_log(place: Any) -> Any:
     import numpy as np
 
     return np.exp(np.sign(place) * np.square(place))
@@ -71,14 +71,16 @@ def _unspread(place: Any) -> Any:
 
 def _ratio_axis(axes: Axes, block: Block) -> None:
     ends = [end for s in block.series for p in s.points for end in (p.x, p.left, p.right) if math.isfinite(end)]
-    low, high = float(_spread(min(*ends, 0.99))), float(_spread(max(*ends, block.until)))
+    low, high = float(_root_of_log_ratio(min(*ends, 0.99))), float(_root_of_log_ratio(max(*ends, block.until)))
     room, far = 0.03 * (high - low), 0.075 * (high - low)  # beside the outermost; between two marks
-    axes.set_xscale("function", functions=(_spread, _unspread))
-    axes.set_xlim(float(_unspread(low - room)), float(_unspread(high + room)))
+    axes.set_xscale("function", functions=(_root_of_log_ratio, _inverse_root_of_log))
+    axes.set_xlim(float(_inverse_root_of_log(low - room)), float(_inverse_root_of_log(high + room)))
     kept: list[float] = []
     for mark in sorted(_RATIOS, key=lambda mark: (mark != 1, mark != block.until, abs(math.log(mark)))):
-        place = float(_spread(mark))
-        if low - room <= place <= high + room and all(abs(place - float(_spread(other))) > far for other in kept):
+        place = float(_root_of_log_ratio(mark))
+        if low - room <= place <= high + room and all(
+            abs(place - float(_root_of_log_ratio(other))) > far for other in kept
+        ):
             kept.append(mark)
     axes.set_xticks(kept, [f"{mark:g}" for mark in kept])
     axes.minorticks_off()

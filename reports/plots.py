@@ -79,7 +79,7 @@ def _errors(axes: Axes, block: Block) -> None:
     share_axis(axes)
 
 
-def _repeats(axes: Axes, block: Block) -> None:
+def _draw_recall_by_copies(axes: Axes, block: Block) -> None:
     """One line a finding with its intervals, the findings a little apart so that error bars stand side by side."""
     _beside_each_other(axes, block.findings)
     axes.set_xlabel("Repetitions in the training data")
@@ -88,7 +88,7 @@ def _repeats(axes: Axes, block: Block) -> None:
     share_axis(axes)
 
 
-def _insertions(axes: Axes, block: Block) -> None:
+def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
     """One line a target over the number of insertions, from no bit to the most there are."""
     findings = block.findings
     _beside_each_other(axes, findings)
@@ -131,23 +131,23 @@ def _shares(axes: Axes, block: Block) -> None:
     """One line of shares a series, with intervals where its points have them, over a number of tokens."""
     from matplotlib.ticker import MaxNLocator
 
-    _draw(axes, block)
+    _draw_series(axes, block)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     share_axis(axes)
 
 
-def _calibration(axes: Axes, block: Block) -> None:
+def _draw_calibration(axes: Axes, block: Block) -> None:
     """Shares right over the scores that foretold them: on the diagonal a score keeps its word."""
     from matplotlib.ticker import PercentFormatter
 
     axes.plot([0, 1], [0, 1], color=INK, **FLOOR)
-    _draw(axes, block)
+    _draw_series(axes, block)
     axes.set_xlim(-0.02, 1.02)
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     share_axis(axes)
 
 
-def _exposure(axes: Axes, block: Block) -> None:
+def _draw_exposure_tail(axes: Axes, block: Block) -> None:
     """Share of canaries of at least so many bits, on a logarithmic axis, beside its null and what chance leaves it."""
     if block.null is not None:
         bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
@@ -165,9 +165,9 @@ def _exposure(axes: Axes, block: Block) -> None:
     lined(axes, *block.axes)
 
 
-def _tradeoff(axes: Axes, block: Block) -> None:
+def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
     """A point a row: what is extracted over what the model costs in perplexity; hollow where no claim covers it."""
-    _draw(axes, block, linestyle="")
+    _draw_series(axes, block, linestyle="")
     costs = [point.x for series in block.series for point in series.points]
     if max(costs) > 10 * min(costs) > 0:
         axes.set_xscale("log")
@@ -178,7 +178,7 @@ def _tradeoff(axes: Axes, block: Block) -> None:
     share_axis(axes)
 
 
-def _course(axes: Axes, block: Block) -> None:
+def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
     """One line a series over runs in their order, a little apart so that error bars stand side by side."""
     apart = min(0.12, 0.6 / len(block.series))
     for i, (series, style) in enumerate(zip(block.series, series_styles(block.series), strict=True)):
@@ -196,13 +196,13 @@ def _course_of_shares(axes: Axes, block: Block) -> None:
     """The same from zero, as high as the intervals reach: a leak of a hundredth is seen too."""
     from matplotlib.ticker import PercentFormatter
 
-    _course(axes, block)
+    _draw_lines_over_runs(axes, block)
     reached = max((p.high for s in block.series for p in s.points if not math.isnan(p.high)), default=1.0)
     axes.set_ylim(0, min(1.02, 1.1 * max(reached, 0.01)))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
 
 
-def _roc(axes: Axes, block: Block) -> None:
+def _draw_roc(axes: Axes, block: Block) -> None:
     """Staircases on two logarithmic axes; a step at no false positive begins where one of them would be too many."""
     least = min((p.x for s in block.series for p in s.points if p.x > 0), default=0.01) / 2
     lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
@@ -220,7 +220,7 @@ def _roc(axes: Axes, block: Block) -> None:
     axes.set_axisbelow(True)
 
 
-def _draw(axes: Axes, block: Block, **more: Any) -> None:
+def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
     for series, style in zip(block.series, series_styles(block.series), strict=True):
         points = series.points[:: max(1, len(series.points) * len(block.series) // POINTS)]
         x, y = [p.x for p in points], [p.y for p in points]
@@ -241,16 +241,16 @@ def _thinned(curve: Sequence[tuple[int, float]], most: int) -> list[tuple[int, f
 
 PLOTS: dict[str, Callable[[Axes, Block], None]] = {
     "errors": _errors,
-    "repeats": _repeats,
+    "repeats": _draw_recall_by_copies,
     "any_of_n": _any_of_n,
     "shares": _shares,
-    "calibration": _calibration,
-    "exposure": _exposure,
-    "insertions": _insertions,
-    "tradeoff": _tradeoff,
-    "course": _course,
+    "calibration": _draw_calibration,
+    "exposure": _draw_exposure_tail,
+    "insertions": _draw_exposure_by_insertions,
+    "tradeoff": _draw_leak_against_perplexity,
+    "course": _draw_lines_over_runs,
     "course_of_shares": _course_of_shares,
-    "roc": _roc,
+    "roc": _draw_roc,
     "frontier": plot_frontier.frontier,
     "frontier_of_shares": plot_frontier.frontier,
 }
@@ -311,7 +311,7 @@ def _inline(file: str, block: Block) -> str:
     view_box = re.search(r'viewBox="([^"]+)"', opening)
     assert view_box is not None  # matplotlib always writes one
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r"<[^>]*>", lambda tag: _themed(tag.group(), block.id), body)
+    body = re.sub(r"<[^>]*>", lambda tag: _svg_tag_in_theme(tag.group(), block.id), body)
     body = re.sub(r">\s*\n\s*<", "><", body).strip()
     id, title, description = block.id, inert.html(block.title), inert.html(block.description)
     labelled = f'role="img" aria-labelledby="{id}-title {id}-desc" {view_box.group()}'
@@ -319,7 +319,7 @@ def _inline(file: str, block: Block) -> str:
     return f'<svg class="plot" {labelled}>{names}{body}'
 
 
-def _themed(tag: str, id: str) -> str:
+def _svg_tag_in_theme(tag: str, id: str) -> str:
     """One tag; the text between tags is the user's and is left alone."""
     tag = re.sub(r"\s*\n\s*", " ", tag).replace("xlink:href", "href")
     tag = re.sub(r'\bid="([^"]+)"', rf'id="{id}-\1"', tag)

@@ -61,30 +61,38 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
     remarks = remarks or Remarks()
     result, width = words.clean_result(result), max(_NARROWEST, min(width, WIDTH))
     seen, known = assess_signals(result), detailed.read_details(folder)
-    above = _laid((_result(result, seen, width), _doubt(seen)), width)
-    shown = (_also(result, seen), _where(result, seen), _what(result, seen), _why(result), _forgotten(result))
+    above = _lines_of_entries((_result(result, seen, width), _doubt(seen)), width)
+    shown = (
+        _other_signals_entry(result, seen),
+        _extraction_by_copies_entry(result, seen),
+        _personal_data_entry(result, seen),
+        _effect_of_changes_entry(result),
+        _unlearning_entry(result),
+    )
     claimed, after = _claims(result), (_next(result, seen, known, folder, remarks, width), _report(folder))
-    whole = _table(result, seen, width, len(seen.signals) + LINES)
+    whole = _verbatim_extraction_lines(result, seen, width, len(seen.signals) + LINES)
     for most in (3, 2):  # a third line of limits where it takes nothing from the rest
-        below = _laid((*shown, claimed, _limits(result, seen, remarks, most), *after), width)
+        below = _lines_of_entries((*shown, claimed, _limits(result, seen, remarks, most), *after), width)
         if len(above) + len(whole) + len(below) <= LINES:
             return Text("\n").join([*above, *whole, *below])
-    return Text("\n").join([*above, *_table(result, seen, width, LINES - len(above) - len(below)), *below])
+    return Text("\n").join(
+        [*above, *_verbatim_extraction_lines(result, seen, width, LINES - len(above) - len(below)), *below]
+    )
 
 
 # --- laying out -------------------------------------------------------------------------------------------------------
 
 
-def _laid(entries: Sequence[_Entry], width: int) -> list[Text]:
+def _lines_of_entries(entries: Sequence[_Entry], width: int) -> list[Text]:
     return [line for entry in entries if entry.items for line in _entry(entry, width)]
 
 
 def _entry(entry: _Entry, width: int) -> Iterator[Text]:
-    for i, line in enumerate(_fitted(entry, width - _GUTTER)):
+    for i, line in enumerate(_lines_that_fit(entry, width - _GUTTER)):
         yield Text.assemble((f"{'' if i else entry.label:{_GUTTER}}", "bold"), (line, "bold" * (entry.label == RESULT)))
 
 
-def _fitted(entry: _Entry, width: int) -> list[str]:
+def _lines_that_fit(entry: _Entry, width: int) -> list[str]:
     """As many of its items as there is room for, and how many more there are; a single one is cut."""
     for kept in range(len(entry.items), 0, -1):
         left = len(entry.items) - kept
@@ -117,9 +125,9 @@ def _result(result: AuditResult, seen: Assessment, width: int) -> _Entry:
     Where these are too many, one for all that leak, one for all that may, and so on: no leak goes without saying.
     """
     told = [target for target in seen.targets if target == UNDEFENDED or seen.tested(target)]
-    states = [(*_state(seen, target), i, target) for i, target in enumerate(told)]
+    states = [(*_leak_state_and_signals(seen, target), i, target) for i, target in enumerate(told)]
     stand = [s.target.title for s in claims.claims_to_report(result) if s.verdict == CONTRADICTED]
-    before = [f"The claim of {_some(stand, 2)} is contradicted."] if stand else []
+    before = [f"The claim of {_first_titles_label(stand, 2)} is contradicted."] if stand else []
     after = [] if UNDEFENDED in seen.targets else ["Nothing was measured on the undefended model."]
 
     def sentences(parts: int, names: int) -> tuple[str, ...]:
@@ -127,7 +135,7 @@ def _result(result: AuditResult, seen: Assessment, width: int) -> _Entry:
         groups = dict[tuple[object, ...], list[str]]()
         for *state, _, target in sorted(states, key=lambda one: (one[0], one[2])):
             groups.setdefault(tuple(state[:parts]), []).append(target)
-        said = (_sentence(result, seen, state, targets, names) for state, targets in groups.items())
+        said = (_leak_state_sentence(result, seen, state, targets, names) for state, targets in groups.items())
         return (*before, *said, *after)
 
     entry = _Entry(RESULT, sentences(2, 4), 3, " ")
@@ -135,31 +143,34 @@ def _result(result: AuditResult, seen: Assessment, width: int) -> _Entry:
     return entry if fits else _Entry(RESULT, sentences(1, 2), 4, " ")
 
 
-def _state(seen: Assessment, target: str) -> tuple[int, str]:
+def _leak_state_and_signals(seen: Assessment, target: str) -> tuple[int, str]:
     """How much it should worry, most first, and of which signals that is said."""
     tested = seen.tested(target)
     if shown := seen.shown(target):
         kinds = {s.kind for s in shown}
-        few = _listed([s for s in tested if s.suspected and s.kind not in kinds])
-        return _LEAKS, _listed(shown) + (f"; seen, not significant: {few}" if few else "")
+        few = _signal_names_label([s for s in tested if s.suspected and s.kind not in kinds])
+        return _LEAKS, _signal_names_label(shown) + (f"; seen, not significant: {few}" if few else "")
     if not tested:
         return _UNMEASURED, ""
     if seen.reassures(target):
-        return _CLEAR, _listed(tested)
-    return _OPEN, _listed([s for s in tested if s.suspected])
+        return _CLEAR, _signal_names_label(tested)
+    return _OPEN, _signal_names_label([s for s in tested if s.suspected])
 
 
-def _listed(found: Sequence[Signal]) -> str:
+def _signal_names_label(found: Sequence[Signal]) -> str:
     return ", ".join(dict.fromkeys(s.kind.short for s in found))
 
 
-def _sentence(
+def _leak_state_sentence(
     result: AuditResult, seen: Assessment, state: Sequence[object], targets: Sequence[str], names: int
 ) -> str:
     level, of = state[0], f" ({state[1]})" if len(state) > 1 and state[1] else ""
-    named, cost = _some([signals.title(result, target) for target in targets], names), _cost(result, targets)
+    named, cost = (
+        _first_titles_label([signals.title(result, target) for target in targets], names),
+        _perplexity_cost_label(result, targets),
+    )
     if level == _LEAKS:
-        return f"{named} {'leak' if len(targets) > 1 else 'leaks'}{_severe(seen, targets)}{of}{cost}."
+        return f"{named} {'leak' if len(targets) > 1 else 'leaks'}{_severity_label(seen, targets)}{of}{cost}."
     if level == _CLEAR:
         return f"{named}: {signals.reassurance(seen, *targets)}{of}{cost}."
     if level == _OPEN:
@@ -167,20 +178,20 @@ def _sentence(
     return f"{named}: nothing was measured."
 
 
-def _severe(seen: Assessment, targets: Sequence[str]) -> str:
+def _severity_label(seen: Assessment, targets: Sequence[str]) -> str:
     """`, severity high`: of several the highest, as it is the first that a reader must know."""
     found = [severity.severity_of_target(seen, target).word for target in targets]
     return f", severity {max(found, key=severity.WORDS.index)}"
 
 
-def _some(titles: Sequence[str], names: int) -> str:
+def _first_titles_label(titles: Sequence[str], names: int) -> str:
     """`A, B and 7 more`"""
     short, left = [_cut(title, _LONGEST) for title in titles[:names]], len(titles) - names
     *others, last = [*short, f"{left:,} more"] if left > 0 else short
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _cost(result: AuditResult, targets: Sequence[str]) -> str:
+def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
     """`, at 3.84x the perplexity (Public model: 4.87x)`, of one defended target: beside it what its controls end with,
     which no private data stand behind."""
     costs = {record.name: record.perplexity for record in result.targets}
@@ -201,7 +212,7 @@ def _doubt(seen: Assessment) -> _Entry:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _table(result: AuditResult, seen: Assessment, width: int, room: int) -> list[Text]:
+def _verbatim_extraction_lines(result: AuditResult, seen: Assessment, width: int, room: int) -> list[Text]:
     """Verbatim extraction, a row a target and access; below, what the same attack gives of non-members.
 
     Where there is no room for all rows, those that show something stay.
@@ -209,10 +220,13 @@ def _table(result: AuditResult, seen: Assessment, width: int, room: int) -> list
     found = [s for s in seen.signals if s.kind is VERBATIM and s.measured is not None]
     if not found:
         return []
-    below = _laid((_Entry("", (_never(result, found),), 2),), width)
+    below = _lines_of_entries((_Entry("", (_nonmember_baseline_label(result, found),), 2),), width)
     most = max(1, room - 1 - len(below))
-    kept = found if len(found) <= most else sorted(found, key=_weight)[: max(1, most - 1)]
-    rows = [_cells(result, s, first) for s, first in _firsts([s for s in found if s in kept])]
+    kept = found if len(found) <= most else sorted(found, key=_most_worrying_first_key)[: max(1, most - 1)]
+    rows = [
+        _verbatim_extraction_cells(result, s, first)
+        for s, first in _mark_first_of_target([s for s in found if s in kept])
+    ]
     extracted, cost = "extracted verbatim", "perplexity" if any(row[6] for row in rows) else ""
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
     widths[6] = max(widths[6], len(cost))
@@ -225,18 +239,18 @@ def _table(result: AuditResult, seen: Assessment, width: int, room: int) -> list
     return [*lines, *below]
 
 
-def _weight(signal: Signal) -> tuple[bool, bool, float]:
+def _most_worrying_first_key(signal: Signal) -> tuple[bool, bool, float]:
     assert signal.measured is not None
     return signal.status != SHOWN, not signal.suspected, -signal.measured.value
 
 
-def _firsts(found: Sequence[Signal]) -> Iterator[tuple[Signal, bool]]:
+def _mark_first_of_target(found: Sequence[Signal]) -> Iterator[tuple[Signal, bool]]:
     """Each with whether it is the first of its target."""
     for _, rows in groupby(found, key=lambda s: s.target):
         yield from ((row, i == 0) for i, row in enumerate(rows))
 
 
-def _cells(result: AuditResult, signal: Signal, first: bool) -> tuple[str, ...]:
+def _verbatim_extraction_cells(result: AuditResult, signal: Signal, first: bool) -> tuple[str, ...]:
     m = signal.measured
     assert m is not None  # whoever asks has seen that it was tested
     of = {RECALL: ""}.get(m.name, signal.kind.counted.get(m.name, ""))
@@ -257,16 +271,16 @@ def _joined(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def _method(finding: Finding) -> str:
+def _attack_label(finding: Finding) -> str:
     """An attack that ranks samples has one to rank where it decodes greedily: that is then what extracts."""
     return f"{finding.attack}, greedy decoding" if finding.decodes_greedily else finding.attack
 
 
-def _never(result: AuditResult, found: Sequence[Signal]) -> str:
+def _nonmember_baseline_label(result: AuditResult, found: Sequence[Signal]) -> str:
     """`of non-members: 0/100 Undefended, 0/20 PMixED (ethicist; 95% intervals)`"""
     used = {s.row for s in found}
-    attacks = ", ".join(dict.fromkeys(_method(finding) for finding in result.findings if finding.key in used))
-    how = f"({attacks}; 95% intervals)" if attacks else "(95% intervals)"
+    attacks = ", ".join(dict.fromkeys(_attack_label(finding) for finding in result.findings if finding.key in used))
+    how = f"(attack {attacks}; 95% intervals)" if attacks else "(95% intervals)"
     floors = [(s.target, s.baseline) for s in found if isinstance(s.baseline, Measurement)]
     highest = {target: max((m for t, m in floors if t == target), key=lambda m: m.value) for target, _ in floors}
     if not highest:
@@ -278,15 +292,21 @@ def _never(result: AuditResult, found: Sequence[Signal]) -> str:
 # --- below the table --------------------------------------------------------------------------------------------------
 
 
-def _also(result: AuditResult, seen: Assessment) -> _Entry:
+def _other_signals_entry(result: AuditResult, seen: Assessment) -> _Entry:
     """All other signals, those that are shown first. What WHAT says of the undefended model is not said twice."""
-    what = _undefended(result, seen)
+    what = _highest_recall_row(result, seen)
     told = list[tuple[tuple[bool, bool], str, str]]()
     for target in seen.targets:
         for group in signals.by_kind(seen.tested(target)):
             listed = group[0].kind is PERSONAL and what is not None and what.by_kind and target == what.target
             if group[0].kind is not VERBATIM and not listed:
-                told.append((min(map(_weight, group))[:2], _title(result, target), signals.describe_kind(group)))
+                told.append(
+                    (
+                        min(map(_most_worrying_first_key, group))[:2],
+                        _title(result, target),
+                        signals.describe_kind(group),
+                    )
+                )
     alone = all(s.kind is not VERBATIM or s.measured is None for s in seen.signals)
     told.sort(key=lambda one: one[0])
     before = ["", *(title for _, title, _ in told)]
@@ -294,25 +314,25 @@ def _also(result: AuditResult, seen: Assessment) -> _Entry:
     return _Entry("TESTED" if alone else "ALSO", tuple(said), 3)
 
 
-def _undefended(result: AuditResult, seen: Assessment) -> Finding | None:
+def _highest_recall_row(result: AuditResult, seen: Assessment) -> Finding | None:
     """The configuration of highest recall: of the undefended model, or else of the first target that has one."""
     return next((best for target in seen.targets if (best := strongest(result, target))), None)
 
 
-def _of(result: AuditResult, finding: Finding) -> str:
+def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
     own = "" if finding.target == UNDEFENDED else f"{_title(result, finding.target)}, "
     return f"({own}{finding.setting})"
 
 
-def _where(result: AuditResult, seen: Assessment) -> _Entry:
+def _extraction_by_copies_entry(result: AuditResult, seen: Assessment) -> _Entry:
     """By copies, and by insertions of canaries."""
-    best, items = _undefended(result, seen), list[str]()
+    best, items = _highest_recall_row(result, seen), list[str]()
     if best is not None and len(best.by_repeats) > 1:
         groups = words.by_repeats(best.by_repeats)
         told = ", ".join(f"{name}: {words.hits_of(m)}" for name, m in groups)
         open_ = max((m for _, m in groups if m.unit == "share" and m.value == 0), key=lambda m: m.high, default=None)
         left = f"; {words.hits_of(open_)} leaves up to {words.percent(open_.high)}% possible" if open_ else ""
-        items.append(f"copies {told} {_of(result, best)}{left}")
+        items.append(f"copies {told} {_target_and_access_label(result, best)}{left}")
     for finding in result.findings:
         if finding.target == UNDEFENDED and (measured := words.exposures(finding)):
             told = ", ".join(f"{count}: {words.value(m)} bits" for count, m in measured)
@@ -320,8 +340,8 @@ def _where(result: AuditResult, seen: Assessment) -> _Entry:
     return _Entry("WHERE", tuple(items), 2)
 
 
-def _what(result: AuditResult, seen: Assessment) -> _Entry:
-    best = _undefended(result, seen)
+def _personal_data_entry(result: AuditResult, seen: Assessment) -> _Entry:
+    best = _highest_recall_row(result, seen)
     if best is None or not best.by_kind:
         return _Entry("WHAT", (), 2)
     shown = {s.row for s in seen.signals if s.kind is PERSONAL and s.target == best.target and s.status == SHOWN}
@@ -329,10 +349,10 @@ def _what(result: AuditResult, seen: Assessment) -> _Entry:
         best = next(finding for finding in result.findings if finding.key in shown)
     none = not any(m.value for m in best.by_kind.values())
     remark = "" if shown else ": none extracted" if none else ", not significant"
-    return _Entry("WHAT", (f"{personal.counts(best)} {_of(result, best)}{remark}",), 2)
+    return _Entry("WHAT", (f"{personal.counts(best)} {_target_and_access_label(result, best)}{remark}",), 2)
 
 
-def _why(result: AuditResult) -> _Entry:
+def _effect_of_changes_entry(result: AuditResult) -> _Entry:
     """What each change alone did to the number that is told, of each defense with controls."""
     items = []
     for target in result.targets:
@@ -346,7 +366,7 @@ def _why(result: AuditResult) -> _Entry:
     return _Entry("WHY", tuple(items), 2, ". ")
 
 
-def _forgotten(result: AuditResult) -> _Entry:
+def _unlearning_entry(result: AuditResult) -> _Entry:
     return _Entry("FORGET", tuple(unlearning.sentence(result, one) for one in result.unlearning), 3, " ")
 
 
@@ -367,7 +387,7 @@ def _limits(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) 
     items += remarks.limits
     for targets, untested in signals.untested(seen).items():
         titles = list(dict.fromkeys(signals.title(result, target) for target in targets))  # one of several weights
-        on = f" on {_some(titles, 2)}" if titles else ""
+        on = f" on {_first_titles_label(titles, 2)}" if titles else ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
     items += ["Synthetic lab data."] if result.benchmark.of_lab else [personal.unmarked(result)]
     return _Entry(

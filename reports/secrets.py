@@ -52,11 +52,11 @@ def block(result: AuditResult, details: Details, texts: Mapping[str, SecretText]
     measured = [f for f in words.rows(result) if f.key in details.rows and own.intersection(details.rows[f.key].ids)]
     if not details.secrets or not measured:
         return None
-    facts = _facts(details)
-    left, rows, notes = _ROWS - _size(facts), [], []
+    facts = _secret_columns(details)
+    left, rows, notes = _ROWS - _json_byte_count(facts), [], []
     for finding in measured:
-        row = _row(result, details, finding)
-        if (left := left - _size(row)) < 0:
+        row = _row_outcomes_and_scores(result, details, finding)
+        if (left := left - _json_byte_count(row)) < 0:
             break
         rows.append(row)
     if len(rows) < len(measured):
@@ -64,7 +64,7 @@ def block(result: AuditResult, details: Details, texts: Mapping[str, SecretText]
             f"{len(measured) - len(rows)} of {len(measured)} rows are left out of this list to keep the page small; "
             "secrets.parquet has them."
         )
-    tokens, shown, known = _tokens(result, details, texts or {}, BUDGET - _size([facts, rows]))
+    tokens, shown, known = _tokens(result, details, texts or {}, BUDGET - _json_byte_count([facts, rows]))
     if shown < known:
         notes.append(
             f"The token view shows the {shown:,} secrets that the undefended model gives away most, of {known:,}; "
@@ -76,11 +76,11 @@ def block(result: AuditResult, details: Details, texts: Mapping[str, SecretText]
     return Secrets(data, tuple(notes))
 
 
-def _size(value: Any) -> int:
+def _json_byte_count(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-def _facts(details: Details) -> dict[str, Any]:
+def _secret_columns(details: Details) -> dict[str, Any]:
     told = details.secrets
     groups = list(dict.fromkeys(inert.clean(s.group) for s in told if s.group is not None))
     return {
@@ -93,7 +93,7 @@ def _facts(details: Details) -> dict[str, Any]:
     }
 
 
-def _row(result: AuditResult, details: Details, finding: Finding) -> dict[str, Any]:
+def _row_outcomes_and_scores(result: AuditResult, details: Details, finding: Finding) -> dict[str, Any]:
     seen = details.rows[finding.key]
     place = {id: i for i, id in enumerate(seen.ids)}
     order = [place.get(secret.id) for secret in details.secrets]
@@ -101,27 +101,27 @@ def _row(result: AuditResult, details: Details, finding: Finding) -> dict[str, A
     scores = next(iter(seen.values.values())) if seen.outcome is None else seen.outcome.score
     return {
         **title,
-        "outcome": "".join("-" if i is None else _outcome(seen, i) for i in order),
-        "score": [None if i is None else _short(float(scores[i])) for i in order],
-        "lead": _lead(seen, order),
+        "outcome": "".join("-" if i is None else _outcome_code(seen, i) for i in order),
+        "score": [None if i is None else _three_significant_digits(float(scores[i])) for i in order],
+        "lead": _leading_tokens_right(seen, order),
     }
 
 
-def _outcome(seen: PerSecret, i: int) -> str:
+def _outcome_code(seen: PerSecret, i: int) -> str:
     found = seen.outcome
     if found is None:
         return "."
     return "3" if found.hit[i] else "2" if found.any_hit[i] else "1" if found.near[i] else "0"
 
 
-def _lead(seen: PerSecret, order: Sequence[int | None]) -> list[int | None]:
+def _leading_tokens_right(seen: PerSecret, order: Sequence[int | None]) -> list[int | None]:
     if seen.outcome is None or "lead" not in seen.outcome.traits:
         return []
     lead = seen.outcome.traits["lead"]
     return [None if i is None else int(lead[i]) for i in order]
 
 
-def _short(value: float) -> float | int | None:
+def _three_significant_digits(value: float) -> float | int | None:
     """Three significant digits; None for what JSON has no word for."""
     if not math.isfinite(value):
         return None
@@ -144,7 +144,7 @@ def _tokens(
     ranked = sorted(ids, key=lambda id: -sum(distributions[0].get(id, (-math.inf,))))
     shown: set[str] = set()
     for id in ranked:
-        text = _size(_pieces(texts, id)) if texts else 0
+        text = _json_byte_count(_visible_suffix_tokens(texts, id)) if texts else 0
         if (budget := budget - sum(len(distribution.get(id, ())) + 12 for distribution in distributions) - text) < 0:
             break
         shown.add(id)
@@ -152,11 +152,18 @@ def _tokens(
     columns = [
         _target_tokens(t.title, distribution, told) for t, distribution in zip(targets, distributions, strict=True)
     ]
-    return {"tokens": columns, "texts": [_pieces(texts, id) for id in told] if texts else []}, len(shown), len(ids)
+    return (
+        {"tokens": columns, "texts": [_visible_suffix_tokens(texts, id) for id in told] if texts else []},
+        len(shown),
+        len(ids),
+    )
 
 
 def _target_tokens(title: str, distribution: Mapping[str, Sequence[float]], told: Sequence[str]) -> dict[str, Any]:
-    bits = [_short(round(-sum(distribution[id]) / math.log(2), 1)) if id in distribution else None for id in told]
+    bits = [
+        _three_significant_digits(round(-sum(distribution[id]) / math.log(2), 1)) if id in distribution else None
+        for id in told
+    ]
     return {
         "target": title,
         "codes": [code(distribution[id]) if id in distribution else "" for id in told],
@@ -164,6 +171,6 @@ def _target_tokens(title: str, distribution: Mapping[str, Sequence[float]], told
     }
 
 
-def _pieces(texts: Mapping[str, SecretText], id: str) -> list[str]:
+def _visible_suffix_tokens(texts: Mapping[str, SecretText], id: str) -> list[str]:
     """What each token of the suffix says, every character in sight."""
     return [words.shorten(inert.visible(piece), _ID) for piece in texts[id].pieces] if id in texts else []

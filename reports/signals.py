@@ -33,7 +33,7 @@ _NOTE = (
     "Shown: above its baseline with 95% confidence; the baseline is what the same method gives on records that were "
     "never trained on, or chance. Not shown: nothing beyond it was seen; “Shown from” is what would have had to "
     "be measured instead. Seen, not significant: above it, but chance could explain that. Not tested: this run cannot "
-    "say. "
+    "say. By greedy decoding one record is enough, unless as large a share of non-members is given. "
     "The bar spans the interval, the dot is the number, an open ring the non-members."
 )
 
@@ -93,10 +93,10 @@ def describe_kind(of_a_kind: Sequence[Signal]) -> str:
         access = f", {best.setting}" if best.setting else ""
         beside = "; ".join(filter(None, ("" if shown else "not significant", describe_baseline(best))))
         return f"{describe_number(best)}{access}{_bracketed(beside)}"
-    return _none(of_a_kind)
+    return _nothing_shown_sentence(of_a_kind)
 
 
-def _none(of_a_kind: Sequence[Signal]) -> str:
+def _nothing_shown_sentence(of_a_kind: Sequence[Signal]) -> str:
     """That nothing is shown, and how much is not ruled out."""
     access = " or ".join(s.setting for s in of_a_kind if s.setting)
     access = f", {access}" if access else ""
@@ -134,10 +134,10 @@ def gate_command(seen: Assessment, signal: Signal, run: str) -> str:
 
 def strongest(found: Sequence[Signal]) -> Signal:
     """Of one kind, at whatever access."""
-    return max(found, key=_size)
+    return max(found, key=_signal_strength)
 
 
-def _size(signal: Signal) -> float:
+def _signal_strength(signal: Signal) -> float:
     m = signal.measured
     assert m is not None
     return abs(m.value - 0.5) if m.unit == AUC else m.value
@@ -156,7 +156,7 @@ def by_kind(found: Sequence[Signal]) -> list[list[Signal]]:
     return [list(group) for _, group in groupby(found, key=lambda s: s.kind.name)]
 
 
-def _parts(seen: Assessment, target: str) -> tuple[list[str], list[str], list[str], list[str]]:
+def _signal_sentences_by_status(seen: Assessment, target: str) -> tuple[list[str], list[str], list[str], list[str]]:
     """What is shown, what is suspected, what is not shown, and the names of what was not tested."""
     shown, suspected, clear = list[str](), list[str](), list[list[Signal]]()
     for group in by_kind(seen.tested(target)):
@@ -167,12 +167,14 @@ def _parts(seen: Assessment, target: str) -> tuple[list[str], list[str], list[st
         else:
             clear.append(group)
     untested = [words.lower_first(s.kind.title) for s in seen.of(target) if s.status == signals.NOT_TESTED]
-    return shown, suspected, _together(clear), untested
+    return shown, suspected, _not_shown_sentences(clear), untested
 
 
-def _together(clear: Sequence[Sequence[Signal]]) -> list[str]:
+def _not_shown_sentences(clear: Sequence[Sequence[Signal]]) -> list[str]:
     """What is not shown; none of the same secrets extracted in several ways is said once."""
-    none = [g for g in clear if g[0].kind in _EXTRACTION and all(map(_is_zero, g)) and _same(g, clear[0])]
+    none = [
+        g for g in clear if g[0].kind in _EXTRACTION and all(map(_is_zero, g)) and _has_same_secret_count(g, clear[0])
+    ]
     others = [describe_kind(group) for group in clear if group not in none]
     if len(none) < 2:
         return [describe_kind(group) for group in clear]
@@ -183,14 +185,14 @@ def _together(clear: Sequence[Sequence[Signal]]) -> list[str]:
     return [together, *others]
 
 
-def _same(one: Sequence[Signal], other: Sequence[Signal]) -> bool:
+def _has_same_secret_count(one: Sequence[Signal], other: Sequence[Signal]) -> bool:
     return {s.measured.n for s in one if s.measured} == {s.measured.n for s in other if s.measured}
 
 
 def target_summary(result: AuditResult, seen: Assessment, target: str) -> str:
     """One sentence: that it leaks and by what; that this run cannot tell; or, where it was earned, no leakage seen."""
     named = title(result, target)
-    shown, suspected, clear, untested = _parts(seen, target)
+    shown, suspected, clear, untested = _signal_sentences_by_status(seen, target)
     if shown:
         none = [text for text in clear[:1] if text.startswith("none of")]  # that it is not told verbatim, beside
         return f"{named} leaks: {'; '.join(shown + suspected + none)}."
@@ -204,7 +206,7 @@ def target_summary(result: AuditResult, seen: Assessment, target: str) -> str:
 
 def full_account(result: AuditResult, seen: Assessment, target: str) -> str:
     """All that is known of a target: shown, not shown and from where on it would have been, not tested."""
-    shown, suspected, clear, untested = _parts(seen, target)
+    shown, suspected, clear, untested = _signal_sentences_by_status(seen, target)
     sentences = [f"Shown: {'; '.join(shown)}."] if shown else []
     sentences += [f"Seen, but not significant: {'; '.join(suspected)}."] if suspected else []
     sentences += [f"Not shown: {'; '.join(clear)}."] if clear else []
@@ -274,10 +276,10 @@ def table(result: AuditResult, seen: Assessment) -> Forest:
 def _row(s: Signal) -> tuple[str, ...]:
     if s.status == signals.NOT_TESTED:
         return s.kind.title, "", f"{s.status}{f': {s.why}' if s.why else ''}", "", "", ""
-    return s.kind.title, s.setting, _result(s), _measured(s), _compared(s), least_detectable(s)
+    return s.kind.title, s.setting, _signal_status_label(s), _measured(s), _baseline_text(s), least_detectable(s)
 
 
-def _result(s: Signal) -> str:
+def _signal_status_label(s: Signal) -> str:
     return "seen, not significant" if s.suspected else s.status
 
 
@@ -290,7 +292,7 @@ def _measured(s: Signal) -> str:
     return describe_number(s)
 
 
-def _compared(s: Signal) -> str:
+def _baseline_text(s: Signal) -> str:
     if isinstance(s.baseline, Measurement):
         m = s.baseline
         return f"{words.hits(m):,}/{m.n:,}" if m.unit == "share" else words.value(m)

@@ -13,7 +13,8 @@ _MOST = 80  # characters of a name: the line is a heading
 
 def line(result: AuditResult) -> str:
     """`Privacy audit of out/chat (adapter on org/base) with records of data/mails.jsonl; 1 June 2026, audit 0.1.0`"""
-    return f"Privacy audit of {_model(result)} with {_data(result)}; {_day(result)}, audit {result.tool_version}"
+    audited = f"Privacy audit of {_model(result)} with {_data(result)}"
+    return f"{audited}; {_run_date_label(result)}, audit {result.tool_version}"
 
 
 def _model(result: AuditResult) -> str:
@@ -23,14 +24,16 @@ def _model(result: AuditResult) -> str:
         return words.shorten(f"a model given in Python ({objects['model']})", _MOST)
     if named is None:
         own = "the built-in lab model" if result.benchmark.name == "lab" else "the lab's SmolLM2-135M-Instruct"
+        if method := (result.plan.get("mitigation") or {}).get("method"):
+            own += f" trained by {method}"
         return own if result.benchmark.of_lab else "a model that this record does not name"
     revision, base = result.plan.get("revision"), result.base or result.plan.get("base")
     more = [f"revision {revision}"] if revision else []
     if base:
-        more.append(f"adapter on {_place(str(base))}")
+        more.append(f"adapter on {_short_model_name(str(base))}")
     elif "model/adapter_config.json" in result.weights:
         more.append("an adapter")
-    return _place(str(named)) + (f" ({words.shorten('; '.join(more), _MOST)})" if more else "")
+    return _short_model_name(str(named)) + (f" ({words.shorten('; '.join(more), _MOST)})" if more else "")
 
 
 def targets(result: AuditResult) -> str:
@@ -45,17 +48,17 @@ def _data(result: AuditResult) -> str:
         return "records given in Python"
     if data is None and result.benchmark.of_lab:
         return "synthetic records"
-    named = [_place(str(one)) for one in (data, canaries) if one]
+    named = [_short_model_name(str(one)) for one in (data, canaries) if one]
     return f"records of {' and '.join(named) or words.shorten(result.benchmark.name, _MOST)}"
 
 
-def _place(name: str) -> str:
+def _short_model_name(name: str) -> str:
     """A hub id whole, of a path what tells it from its neighbours: its last two parts."""
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     return words.shorten("/".join(parts[-2:]) or name, _MOST)
 
 
-def _day(result: AuditResult) -> str:
+def _run_date_label(result: AuditResult) -> str:
     """`23 November 2026`, in UTC as it was recorded."""
     try:
         made = datetime.fromisoformat(result.created)

@@ -44,10 +44,10 @@ class Summary:
         yield Text()
         yield from _rows(self.result, options.max_width)
         yield Text()
-        yield from _below(self.result)
+        yield from _remarks_below_rows(self.result)
         if self.folder is not None:
             yield Text()
-            yield from _pointers(self.result, self.folder)
+            yield from _report_and_next_command(self.result, self.folder)
 
 
 def shares(measurements: Iterable[Measurement]) -> Table:
@@ -71,7 +71,9 @@ def _rows(result: AuditResult, width: int) -> Iterator[RenderableType]:
     over = _INDENT + sum(widths) + gap * (len(widths) - 1) - width
     widths[0] = max(_SHORTEST, widths[0] - max(0, over))
     yield _line(heads, widths, gap, "dim")
-    for (title, facts, claim), group in groupby(words.rows(result), key=lambda finding: _about(result, finding)):
+    for (title, facts, claim), group in groupby(
+        words.rows(result), key=lambda finding: _title_facts_and_claim(result, finding)
+    ):
         yield from _heading(title, facts, claim, width)
         for finding in group:
             yield (
@@ -81,7 +83,7 @@ def _rows(result: AuditResult, width: int) -> Iterator[RenderableType]:
             )
 
 
-def _about(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
+def _title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
     """What the rows of a group share: their title, their decoding and perplexity, and whether the claim applies."""
     facts = f"  {finding.decoding} · PPL {words.perplexity(result, finding.target)}"
     applies = words.claim_applies(finding)
@@ -126,7 +128,7 @@ def _indented(content: RenderableType) -> Padding:
 # --- the lines below ------------------------------------------------------------------------------------------------
 
 
-def _below(result: AuditResult) -> Iterator[RenderableType]:
+def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
     seen = assess_signals(result)
     for targets, untested in signals.untested(seen).items():
         on = f" on {', '.join(signals.title(result, target) for target in targets)}" if targets else ""
@@ -145,7 +147,7 @@ def _below(result: AuditResult) -> Iterator[RenderableType]:
     for target in result.targets:
         told = explained_row(result, target.name)
         if told is not None and told.chain is not None:
-            yield _why(target.title, told, told.chain)
+            yield _effect_of_changes_text(target.title, told, told.chain)
         if target.likelihood is not None:
             yield _more_likely(target.title, target.likelihood)
     for one in result.unlearning:
@@ -177,7 +179,7 @@ def _more_likely(title: str, chain: Chain) -> Text:
     return Text.assemble((f"likelihood {title}", "bold"), "  ", told, (of, "dim"))
 
 
-def _why(title: str, finding: Finding, chain: Chain) -> Text:
+def _effect_of_changes_text(title: str, finding: Finding, chain: Chain) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""
     where = ", white-box" if finding.setting == "white-box" else ""
     told = " · ".join(map(words.step_effect, words.measured_steps(chain.steps)))
@@ -185,6 +187,6 @@ def _why(title: str, finding: Finding, chain: Chain) -> Text:
     return Text.assemble((f"why {title}", "bold"), "  ", told, (of, "dim"))
 
 
-def _pointers(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
+def _report_and_next_command(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
     yield Text.assemble(("report", "bold"), f": {inert.clean(str(folder / 'report.html'))}", overflow="fold")
     yield Text.assemble(("next", "bold"), f":   {next_command(assess_signals(result), folder)}", overflow="fold")

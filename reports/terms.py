@@ -29,7 +29,9 @@ def _claims(result: AuditResult) -> list[Block]:
     """A line for each neighbouring relation: what is promised, what this audit spent of it, what is left to ask."""
     held = claims.table(result)
     evidence: list[Block] = [] if held is None else [held, Paragraph(_NEVER)]
-    groups = tuple(Group(f"{t.title}: {t.claim.theorem}", _relations(t.claim)) for t in result.targets if t.claim)
+    groups = tuple(
+        Group(f"{t.title}: {t.claim.theorem}", _claim_rows_by_relation(t.claim)) for t in result.targets if t.claim
+    )
     if not groups:
         return evidence
     head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens covered", "Drawn", "Left", "Status")
@@ -47,7 +49,7 @@ def _tokens(claim: Claim) -> tuple[str, str, str]:
     return f"{claim.queries:,}", f"{claim.spent_queries:,}", f"{left:,}" if left >= 0 else "overdrawn"
 
 
-def _relations(claim: Claim) -> tuple[tuple[str, ...], ...]:
+def _claim_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
     tokens = _tokens(claim)
     return tuple(
         (
@@ -90,14 +92,14 @@ def _access_table(result: AuditResult) -> Table:
     return Table("access-table", caption, head, groups)
 
 
-def _attacked(result: AuditResult) -> list[Block]:
+def _attacked_records_blocks(result: AuditResult) -> list[Block]:
     n = result.benchmark
     facts = (
         ("Members attacked", f"{n.members:,}"),
         ("Non-members attacked", f"{n.nonmembers:,}"),
         ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
         ("Near-duplicates of auxiliary data", _near_duplicates(n)),
-        *((("Canaries", _canaries(n)),) if n.canaries else ()),
+        *((("Canaries", _canary_counts_label(n)),) if n.canaries else ()),
     )
     blocks: list[Block] = [Paragraph(n.description)] if n.description else []
     blocks.append(FactList("", facts))
@@ -106,7 +108,7 @@ def _attacked(result: AuditResult) -> list[Block]:
     return [*blocks, *([Bullets(n.notes)] if n.notes else [])]
 
 
-def _canaries(n: BenchmarkRecord) -> str:
+def _canary_counts_label(n: BenchmarkRecord) -> str:
     """`2 inserted once, 1 inserted 16 times, 4 never (controls)`."""
     times = {"0": "never (controls)", "1": "inserted once"}
     parts = (f"{many:,} {times.get(count, f'inserted {count} times')}" for count, many in n.canaries.items())
@@ -133,7 +135,12 @@ def _greedy_table(result: AuditResult) -> Table:
 def _targets(result: AuditResult) -> list[Block]:
     shared = _shared([target.notes for target in result.targets])
     cards = (
-        Card(t.title, t.description, (*_cost(t), *_nominal(t), *_claim(t.claim)), _rest(t.notes, shared))
+        Card(
+            t.title,
+            t.description,
+            (*_cost(t), *_nominal_epsilon_facts(t), *_claim(t.claim)),
+            _notes_not_shared(t.notes, shared),
+        )
         for t in result.targets
     )
     of_all: list[Block] = [Paragraph(f"Of all targets: {'; '.join(shared)}.")] if shared else []
@@ -146,7 +153,7 @@ def _shared(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(one for one in first if others and all(one in other for other in others))
 
 
-def _rest(notes: Sequence[str], shared: Sequence[str]) -> tuple[str, ...]:
+def _notes_not_shared(notes: Sequence[str], shared: Sequence[str]) -> tuple[str, ...]:
     return tuple(note for note in notes if note not in shared)
 
 
@@ -161,7 +168,7 @@ def _cost(target: TargetRecord) -> Facts:
     )
 
 
-def _nominal(target: TargetRecord) -> Facts:
+def _nominal_epsilon_facts(target: TargetRecord) -> Facts:
     """An epsilon that promises nothing is named as such."""
     if target.nominal_epsilon is None:
         return ()
@@ -171,7 +178,7 @@ def _nominal(target: TargetRecord) -> Facts:
 def _claim(claim: Claim | None) -> Facts:
     if claim is None:
         return (("Claim", "none"),)
-    by_relation = ((f"ε, {words.relation(name)}", _epsilon(claim, name)) for name in claim.epsilon)
+    by_relation = ((f"ε, {words.relation(name)}", _promised_and_spent_label(claim, name)) for name in claim.epsilon)
     return (
         ("Claim", f"{claim.theorem} ({claim.status})"),
         *by_relation,
@@ -183,7 +190,7 @@ def _claim(claim: Claim | None) -> Facts:
     )
 
 
-def _epsilon(claim: Claim, name: str) -> str:
+def _promised_and_spent_label(claim: Claim, name: str) -> str:
     """What is promised under one relation, and how much of it is spent."""
     epsilon, spent = claim.epsilon[name], claim.spent_epsilon.get(name)
     if spent is None or math.isinf(epsilon):
@@ -212,12 +219,12 @@ def _measurement_row(m: Measurement) -> tuple[str, ...]:
     return (words.label(m.name), words.counted(m), words.bounds(m), f"{m.n:,}", m.note)
 
 
-def _how(result: AuditResult) -> list[Block]:
+def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
     """How each configuration was run: once what holds for all, then a row for each with the rest."""
     rows = words.rows(result)
     attacks = {f.attack: _shared([_options(g) for g in rows if g.attack == f.attack]) for f in rows}
     options = (f"{attack}: {', '.join(shared)}" for attack, shared in attacks.items() if shared)
-    notes = _shared([_said(f) for f in rows])
+    notes = _shared([_row_notes(f) for f in rows])
     of_all = (*options, *(f"in all of them: {note}" for note in notes))
     head = ("Target", "Attack", "Options of its own", "Tokens drawn", "Forward rows", "Time", "Notes of its own")
     groups = by_target(result, lambda f: [_cost_row(result, f, attacks[f.attack], notes)])
@@ -229,14 +236,14 @@ def _options(f: Finding) -> tuple[str, ...]:
     return tuple(f"{name}={option}" for name, option in f.options.items())
 
 
-def _said(f: Finding) -> tuple[str, ...]:
+def _row_notes(f: Finding) -> tuple[str, ...]:
     return (f"not applicable: {f.not_applicable}",) if f.not_applicable else words.notes(f)
 
 
 def _cost_row(result: AuditResult, f: Finding, options: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
     """options, notes: those that are said once, of all."""
     cost = (f"{f.drawn:,}", f"{f.rows:,}", words.duration(f.seconds))
-    own, said = _rest(_options(f), options), _rest(_said(f), notes)
+    own, said = _notes_not_shared(_options(f), options), _notes_not_shared(_row_notes(f), notes)
     return (words.row_title(result, f), f.attack, ", ".join(own), *cost, "; ".join(said))
 
 
@@ -249,7 +256,7 @@ def _reproduce(result: AuditResult) -> list[Block]:
     return [
         Code("Command", result.command),
         Paragraph(seeds),
-        *(_how(result) if result.findings else []),
+        *(_how_rows_ran_blocks(result) if result.findings else []),
         FactList("Environment", (("audit", result.tool_version), *result.environment.items())),
         Code("Time by stage", "\n".join(timings), folded=True),
         Code("Plan", json.dumps(result.plan, indent=2, ensure_ascii=False), folded=True),
@@ -259,7 +266,7 @@ def _reproduce(result: AuditResult) -> list[Block]:
 TOPICS = (
     Topic("claims", "Claims and spending", lambda m: _claims(m.result), CHECK, 10),
     Topic("adversary", "What the adversary was allowed", lambda m: _adversary(m.result), CHECK, 11, turn=10),
-    Topic("attacked", "What was attacked", lambda m: _attacked(m.result), CHECK, 12, turn=8),
+    Topic("attacked", "What was attacked", lambda m: _attacked_records_blocks(m.result), CHECK, 12, turn=8),
     Topic("targets", "Targets, costs and claims", lambda m: _targets(m.result), CHECK, 13, turn=9),
     Topic("measurements", "All measurements", lambda m: _measurements(m.result), CHECK, 14, turn=13),
     Topic("reproduce", "How to reproduce", lambda m: _reproduce(m.result), CHECK, 15, turn=12),

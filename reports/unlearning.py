@@ -41,14 +41,16 @@ _NOTE = (
 def sentence(result: AuditResult, one: Unlearning) -> str:
     """What is left, what comes back, and what it cost: in the order of the numbers that were measured."""
     title = words.target_title(result, one.target)
-    told = [_fell(row) for row in one.numbers if row.group == FORGOTTEN]
+    told = [_before_after_label(row) for row in one.numbers if row.group == FORGOTTEN]
     if not told:
         return f"{title}: nothing was measured of what it was to forget."
     opening = f"{title}, {one.forgotten:,} records forgotten of {one.forgotten + one.retained:,}: {'; '.join(told)}"
-    return " ".join((f"{opening}.", *_judged(one), *_came_back(one), *_cost(one)))
+    return " ".join(
+        (f"{opening}.", *_forgotten_or_not_sentences(one), *_came_back(one), *_perplexity_cost_sentences(one))
+    )
 
 
-def _fell(row: Recalled) -> str:
+def _before_after_label(row: Recalled) -> str:
     beside = f", never seen {words.value(row.values[RETRAINED])}" if RETRAINED in row.values else ""
     before, after = (words.value(row.values[model]) for model in (BEFORE, AFTER))
     return f"{_named(row)} {before} → {words.with_bounds(row.values[AFTER]) if before != after else after}{beside}"
@@ -58,7 +60,7 @@ def _named(row: Recalled) -> str:
     return _NAMES.get(row.name) or words.lower_first(words.label(row.name))
 
 
-def _judged(one: Unlearning) -> Iterator[str]:
+def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
     """Whether it is forgotten: by the model that never saw them, or else by the floor."""
     rows = [row for row in one.numbers if row.group == FORGOTTEN]
     left = [row for row in rows if "left" in row.changes]
@@ -92,10 +94,10 @@ def _came_back(one: Unlearning) -> Iterator[str]:
     back = [row for row in rows if _comes_back(row)]
     rest = [row for row in rows if not _comes_back(row)]
     if back:
-        yield f"{trained} bring it back, so it was hidden and not gone: {'; '.join(map(_back, back))}."
+        yield f"{trained} bring it back, so it was hidden and not gone: {'; '.join(map(_relearned_label, back))}."
     if rest:
         opening = "Not shown to come back" if back else f"{trained} are not shown to bring it back"
-        yield f"{opening}: {'; '.join(map(_back, rest))}."
+        yield f"{opening}: {'; '.join(map(_relearned_label, rest))}."
     if not any("came_back" in row.changes for row in rows):
         yield "Without --retrained, nothing tells what comes back from what such steps teach any model."
 
@@ -105,14 +107,14 @@ def _comes_back(row: Recalled) -> bool:
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 
 
-def _back(row: Recalled) -> str:
+def _relearned_label(row: Recalled) -> str:
     share, never = row.changes.get("share_back"), row.values.get(RETRAINED_RELEARNED)
     part = f", {words.with_bounds(share)} of what was taken" if share and _comes_back(row) else ""
     beside = f", never seen {words.value(never)}" if never else ""
     return f"{_named(row)} {words.value(row.values[AFTER])} → {words.value(row.values[RELEARNED])}{part}{beside}"
 
 
-def _cost(one: Unlearning) -> Iterator[str]:
+def _perplexity_cost_sentences(one: Unlearning) -> Iterator[str]:
     before, after = one.perplexity.get(BEFORE), one.perplexity.get(AFTER)
     ratio = one.perplexity.get("ratio")
     if before is None or after is None:
@@ -157,11 +159,11 @@ def _line(row: Recalled, shown: list[str]) -> tuple[str, ...]:
     return (
         f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})",
         *(words.with_bounds(row.values.get(model)) for model in shown),
-        *map(_moved, changes),
+        *map(_change_text, changes),
     )
 
 
-def _moved(m: Measurement | None) -> str:
+def _change_text(m: Measurement | None) -> str:
     return words.with_bounds(m) if m else words.NOTHING
 
 

@@ -46,10 +46,14 @@ def _untargeted(result: AuditResult, details: Details) -> list[Block]:
     shown = rows(result)
     if not shown:
         return []
-    return [*_brief(result), *_copies(result, details, shown), *_records(result, details, shown)]
+    return [
+        *_rates_and_rankings_blocks(result),
+        *_extracted_by_copies_blocks(result, details, shown),
+        *_extracted_records_blocks(result, details, shown),
+    ]
 
 
-def _brief(result: AuditResult) -> list[Block]:
+def _rates_and_rankings_blocks(result: AuditResult) -> list[Block]:
     shown = rows(result)
     if not shown:
         return []
@@ -79,13 +83,19 @@ def _drawn(finding: Finding) -> str:
 def _to_come(result: AuditResult, shown: list[Finding]) -> Table:
     head = ("Target", "Records extracted", "Non-members", f"New in the next {PER:,}", "In the end, at least")
     told = tuple(
-        (titled(result, f), _out(f, RECORDS), _out(f, floor_of(RECORDS)), *_told(f, (NEW, RICHNESS))) for f in shown
+        (
+            titled(result, f),
+            _value_with_note_text(f, RECORDS),
+            _value_with_note_text(f, floor_of(RECORDS)),
+            *_told(f, (NEW, RICHNESS)),
+        )
+        for f in shown
     )
     caption = "Training records extracted, and how many more would with more generations, with 95% intervals"
     return Table("to-come-table", caption, head, (Group("", told),), frozenset({1, 2, 3, 4}))
 
 
-def _out(finding: Finding, name: str) -> str:
+def _value_with_note_text(finding: Finding, name: str) -> str:
     found = finding.measurement(name)
     return f"{words.value(found)} {found.note}" if found else words.NOTHING
 
@@ -103,15 +113,15 @@ def _rankings(result: AuditResult, shown: list[Finding]) -> Iterator[Block]:
         yield Table("rankings-table", caption, head, (Group("", told),), frozenset(range(1, len(head))))
 
 
-def _kept(details: Details, shown: list[Finding]) -> list[tuple[Finding, Mapping[str, Column]]]:
+def _rows_with_records(details: Details, shown: list[Finding]) -> list[tuple[Finding, Mapping[str, Column]]]:
     """Those of which some record was extracted."""
     return [(f, held) for f in shown if "generations" in (held := details.records.get(f.key, {}))]
 
 
-def _copies(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
+def _extracted_by_copies_blocks(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
     """Which records are extracted, by how often they were trained on."""
     groups = []
-    for f, found in _kept(details, shown):
+    for f, found in _rows_with_records(details, shown):
         out, trained = Counter(found["generations"].repeats), found["trained"]
         told = sorted(zip(trained.repeats, trained.values, strict=True), key=lambda own: (own[0] is None, own[0] or 0))
         if any(n is not None for n, _ in told):
@@ -123,9 +133,10 @@ def _copies(result: AuditResult, details: Details, shown: list[Finding]) -> list
     return [Table("copies-table", "Training records extracted, by copies", head, tuple(groups))]
 
 
-def _records(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
+def _extracted_records_blocks(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
     groups = tuple(
-        Group(f"{titled(result, f)}{_left(found)}", tuple(_record_rows(found))) for f, found in _kept(details, shown)
+        Group(f"{titled(result, f)}{_shown_of_all_label(found)}", tuple(_record_rows(found)))
+        for f, found in _rows_with_records(details, shown)
     )
     if not groups:
         return []
@@ -134,7 +145,7 @@ def _records(result: AuditResult, details: Details, shown: list[Finding]) -> lis
     return [Table("records-table", caption, head, groups, frozenset({2, 3, 4}), folded=True)]
 
 
-def _left(found: Mapping[str, Column]) -> str:
+def _shown_of_all_label(found: Mapping[str, Column]) -> str:
     n = len(found["generations"].ids)
     return f" · {_SHOWN} of {n:,}" if n > _SHOWN else ""
 
@@ -159,6 +170,6 @@ TOPICS = (
         MEND,
         5,
         15,
-        lambda m: _brief(m.result),
+        lambda m: _rates_and_rankings_blocks(m.result),
     ),
 )

@@ -42,58 +42,63 @@ def _told(seen: Assessment) -> list[str]:
 
 def verdict(result: AuditResult) -> str:
     """The paragraph: what leaks and how sure, what each defense changed, at what cost, and what its claim covers."""
-    return " ".join(f"{term}: {text}" if term in _named(result) else text for term, text in _parts(result))
+    return " ".join(f"{term}: {text}" if term in _named(result) else text for term, text in _verdict_facts(result))
 
 
 def verdict_by_question(result: AuditResult) -> Facts:
     """The verdict by question, for a page: what leaks of each target, at what cost, what is promised, how sure."""
-    return (*_parts(result), ("How sure", _how_sure(result)))
+    return (*_verdict_facts(result), ("How sure", _how_sure(result)))
 
 
 def _named(result: AuditResult) -> set[str]:
     return {"Undefended", *(target.title for target in result.targets)}
 
 
-def _parts(result: AuditResult) -> Facts:
+def _verdict_facts(result: AuditResult) -> Facts:
     seen, found = assess_signals(result), list[tuple[str, str]]()
     if against := signals.doubts(seen):
         found.append(("What may hide a leak", " ".join(doubt.sentence for doubt in against)))
     found.append(("Undefended", signals.full_account(result, seen, UNDEFENDED)))
     for target in _defended(result):
         found.append(
-            (target.title, " ".join([signals.full_account(result, seen, target.name), *_changes(result, target)]))
+            (
+                target.title,
+                " ".join([signals.full_account(result, seen, target.name), *_recall_change_sentences(result, target)]),
+            )
         )
     found += [("What is left of the forgotten", unlearning.sentence(result, one)) for one in result.unlearning]
-    found += [(f"Why, with {target.title}", explain_effect(result, target)) for target in _explained(result)]
+    found += [(f"Why, with {target.title}", explain_effect(result, target)) for target in _explained_targets(result)]
     found += [("At what cost", " ".join(_costs(result)))] if _defended(result) else []
-    promises = [*_promises(result), *(claims.sentence(stands) for stands in claims.claims_to_report(result))]
+    promises = [*_promise_sentences(result), *(claims.sentence(stands) for stands in claims.claims_to_report(result))]
     found += [("What is promised", " ".join(promises))] if promises else []
     return tuple(found)
 
 
-def _changes(result: AuditResult, target: TargetRecord) -> list[str]:
+def _recall_change_sentences(result: AuditResult, target: TargetRecord) -> list[str]:
     """Its recall against that of no defense, at each access."""
-    told = [_change(result, finding) for finding in _best(result, target)]
+    told = [_recall_change_label(result, finding) for finding in _strongest_by_access(result, target)]
     return [f"Verbatim, against no defense at the same decoding: {'; '.join(told)}."] if told else []
 
 
 def _costs(result: AuditResult) -> list[str]:
     return [
-        f"{target.title}: {words.lower_first(_cost(result, target))}{_slower(result, target)}"
+        f"{target.title}: {words.lower_first(_perplexity_cost_sentence(result, target))}"
+        f"{_slowdown_sentence(result, target)}"
         for target in _defended(result)
     ]
 
 
-def _slower(result: AuditResult, target: TargetRecord) -> str:
+def _slowdown_sentence(result: AuditResult, target: TargetRecord) -> str:
     base = next((t.milliseconds_per_token for t in result.targets if t.name == UNDEFENDED), None)
     if not base or target.milliseconds_per_token is None:
         return ""
     return f" A token takes {words.number(target.milliseconds_per_token / base)} times as long."
 
 
-def _promises(result: AuditResult) -> list[str]:
+def _promise_sentences(result: AuditResult) -> list[str]:
     return [
-        f"{target.title}: {words.lower_first(_coverage(target, _best(result, target)))}" for target in _defended(result)
+        f"{target.title}: {words.lower_first(_claim_coverage_sentence(target, _strongest_by_access(result, target)))}"
+        for target in _defended(result)
     ]
 
 
@@ -120,23 +125,23 @@ def strongest(result: AuditResult, target: str, setting: str | None = None) -> F
     measured = [
         finding
         for finding in result.findings
-        if finding.target == target and setting in (None, finding.setting) and _measured(finding)
+        if finding.target == target and setting in (None, finding.setting) and _has_recall(finding)
     ]
     return max(measured, key=lambda finding: _recall(finding).value, default=None)
 
 
-def _measured(finding: Finding) -> bool:
+def _has_recall(finding: Finding) -> bool:
     recall = finding.measurement(RECALL)
     return not finding.not_applicable and recall is not None and recall.n > 0 and not math.isnan(recall.value)
 
 
 def _recall(finding: Finding) -> Measurement:
     recall = finding.measurement(RECALL)
-    assert recall is not None  # _measured() chose the finding
+    assert recall is not None  # _has_recall() chose the finding
     return recall
 
 
-def _best(result: AuditResult, target: TargetRecord) -> list[Finding]:
+def _strongest_by_access(result: AuditResult, target: TargetRecord) -> list[Finding]:
     """The strongest row of each setting that has one, inside the claim first."""
     return [f for f in (strongest(result, target.name, setting) for setting in words.SETTINGS) if f is not None]
 
@@ -148,9 +153,9 @@ def _defended(result: AuditResult) -> list[TargetRecord]:
 # --- what a defense changed -----------------------------------------------------------------------------------------
 
 
-def _change(result: AuditResult, finding: Finding) -> str:
+def _recall_change_label(result: AuditResult, finding: Finding) -> str:
     """`white-box −51 points [−55 to −47] (4/320 against 166/320, ethicist)`"""
-    difference, reference = finding.measurement("recall_difference"), _matched(result, finding)
+    difference, reference = finding.measurement("recall_difference"), _matching_undefended_row(result, finding)
     access, own = finding.setting, words.share(_recall(finding))
     if reference is None or difference is None or math.isnan(difference.value):
         return f"{access} {own} by {finding.attack}, with no undefended configuration at the same decoding"
@@ -162,14 +167,14 @@ def _change(result: AuditResult, finding: Finding) -> str:
     return f"{access} {points} ({own} against {words.share(_recall(reference))}, {finding.attack})"
 
 
-def _matched(result: AuditResult, finding: Finding) -> Finding | None:
+def _matching_undefended_row(result: AuditResult, finding: Finding) -> Finding | None:
     """The undefended row at the same setting, attack and decoding."""
     key = (finding.setting, finding.attack, finding.decoding)
-    undefended = (f for f in result.findings if f.target == UNDEFENDED and _measured(f))
+    undefended = (f for f in result.findings if f.target == UNDEFENDED and _has_recall(f))
     return next((f for f in undefended if (f.setting, f.attack, f.decoding) == key), None)
 
 
-def _coverage(target: TargetRecord, best: list[Finding]) -> str:
+def _claim_coverage_sentence(target: TargetRecord, best: list[Finding]) -> str:
     claim = target.claim
     if claim is None:
         return "It claims nothing."
@@ -199,7 +204,7 @@ def _reasons(findings: list[Finding]) -> str:
     return "; ".join(dict.fromkeys(finding.claim_reason or "no reason recorded" for finding in findings))
 
 
-def _cost(result: AuditResult, target: TargetRecord) -> str:
+def _perplexity_cost_sentence(result: AuditResult, target: TargetRecord) -> str:
     base = next((t.perplexity for t in result.targets if t.name == UNDEFENDED), None)
     if target.perplexity is None or base is None or not base.value > 0:
         return "Its cost in perplexity was not measured."
@@ -207,7 +212,7 @@ def _cost(result: AuditResult, target: TargetRecord) -> str:
     return f"Held-out perplexity is {words.value(target.perplexity)} against {words.value(base)} ({change})."
 
 
-def _explained(result: AuditResult) -> list[TargetRecord]:
+def _explained_targets(result: AuditResult) -> list[TargetRecord]:
     """The defended targets of which some row says what their effect is due to."""
     return [target for target in _defended(result) if explained_row(result, target.name)]
 
@@ -217,7 +222,7 @@ def explained_row(result: AuditResult, target: str) -> Finding | None:
 
     def rank(finding: Finding) -> tuple[float, float]:
         assert finding.chain is not None
-        return (_recall(finding).value if _measured(finding) else -1.0, -finding.chain.whole.value)
+        return (_recall(finding).value if _has_recall(finding) else -1.0, -finding.chain.whole.value)
 
     return max((f for f in result.findings if f.target == target and f.chain), key=rank, default=None)
 
@@ -225,7 +230,7 @@ def explained_row(result: AuditResult, target: str) -> Finding | None:
 def explain_effect(result: AuditResult, target: TargetRecord) -> str:
     """What each cause is credited with: its own step, and no more than that."""
     finding = explained_row(result, target.name)
-    assert finding is not None and finding.chain is not None  # `_explained` has seen to it
+    assert finding is not None and finding.chain is not None  # `_explained_targets` has seen to it
     where = finding.setting
     whole = finding.chain.whole
     told = "; ".join(map(words.step_effect_in_full, words.measured_steps(words.steps(finding.chain, target.name))))

@@ -63,7 +63,7 @@ def percent(value: float, like: float | None = None) -> str:
     """`52`, `0.3`, `−47`: percent without its sign, with the decimals that `like` (default: the value) deserves."""
     if math.isnan(value):
         return NOTHING
-    return _minus(f"{100 * value:.{_decimals(value if like is None else like)}f}")
+    return _with_typographic_minus(f"{100 * value:.{_decimals(value if like is None else like)}f}")
 
 
 def _decimals(share: float) -> int:
@@ -73,7 +73,7 @@ def _decimals(share: float) -> int:
     return 1 if size < 0.1 or size >= 0.99 else 0
 
 
-def _minus(number: str) -> str:
+def _with_typographic_minus(number: str) -> str:
     """Typographic minus, and no minus before a number that rounds to nothing."""
     return number.lstrip("-") if not number.strip("-0.") else number.replace("-", "−")
 
@@ -134,13 +134,13 @@ def number(value: float, zeros: Literal["", "#"] = "") -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if abs(value) >= 100:
-        return _minus(f"{value:,.0f}")
-    return _minus(re.sub(r"e-0*", "e−", f"{value:{zeros}.3g}")).replace("e−", "e-")
+        return _with_typographic_minus(f"{value:,.0f}")
+    return _with_typographic_minus(re.sub(r"e-0*", "e−", f"{value:{zeros}.3g}")).replace("e−", "e-")
 
 
 def change(ratio: float) -> str:
     """A relative change in whole percent: `+90%`, `−3%`."""
-    return _minus(f"{100 * ratio:+,.0f}%")
+    return _with_typographic_minus(f"{100 * ratio:+,.0f}%")
 
 
 def duration(seconds: float) -> str:

@@ -117,12 +117,15 @@ def make(
     own, of_audit = options.given(exposure), options.given(coins)
     if of_audit:
         if own:
-            raise AuditError(f"expected {_flags(own)} without {_flags(of_audit)}: canaries are for one or the other")
+            raise AuditError(
+                f"expected {_comma_separated_flags(own)} without {_comma_separated_flags(of_audit)}: "
+                "canaries are for one or the other"
+            )
         _make_for_audit(coins, out, _counts("1" if counts is None else counts), seed)
         return
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
-    lists = dict(_list(item) for item in exposure.list_ or [])
+    lists = dict(_named_word_list(item) for item in exposure.list_ or [])
     sizes = {name: own[name] for name in ("each", "controls") if name in own}
     formats, many = exposure.format or ["My ID is {digits:6}"], _counts("1,2,4,8,16" if counts is None else counts)
     manifest = canaries.make_manifest(formats, many, lists=lists, seed=seed or 0, **sizes)
@@ -138,7 +141,9 @@ def _make_for_audit(coins: AuditFlags, out: Path | None, counts: list[int], seed
     from auditor.statistics import audited
 
     if (coins.audit is None) == (coins.for_epsilon is None):
-        raise AuditError(f"expected --audit N or --for-epsilon, one of them, with {_flags(options.given(coins))}")
+        raise AuditError(
+            f"expected --audit N or --for-epsilon, one of them, with {_comma_separated_flags(options.given(coins))}"
+        )
     if len(counts) != 1:
         raise AuditError(
             f"expected one of --counts for an audit, got {len(counts)}: an audit inserts every canary equally often"
@@ -169,7 +174,7 @@ def _make_for_audit(coins: AuditFlags, out: Path | None, counts: list[int], seed
     typer.echo(f"manifest: {out} ({count} canaries, {inside} included; coin flips from {whose})")
 
 
-def _flags(given: Iterable[str]) -> str:
+def _comma_separated_flags(given: Iterable[str]) -> str:
     return ", ".join(f"--{name.strip('_').replace('_', '-')}" for name in given)
 
 
@@ -316,7 +321,7 @@ def _counts(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _list(item: str) -> tuple[str, tuple[str, ...]]:
+def _named_word_list(item: str) -> tuple[str, tuple[str, ...]]:
     name, separator, path = item.partition("=")
     if not (separator and name.isidentifier()):
         raise AuditError(f"expected --list NAME=FILE, got {item!r}")

@@ -130,7 +130,7 @@ def quiet() -> None:
         stdlib.getLogger(library).setLevel(stdlib.ERROR)
 
 
-def _behind(lead: str, text: str) -> Text:
+def _safe_text_after_lead(lead: str, text: str) -> Text:
     from rich.text import Text
 
     return Text(lead).append(inert.terminal(text))
@@ -155,7 +155,7 @@ class Terminal:
         with self.bar(name):
             yield
         if self._verbose:
-            err().print(_behind(f"{time.perf_counter() - start:7.1f} s  ", name))
+            err().print(_safe_text_after_lead(f"{time.perf_counter() - start:7.1f} s  ", name))
             self._say_threads()
 
     @contextmanager
@@ -194,7 +194,7 @@ class Terminal:
 
     def note(self, text: str) -> None:
         if self._verbose:
-            err().print(_behind("           ", text), soft_wrap=True)
+            err().print(_safe_text_after_lead("           ", text), soft_wrap=True)
 
     def greedy(self, recall: Mapping[str, Measurement]) -> None:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]

@@ -70,7 +70,10 @@ def dp_loop(
         reporter.bar(),
     ):
         tested = crash_test(
-            _guarded(found, script), minutes=minutes, seed=seed, tell=partial(reporter.progress, "trainings watched")
+            _training_with_blamed_errors(found, script),
+            minutes=minutes,
+            seed=seed,
+            tell=partial(reporter.progress, "trainings watched"),
         ).of(check or ())
     source, again = str(script), f"audit dp-loop {shlex.quote(str(script))}"
     if function is not None:
@@ -140,10 +143,10 @@ def _named(script: Path, function: str | None) -> Callable[..., Any]:
                 "a function `train(model, records)` or a Trainer" if function is None else f"a function {function!r}"
             )
             raise AuditError(f"expected {named} in {str(script)!r}; name another with --function")
-    return _training(made, script, getattr(module, "CLAIM", None))
+    return _training_function(made, script, getattr(module, "CLAIM", None))
 
 
-def _training(made: Any, script: Path, claim: Any) -> Callable[..., Any]:
+def _training_function(made: Any, script: Path, claim: Any) -> Callable[..., Any]:
     from auditor.crash import trainers
 
     if not trainers.is_trainer(made):
@@ -152,7 +155,7 @@ def _training(made: Any, script: Path, claim: Any) -> Callable[..., Any]:
         except TypeError:  # it takes something: the model and the records
             found: Callable[..., Any] = made
             return found
-        with _blamed(f"cannot run {made.__name__!r} of", script):
+        with _errors_blamed_on_script(f"cannot run {made.__name__!r} of", script):
             made = trainers.made_by(made)
     if claim is None:
         raise AuditError(f"expected `CLAIM` in {str(script)!r}, a mapping of what its Trainer claims")
@@ -176,13 +179,13 @@ def _loaded(script: Path, name: str) -> tuple[Any, Any]:
     if (folder := str(script.parent.resolve())) not in sys.path:
         sys.path.insert(0, folder)  # as for a script that Python runs
     found: list[Any] = []
-    with _blamed("cannot load", script), trainers.caught(found):
+    with _errors_blamed_on_script("cannot load", script), trainers.caught(found):
         spec.loader.exec_module(module)
     return module, found[0] if found else None
 
 
 @contextlib.contextmanager
-def _blamed(what: str, script: Path) -> Iterator[None]:
+def _errors_blamed_on_script(what: str, script: Path) -> Iterator[None]:
     """Whatever a user's file raises is the user's to mend."""
     try:
         yield
@@ -192,7 +195,7 @@ def _blamed(what: str, script: Path) -> Iterator[None]:
         raise AuditError(f"{what} {str(script)!r}: {type(error).__name__}: {error}") from error
 
 
-def _guarded(train: Callable[..., Any], script: Path) -> Callable[..., Any]:
+def _training_with_blamed_errors(train: Callable[..., Any], script: Path) -> Callable[..., Any]:
     """The training, whose own errors are the user's."""
 
     def run(model: Any, records: Any) -> Any:

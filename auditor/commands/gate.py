@@ -212,12 +212,12 @@ def hold(
     with console.terminal() as reporter, reporter.bar():
         asked = {**vars(scope or Scope()), "attested": attested}
         decision = gating.gate(folder, policy, baseline, said=reporter.progress, **asked)
-    _say(decision, outputs)
-    _keep(folder, decision)
+    _report_decision(decision, outputs)
+    _save_decision_for_history(folder, decision)
     return decision.exit_code
 
 
-def _keep(folder: Path, decision: Decision) -> None:
+def _save_decision_for_history(folder: Path, decision: Decision) -> None:
     """For `audit history`. A folder that is only read has been judged all the same."""
     from auditor.gate.kept import save_decision
 
@@ -227,7 +227,7 @@ def _keep(folder: Path, decision: Decision) -> None:
         console.say(f"audit history will not know of this decision: {why}", decision.exit_code)
 
 
-def _say(decision: Decision, outputs: Outputs) -> None:
+def _report_decision(decision: Decision, outputs: Outputs) -> None:
     from auditor.reports import decision as reports
     from auditor.reports import files
 

@@ -39,7 +39,7 @@ def overview(found: Found, width: int | None) -> Iterator[Text]:
     trained = found["Trainer"]
     every = {**found["Defense"], **trained}
     controls = [name for name, cls in sorted(every.items()) if cls.claims.startswith(_CONTROL)]
-    served = {n: c for n, c in found["Defense"].items() if n not in trained or _differ(c, trained[n])}
+    served = {n: c for n, c in found["Defense"].items() if n not in trained or _is_another_class(c, trained[n])}
     forms = {name: cls for name, cls in served.items() if getattr(cls, "form", False)}
     groups = (
         ("attack", found["Attack"]),
@@ -63,7 +63,7 @@ def _form(name: str, cls: Any) -> str:
     return name + "".join(f":{option.upper()}" for option in options_of(cls))
 
 
-def _differ(cls: Any, trained: Any) -> bool:
+def _is_another_class(cls: Any, trained: Any) -> bool:
     """Whether a defense is more than the training of its name: one that serves what was trained."""
     return (cls.__module__, cls.__name__) != (trained.__module__, trained.__name__)
 
@@ -92,38 +92,40 @@ def page_of(found: Found, name: str) -> Iterator[Text]:
         called, asked, page = _KINDS[kind]
         yield Text.assemble((inert.clean(name), "bold"), f": {called} ({asked.format(inert.clean(name))})")
         yield from (Text(inert.clean(paragraph)) for paragraph in (inspect.getdoc(cls) or "").split("\n\n"))
-        yield from _facts(kind, cls)
-        yield from _fact("source", [_source(cls)])
+        yield from _option_and_need_lines(kind, cls)
+        yield from _titled_lines("source", [_source_file_of_class(cls)])
         if cls.__module__.startswith("auditor."):
             told = "how-to/defenses" if name in found["Defense"] else getattr(cls, "page", "") or page
-            yield from _fact("page", [f"docs/{told}.md"])
+            yield from _titled_lines("page", [f"docs/{told}.md"])
 
 
-def _facts(kind: str, cls: Any) -> Iterator[Text]:
+def _option_and_need_lines(kind: str, cls: Any) -> Iterator[Text]:
     if kind == "Benchmark":
         return
     name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
     few = {option: f" ({'|'.join(map(str, values))})" for option, values in values_of(cls).items()}
     given = options_of(cls).items()
-    listed = [f"{_FLAGS[kind]} {name}{option}={_typed(value)}{few.get(option, '')}" for option, value in given]
-    yield from _fact("options", listed or ["none"])
+    listed = [
+        f"{_FLAGS[kind]} {name}{option}={_command_line_value(value)}{few.get(option, '')}" for option, value in given
+    ]
+    yield from _titled_lines("options", listed or ["none"])
     if kind != "Provider":
-        yield from _fact("needs", [", ".join(getattr(cls, "needs", ())) or "nothing"])
+        yield from _titled_lines("needs", [", ".join(getattr(cls, "needs", ())) or "nothing"])
     if kind in ("Defense", "Trainer"):
-        yield from _fact("claim", [cls.claims])
+        yield from _titled_lines("claim", [cls.claims])
 
 
-def _typed(value: object) -> str:
+def _command_line_value(value: object) -> str:
     """As a command line takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _fact(title: str, lines: Iterable[str]) -> Iterator[Text]:
+def _titled_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:
     for i, line in enumerate(lines):
         yield Text.assemble((f"{'' if i else title:{_GUTTER}}", "dim"), inert.clean(line))
 
 
-def _source(cls: Any) -> str:
+def _source_file_of_class(cls: Any) -> str:
     spec = importlib.util.find_spec(cls.__module__) if cls.__module__.startswith("auditor.") else None
     with suppress(TypeError):  # the class of a file that --plugin names
         return (spec.origin if spec else inspect.getfile(cls)) or cls.__module__

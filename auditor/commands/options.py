@@ -61,17 +61,17 @@ class PlanFlags:
             option = typer.Option(
                 *(one.said.flags or ()),
                 help=self.told.get(name, one.help),
-                metavar=one.said.metavar or metavar(name, _typed(name, one.kind)),
+                metavar=one.said.metavar or metavar(name, _flag_type_for_typer(name, one.kind)),
                 rich_help_panel=one.panel,
                 autocompletion=_COMPLETED.get(name),
             )
-            kind = list[str] if self.forms and name == "model" else _typed(name, one.kind)
+            kind = list[str] if self.forms and name == "model" else _flag_type_for_typer(name, one.kind)
             yield inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
             )
 
 
-def _typed(name: str, kind: Any) -> Any:
+def _flag_type_for_typer(name: str, kind: Any) -> Any:
     """What typer makes of a field: text where the plan reads it, or a list of texts."""
     if typing.get_origin(kind) in (tuple, dict):
         return list[str]
@@ -120,13 +120,13 @@ def spelt_out(command: Callable[..., None], safe: bool | None = None) -> Callabl
 
     safe: the default of its flag --safe; None: it has none.
     """
-    kinds = _kinds(command)
+    kinds = _annotated_type_hints(command)
     own = inspect.signature(command).parameters.values()
 
     @functools.wraps(command)
     def spelt(**flags: Any) -> None:
         with guard.safe_mode() if flags.pop("safe", False) else nullcontext():
-            command(**{one.name: _collected(one.name, kinds[one.name], flags) for one in own})
+            command(**{one.name: _value_from_flags(one.name, kinds[one.name], flags) for one in own})
 
     flags = [flag for one in own for flag in _flags(one.name, kinds[one.name], one.default)]
     if safe is not None:
@@ -148,7 +148,7 @@ def add(
     app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(spelt_out(command, safe))
 
 
-def _kinds(where: Any) -> dict[str, Any]:
+def _annotated_type_hints(where: Any) -> dict[str, Any]:
     return get_type_hints(where, include_extras=True)
 
 
@@ -161,18 +161,21 @@ def _flags(name: str, kind: Any, default: Any, panel: str = "") -> Iterator[insp
     if (asked := _plan_flags(kind)) is not None:
         yield from asked.flags()
     elif dataclasses.is_dataclass(kind):
-        kinds = _kinds(kind)
+        kinds = _annotated_type_hints(kind)
         for one in dataclasses.fields(kind):
             needed = one.default is dataclasses.MISSING
             of = inspect.Parameter.empty if needed else one.default
             yield from _flags(one.name, kinds[one.name], of, getattr(kind, "panel", panel))
     else:
         yield inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_shown(name, panel, kind)
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=_flag_annotation_for_help(name, panel, kind),
         )
 
 
-def _shown(name: str, panel: str, kind: Any) -> Any:
+def _flag_annotation_for_help(name: str, panel: str, kind: Any) -> Any:
     """The flag in this panel of --help, and its value written after its type, unless it says so itself."""
     option = next((one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "rich_help_panel")), None)
     if option is None:
@@ -191,15 +194,15 @@ def metavar(name: str, kind: Any) -> str | None:
     return next((said for one, said in _WRITTEN.items() if one in kinds), name.rpartition("_")[2].upper())
 
 
-def _collected(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
+def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     """The flag's value, or the group made of the values of its flags; of a plan's fields those that were given."""
     if (asked := _plan_flags(kind)) is not None:
         values = {one: flags[one] for one in asked.names.split() if flags[one] is not None}
         return _with_forms(values) if asked.forms else values
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return flags[name]
-    kinds = _kinds(kind)
-    return kind(**{one.name: _collected(one.name, kinds[one.name], flags) for one in dataclasses.fields(kind)})
+    kinds = _annotated_type_hints(kind)
+    return kind(**{one.name: _value_from_flags(one.name, kinds[one.name], flags) for one in dataclasses.fields(kind)})
 
 
 def _with_forms(values: Values) -> Values:
@@ -262,18 +265,18 @@ class Allowed:
         """Raises AuditError for a plan that asks for more, or for less: what is allowed beyond it would be ignored."""
         asked = Allowed.by(plan.values())
         self.check(asked.values, where)
-        named = set(map(_same, asked._each()))
+        named = set(map(_name_and_absolute_path, asked._each()))
         for name, value in self._each():
-            if _same((name, value)) not in named:
+            if _name_and_absolute_path((name, value)) not in named:
                 raise AuditError(
                     f"expected no {' '.join(_written(name, value))}, as {where} does not ask for it, got it"
                 )
 
     def check(self, plan: Mapping[str, Any], where: str) -> None:
         """Raises AuditError for a plan that asks for more. where: whose plan it is, for the sentence."""
-        named = set(map(_same, self._each()))
+        named = set(map(_name_and_absolute_path, self._each()))
         for name, value in Allowed(_with_risk(plan))._each():
-            if _same((name, value)) not in named:
+            if _name_and_absolute_path((name, value)) not in named:
                 to = "" if value is True else f" to {value!r}"
                 raise AuditError(
                     f"{where} sets {name}{to}, and {FIELDS[name].said.risk}: if that is meant, say it on the command "
@@ -298,7 +301,7 @@ def _with_risk(values: Mapping[str, Any]) -> Values:
     return found
 
 
-def _same(named: tuple[str, Any]) -> tuple[str, str]:
+def _name_and_absolute_path(named: tuple[str, Any]) -> tuple[str, str]:
     """Equal for two ways to write one file."""
     return named[0], os.path.abspath(str(named[1]))
 

@@ -47,7 +47,7 @@ def sections(command: Any, context: Any) -> dict[str, Rows]:
     found: dict[str, Rows] = {}
     for one, record in asked:
         if record is not None:
-            panel, (written, told) = _panel(one, few), record
+            panel, (written, told) = _help_panel_title(one, few), record
             named = written.partition(" ")[0] if panel == "arguments" else written  # without its type
             found.setdefault(panel, []).append((named, " ".join(told.split())))
     for_help = found.pop(_HELP, [])
@@ -58,7 +58,7 @@ def sections(command: Any, context: Any) -> dict[str, Rows]:
     return ordered | {last: ordered.get(last, []) + for_help}
 
 
-def _panel(one: Any, few: bool) -> str:
+def _help_panel_title(one: Any, few: bool) -> str:
     if one.param_type_name == "argument":
         return "arguments"
     if "--help" in one.opts:

@@ -73,7 +73,7 @@ def reproduce(
     values = options.plan_values(flags) | ({} if seeds is None else {"seeds": grid.parse_seeds(seeds)})
     chosen = papers.load_paper(paper)
     lab = values.pop("lab", None)
-    scale = _scale(scale, lab)
+    scale = _scale_or_lab_name(scale, lab)
     plans = plan or chosen.plans_at(scale)
     allowed = options.Allowed.by(values)
     for name in plans:
@@ -87,7 +87,7 @@ def reproduce(
     _reproduce(chosen, plans, scale, values, out or small.with_name(f"reproduce-{chosen.name}-{scale}"), beside)
 
 
-def _scale(scale: str, lab: str | None) -> str:
+def _scale_or_lab_name(scale: str, lab: str | None) -> str:
     """A lab of its own sizes is a scale. Raises AuditError for one at another scale."""
     if lab is None or lab == SMALL:
         return scale

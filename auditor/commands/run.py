@@ -136,7 +136,7 @@ def run(
     base = gates.run_at(single.baseline)  # refused now rather than after hours
     policy = None if single.gate is None else _policy(single.gate, base)
     console.quiet()
-    asked = _asked(plan, grid) if resume is None else _reopened(resume, allowed)
+    asked = _plan_or_grid_points(plan, grid) if resume is None else _reopened_run_or_grid(resume, allowed)
     if isinstance(asked, list):
         for point in asked:  # a sweep may name more than the plan that it is of
             allowed.check(point.plan, point.name)
@@ -144,7 +144,7 @@ def run(
         _run_grid(asked, out, resume, grid.config, verbose)
         return
     if single.estimate and isinstance(asked, Plan):
-        _estimate(asked)
+        _show_cost_estimate(asked)
         return
     folder = _run_one(asked, out, (policy, base), single, verbose)
     if policy is not None:
@@ -161,7 +161,7 @@ def _check_estimate(single: SingleFlags, resume: Path | None, out: Path | None, 
             raise AuditError(f"--estimate runs and writes nothing: give no {name} with it")
 
 
-def _estimate(plan: Plan) -> None:
+def _show_cost_estimate(plan: Plan) -> None:
     from auditor.runs import cost, estimate
 
     with console.terminal() as reporter:
@@ -177,7 +177,7 @@ def _policy(path: Path, baseline: Run | None) -> Policy:
     return policy
 
 
-def _asked(flags: options.Values, grid_flags: GridFlags) -> Plan | list[Point]:
+def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan | list[Point]:
     """The plan that the flags and the plan file ask for, or the points of the grid."""
     from auditor.runs import grid, plan
 
@@ -204,7 +204,7 @@ def _checkpoints(folder: Path, flags: options.Values) -> list[str]:
     return checkpoints.find_checkpoints(folder)
 
 
-def _reopened(folder: Path, allowed: options.Allowed) -> RunFolder | list[Point]:
+def _reopened_run_or_grid(folder: Path, allowed: options.Allowed) -> RunFolder | list[Point]:
     """A run that was started, or the points of a grid that was. Raises AuditError for code that is not allowed."""
     from auditor.records.folder import RunFolder
     from auditor.studies import sweep

@@ -101,7 +101,7 @@ def make(
 
 
 @app.callback()
-def _only() -> None:
+def _keep_subcommand_name() -> None:
     """So that `make` is a command of its own even while it is the only one."""
 
 

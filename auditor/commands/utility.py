@@ -106,10 +106,10 @@ def utility(
     name = tradeoff.name_of(asked.points())
     with console.terminal() as reporter:
         result, examples = measure.measure(asked, reporter, text or [], reveal)
-    _show(out or new_folder(name), result, examples)
+    _write_and_show_utility(out or new_folder(name), result, examples)
 
 
-def _show(folder: Path, result: Utility, examples: list[Example]) -> None:
+def _write_and_show_utility(folder: Path, result: Utility, examples: list[Example]) -> None:
     from auditor.utility import tradeoff
 
     paths = tradeoff.write_utility(folder, result, examples)

@@ -84,7 +84,7 @@ def append(path: Path, text: str) -> int:
     begin = None
     try:
         new = not path.exists()
-        with open(path, "ab", opener=_private) as file:
+        with open(path, "ab", opener=_open_owner_only) as file:
             begin = file.tell()
             file.write(text.encode())
             file.flush()
@@ -143,7 +143,7 @@ def clear_scratch(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _private(path: str, flags: int) -> int:
+def _open_owner_only(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 

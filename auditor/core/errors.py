@@ -44,7 +44,7 @@ def file_access_error(error: BaseException, ours: str) -> AuditError | None:
     The system's refusal may stand behind what a library made of it. ours: the folder of our own files, which being
     missing would be a bug.
     """
-    for one in _behind(error):
+    for one in _error_and_its_causes(error):
         if isinstance(one, OSError):
             code, path = one.errno, one.filename
         elif found := _IN_RUST.search(str(one)):
@@ -78,7 +78,7 @@ def is_onednn_memory_error(error: BaseException) -> bool:
 
 def out_of_memory_error(error: BaseException) -> AuditError | None:
     """Memory that does not hold even the least that can be asked at once, as a sentence; None for any other error."""
-    if not any(map(is_out_of_memory, _behind(error))):
+    if not any(map(is_out_of_memory, _error_and_its_causes(error))):
         return None
     return AuditError(
         "out of memory, even for one text at a time: give it more, or take a smaller model or precision "
@@ -86,7 +86,7 @@ def out_of_memory_error(error: BaseException) -> AuditError | None:
     )
 
 
-def _behind(error: BaseException) -> Iterator[BaseException]:
+def _error_and_its_causes(error: BaseException) -> Iterator[BaseException]:
     """The error and what led to it, nearest first."""
     seen: list[BaseException] = []
     following: BaseException | None = error
@@ -104,10 +104,10 @@ def library_errors(failed: str) -> Iterator[None]:
     except (AuditError, NotApplicable):
         raise
     except Exception as error:  # files, formats, configurations, devices: libraries raise dozens of kinds
-        raise AuditError(f"{failed}: {_reason(error)}") from error
+        raise AuditError(f"{failed}: {_first_sentence_of_error(error)}") from error
 
 
-def _reason(error: Exception) -> str:
+def _first_sentence_of_error(error: Exception) -> str:
     """The first sentence of what a library says, and what kind of error it is where that does not say it."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])

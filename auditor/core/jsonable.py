@@ -45,7 +45,7 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
         return _validator(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-    raise AuditError(_refusal(first, where, list(_fields(_core_schema(kind))), private))
+    raise AuditError(_validation_error_sentence(first, where, list(_fields(_core_schema(kind))), private))
 
 
 def json_schema(kind: Any) -> dict[str, Any]:
@@ -104,10 +104,10 @@ _EXPECTED = {
 }
 
 
-def _refusal(error: ErrorDetails, where: str, fields: Collection[str], private: bool) -> str:
+def _validation_error_sentence(error: ErrorDetails, where: str, fields: Collection[str], private: bool) -> str:
     """One sentence: where it is, what was expected, what came. fields: all that there are."""
     *path, last = error["loc"] or ("",)
-    parent, came = _path(where, path, fields, private), error["input"]
+    parent, came = _json_path_label(where, path, fields, private), error["input"]
     if error["type"] == "missing":
         return f"{parent}: missing field {last!r}"
     if error["type"] == "unexpected_keyword_argument":
@@ -117,10 +117,10 @@ def _refusal(error: ErrorDetails, where: str, fields: Collection[str], private: 
     words = error["msg"].removeprefix("Input should be ")
     expected = _EXPECTED.get(error["type"], words[0].lower() + words[1:])
     got = type(came).__name__ if private or isinstance(came, dict | list) else repr(came)
-    return f"{_path(where, error['loc'], fields, private)}: expected {expected}, got {got}"
+    return f"{_json_path_label(where, error['loc'], fields, private)}: expected {expected}, got {got}"
 
 
-def _path(where: str, steps: Iterable[int | str], fields: Collection[str], private: bool) -> str:
+def _json_path_label(where: str, steps: Iterable[int | str], fields: Collection[str], private: bool) -> str:
     """`result.json.targets[1].claim`; of private values no key of a dictionary."""
     keys = ("..." if private and isinstance(step, str) and step not in fields else step for step in steps)
     return where + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)

@@ -33,7 +33,7 @@ def acquire_lock(folder: Path, patience: float = 0.0) -> FileLock:
         disk.clear_scratch(folder)
     except Timeout:
         raise AuditError(
-            f"{str(folder)!r} is in use by {_holder(path)}: wait for it to end, or give another folder"
+            f"{str(folder)!r} is in use by {_lock_holder_label(path)}: wait for it to end, or give another folder"
         ) from None
     except OSError as error:
         raise disk.write_error(path, error) from error
@@ -63,7 +63,7 @@ def locked_folder(folder: Path, mark: str) -> Iterator[None]:
                         folder.rmdir()
 
 
-def _holder(path: Path) -> str:
+def _lock_holder_label(path: Path) -> str:
     try:
         pid = path.read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -191,7 +191,7 @@ class Described:
 _HELP = re.compile(r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE)  # a field in the docstring of its part
 
 
-def _described(kind: Any, part: str = "") -> Iterator[tuple[str, Described]]:
+def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Described]]:
     hints = typing.get_type_hints(kind)
     docstrings = (
         inspect.cleandoc(one.__doc__ or "") for one in kind.__mro__
@@ -200,7 +200,7 @@ def _described(kind: Any, part: str = "") -> Iterator[tuple[str, Described]]:
     for one in dataclasses.fields(kind):
         hint = hints[one.name]
         if dataclasses.is_dataclass(hint):
-            yield from _described(hint, one.name)
+            yield from _described_plan_fields(hint, one.name)
             continue
         default = one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
         said = one.metadata[PlanField]
@@ -210,7 +210,7 @@ def _described(kind: Any, part: str = "") -> Iterator[tuple[str, Described]]:
         yield one.name, Described(part, hint, said, default, said.panel or kind.panel, help)
 
 
-FIELDS: Mapping[str, Described] = dict(_described(Plan))
+FIELDS: Mapping[str, Described] = dict(_described_plan_fields(Plan))
 IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))  # what a plan file may hold
 
 

@@ -54,7 +54,7 @@ def safe_mode() -> Iterator[None]:
     """While the block lasts, nothing of anybody's is run and nobody is asked."""
     global _depth, _hooked
     if not _hooked:
-        sys.addaudithook(_hook)  # there is no way to take it out again
+        sys.addaudithook(_refuse_forbidden_audit_event)  # there is no way to take it out again
         _hooked = True
     before = os.environ.get(_OFFLINE)
     os.environ[_OFFLINE] = "1"  # what the hub keeps here is found without asking it
@@ -68,6 +68,6 @@ def safe_mode() -> Iterator[None]:
             os.environ[_OFFLINE] = before
 
 
-def _hook(event: str, args: tuple[Any, ...]) -> None:
+def _refuse_forbidden_audit_event(event: str, args: tuple[Any, ...]) -> None:
     if _depth and (what := _WHAT.get(event)):
         refuse(what)

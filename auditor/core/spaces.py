@@ -130,18 +130,21 @@ class Space:
         return state
 
     def ended(self, state: State) -> bool:
-        return state[0] == len(self._following)
+        return state[0] == len(self._next_characters_of_beginnings)
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         """The characters that may come next, and where each leads."""
         if not self.ended(state):
             block, written = state
-            for character in self._following[block][written]:
+            for character in self._next_characters_of_beginnings[block][written]:
                 longer = written + character
-                yield character, (block, longer) if longer in self._following[block] else (block + 1, "")
+                yield (
+                    character,
+                    (block, longer) if longer in self._next_characters_of_beginnings[block] else (block + 1, ""),
+                )
 
     @cached_property
-    def _following(self) -> list[dict[str, str]]:
+    def _next_characters_of_beginnings(self) -> list[dict[str, str]]:
         """Of the head and each block: what may follow each beginning of a choice; a whole choice is no beginning."""
         found: list[dict[str, str]] = []
         for block in ((self.head,), *self.blocks) if self.head else self.blocks:

@@ -43,7 +43,10 @@ def set_thread_count(count: int | None = None) -> None:
         return
     if count is not None:
         os.environ["OMP_NUM_THREADS"] = str(count)
-    elif "OMP_NUM_THREADS" not in os.environ and (free := min(_quota(), _free())) < processors():
+    elif (
+        "OMP_NUM_THREADS" not in os.environ
+        and (free := min(_cgroup_processor_quota(), _idle_processors())) < processors()
+    ):
         os.environ["OMP_NUM_THREADS"] = str(max(1, int(free)))
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -94,7 +97,7 @@ def _loaded() -> Any:
     return sys.modules.get("torch")
 
 
-def _free() -> float:
+def _idle_processors() -> float:
     """Processors of the machine that nobody else is running on now; inf where the system does not say (no /proc)."""
     try:
         running = []
@@ -106,7 +109,7 @@ def _free() -> float:
         return math.inf
 
 
-def _quota() -> float:
+def _cgroup_processor_quota() -> float:
     """Processors' worth of time that the control group grants, version 2 or 1; inf without a limit.
 
     OpenMP knows the affinity, not this.

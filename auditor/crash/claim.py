@@ -64,7 +64,7 @@ class LoopClaim:
             return given
         if isinstance(given, Mapping) and "engine" in given:
             own = {name: value for name, value in given.items() if name != "engine"}
-            given = {**_counted(given["engine"], own.get("delta")), **own}
+            given = {**_claim_from_opacus_accountant(given["engine"], own.get("delta")), **own}
         fields = {field.name: field for field in dataclasses.fields(cls)}
         needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
         if not isinstance(given, Mapping):
@@ -91,7 +91,7 @@ class LoopClaim:
         return epsilon(self.noise_multiplier, rate, steps, self.delta)
 
 
-def _counted(engine: Any, delta: Any) -> dict[str, Any]:
+def _claim_from_opacus_accountant(engine: Any, delta: Any) -> dict[str, Any]:
     """What the accountant of an Opacus engine counted: its noise, rate and steps, and the epsilon that it tells."""
     history = getattr(getattr(engine, "accountant", None), "history", None)
     if not history:

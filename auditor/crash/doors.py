@@ -34,7 +34,7 @@ def secret(runs: Runs) -> LoopCheck:
     torch's generator on the processor reads the lowest 32 bits of its seed, whatever it is given.
     """
     name, would = "secret noise", f"noise that begins as torch's generator does under a seed below {_TRIED:,}"
-    seed, p, tensor = _guessed(runs)
+    seed, p, tensor = _most_likely_noise_seed(runs)
     if p < SHARE:
         said = f"the noise of {tensor} is what torch's generator gives under the seed {seed}"
         return tested(name, p, said, "", would,
@@ -60,7 +60,7 @@ def _small_seeds() -> Array:
     return found
 
 
-def _guessed(runs: Runs) -> tuple[int, float, str]:
+def _most_likely_noise_seed(runs: Runs) -> tuple[int, float, str]:
     """The seed whose numbers are most like a tensor's noise in a training's first step, its p-value, and the tensor."""
     spans = [(name, at, to) for name, (at, to) in runs.first.shapes.items() if to - at >= 4 * _READ]
     steps = [
@@ -82,11 +82,11 @@ def _guessed(runs: Runs) -> tuple[int, float, str]:
     return seed, min(1.0, 2 * p * len(found) * _TRIED), name
 
 
-def _untold(name: str, said: str, would: str) -> LoopCheck:
+def _unknown_check(name: str, said: str, would: str) -> LoopCheck:
     return LoopCheck(name, UNKNOWN, said, would, source=COUNTED)
 
 
-def _fine(name: str, said: str, would: str) -> LoopCheck:
+def _no_fault_check(name: str, said: str, would: str) -> LoopCheck:
     return LoopCheck(name, NO_FAULT, said, would, source=COUNTED)
 
 
@@ -98,7 +98,7 @@ def apart(runs: Runs) -> LoopCheck:
     name, would = "each record by itself", f"logits that change by {_APART:.0%}"
     found = [(trace.apart, i) for i, trace in enumerate(runs.traces) if trace.apart is not None]
     if not found:
-        return _untold(name, "no two records were read together that could be read again", would)
+        return _unknown_check(name, "no two records were read together that could be read again", would)
     most, at = max(found)
     said = f"a record's logits change by {most:.1%} with whom it is read"
     if most > _APART:
@@ -122,14 +122,14 @@ def moved(runs: Runs) -> LoopCheck:
                 name, True, said, would,
                 lambda: Witness(f"{largest:.2g} apart after the same steps", "0", 0, tensor=off[0]),
             )  # fmt: skip
-        return _fine(name, "the same steps on neighbouring records end in the same model", would)  # fmt: skip
+        return _no_fault_check(name, "the same steps on neighbouring records end in the same model", would)  # fmt: skip
     at = next(((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None)
     if at:
         said = f"something that is no step changed them before step {at[1] + 1} of training {at[0] + 1}"
-        return _untold(name, f"{said}: it was not looked at", would)
+        return _unknown_check(name, f"{said}: it was not looked at", would)
     if any(trace.returned is None for trace in runs.traces):
-        return _untold(name, "those given back are of no step: how they were made was not looked at", would)
-    return _fine(name, "the weights are those that the steps leave", would)
+        return _unknown_check(name, "those given back are of no step: how they were made was not looked at", would)
+    return _no_fault_check(name, "the weights are those that the steps leave", would)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -140,9 +140,9 @@ def printed(runs: Runs) -> LoopCheck:
     """What is printed follows from the steps alone, as the loss of private records does not."""
     name, would = "printed text", "a number, of standard output or a log, that follows the record that was left out"
     if len(runs.first.steps) != len(runs.fewer.steps):
-        return _untold(name, "another number of steps", would)
+        return _unknown_check(name, "another number of steps", would)
     if runs.again is None:
-        return _fine(name, "the same on neighbouring records", would)
+        return _no_fault_check(name, "the same on neighbouring records", would)
     one, other, again = runs.first.printed, runs.fewer.printed, runs.again.printed
     if found := differing(one.text, other.text, again.text):
         said = f"what is printed follows the records past the steps: {found[0]!r}"
@@ -152,15 +152,15 @@ def printed(runs: Runs) -> LoopCheck:
         said = (
             f"{found[0]!r} on a record fewer is {found[1]!r}; printed before its step, it may be of what that releases"
         )
-        return _untold(name, said, would)
-    return _fine(name, "the same on neighbouring records, but for times", would)
+        return _unknown_check(name, said, would)
+    return _no_fault_check(name, "the same on neighbouring records, but for times", would)
 
 
 def empty(runs: Runs) -> LoopCheck:
     """A batch that Poisson sampling leaves empty is a step with noise, as any other."""
     name, would = "empty batches", "one that is left out, or has no noise"
     if runs.few is None or runs.claim.sampling != "poisson":
-        return _untold(name, "no training on so few records that a batch might be empty", would)
+        return _unknown_check(name, "no training on so few records that a batch might be empty", would)
     few, claimed = runs.few, runs.few_claimed
     without = [step for step in few.steps[1:] if not step.records]
     silent = sum(not step.scale for step in without)
@@ -171,5 +171,5 @@ def empty(runs: Runs) -> LoopCheck:
         said = f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty batches show"
         return counted(name, True, said, would, lambda: Witness(f"{len(few.steps)} steps", str(claimed)), unbounded)
     if not without:
-        return _untold(name, f"no batch of {few.n} records was empty", would)
-    return _fine(name, f"{len(without)} steps without a record have noise", would)
+        return _unknown_check(name, f"no batch of {few.n} records was empty", would)
+    return _no_fault_check(name, f"{len(without)} steps without a record have noise", would)

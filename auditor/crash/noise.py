@@ -37,14 +37,16 @@ def noise(runs: Runs) -> LoopCheck:
     would = f"a tensor of 16 numbers with {100 * (1 - math.sqrt(_least_share(len(runs.steps)))):.0f}% less noise"
     if not runs.noisy:
         said = "no noise at all in any gradient that reached the optimizer"
-        return counted(name, True, said, would, lambda: _silent(runs, runs.steps[0]), unbounded)
+        return counted(name, True, said, would, lambda: _zero_noise_witness(runs, runs.steps[0]), unbounded)
     silent = {
         name for step in runs.noisy for name, (one, free) in step.scales.items() if not one and free >= _SURELY_SILENT
     }
     if silent:
         said = f"no noise on {len(silent)} of {len(runs.first.shapes)} tensors: {', '.join(sorted(silent)[:3])}"
-        return counted(name, True, said, would, lambda: _silent(runs, runs.noisy[0], min(silent)), unbounded)
-    shares = {name: _share(runs.noisy, name) for name in runs.first.shapes}
+        return counted(
+            name, True, said, would, lambda: _zero_noise_witness(runs, runs.noisy[0], min(silent)), unbounded
+        )
+    shares = {name: _relative_noise_variance(runs.noisy, name) for name in runs.first.shapes}
     ps = {name: float(stats.chi2.cdf(share * free, free)) for name, (share, free) in shares.items() if free}
     worst = min(ps, key=ps.__getitem__)
     least = math.sqrt(shares[worst][0])
@@ -70,13 +72,13 @@ def finite(runs: Runs) -> LoopCheck:
     return counted("finite gradients", bool(found), said, "one such number", witness, unbounded)
 
 
-def _silent(runs: Runs, step: ReadStep, tensor: str | None = None) -> Witness:
+def _zero_noise_witness(runs: Runs, step: ReadStep, tensor: str | None = None) -> Witness:
     training, at = runs.place(step)
     expected = f"{step.scale:.3g}, as on the others" if tensor else "more than rounding"
     return Witness("noise of standard deviation 0", expected, training, at, tensor=tensor)
 
 
-def _share(steps: Sequence[ReadStep], name: str) -> tuple[float, int]:
+def _relative_noise_variance(steps: Sequence[ReadStep], name: str) -> tuple[float, int]:
     """A tensor's noise variance over that of all, and its degrees of freedom."""
     held = [(step.scales[name], step.scale) for step in steps if name in step.scales]
     free = sum(free for (_, free), _ in held)
@@ -113,8 +115,12 @@ def fresh(runs: Runs) -> LoopCheck:
     name, noisy = "fresh noise", runs.noisy
     if len(noisy) < 2:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", "")
-    size = min(map(_free, noisy))
-    follow = [(a.noise, b.noise, _free(a)) for trace in runs.traces for a, b in itertools.pairwise(trace.steps)]
+    size = min(map(_noise_degrees_of_freedom, noisy))
+    follow = [
+        (a.noise, b.noise, _noise_degrees_of_freedom(a))
+        for trace in runs.traces
+        for a, b in itertools.pairwise(trace.steps)
+    ]
     most, of_pairs, pair = _most_alike([step.noise for step in noisy], size)
     found = {
         "in any two steps": (most, of_pairs),
@@ -158,7 +164,7 @@ def _most_alike(noises: Sequence[Array], free: float) -> tuple[float, float, tup
     return most, min(1.0, 2 * pairs * float(stats.t.sf(t, free - 1))), (one, other)
 
 
-def _free(step: ReadStep, of: slice = slice(None)) -> float:
+def _noise_degrees_of_freedom(step: ReadStep, of: slice = slice(None)) -> float:
     """Dimensions of a step's noise, or of these elements: those outside its records' span."""
     return float((step.spread[of] ** 2).sum())
 
@@ -171,7 +177,7 @@ def _alike(step: ReadStep, trace: Trace) -> Iterator[_Pair]:
     spans = sorted(trace.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
         if b - a == d - c:
-            yield step.noise[a:b], step.noise[c:d], _free(step, slice(a, b))
+            yield step.noise[a:b], step.noise[c:d], _noise_degrees_of_freedom(step, slice(a, b))
 
 
 def _correlation(pairs: Sequence[_Pair]) -> tuple[float, float]:
@@ -195,7 +201,7 @@ def number(runs: Runs) -> LoopCheck:
     name, a, b = "number of records", runs.first, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
-    free = round(sum(map(_free, a.steps)))
+    free = round(sum(map(_noise_degrees_of_freedom, a.steps)))
     error = math.sqrt(1 / free) * 1.25  # of the logarithm of two medians' ratio
     would = f"noise whose size differs by {100 * errors_needed(2) * error:.1f}%"
     if len(a.steps) != len(b.steps):

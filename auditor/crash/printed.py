@@ -84,22 +84,22 @@ def differing(one: str, other: str, again: str) -> tuple[str, str] | None:
 
     again: of the same training once more. What differs there too, as times do, says nothing.
     """
-    first, second, third = map(_read, (one, other, again))
+    first, second, third = map(_numbers_by_printed_line, (one, other, again))
     for line, rows in first.items():
         same, now = third.get(line, []), second.get(line, [])
         if len(same) != len(rows):
             continue
         if len(now) != len(rows):
-            return _filled(line, rows[0]), f"{len(now)} such lines for {len(rows)}"
+            return _line_with_numbers(line, rows[0]), f"{len(now)} such lines for {len(rows)}"
         steady = [at for at in range(line.count("#")) if all(a[at] == b[at] for a, b in zip(rows, same, strict=True))]
         for a, b in zip(rows, now, strict=True):
             if any(a[at] != b[at] for at in steady):
-                return _filled(line, a), _filled(line, b)
+                return _line_with_numbers(line, a), _line_with_numbers(line, b)
     new = next((line for line in second if line not in first and line not in third), None)
-    return None if new is None or set(first) != set(third) else ("nothing", _filled(new, second[new][0]))
+    return None if new is None or set(first) != set(third) else ("nothing", _line_with_numbers(new, second[new][0]))
 
 
-def _read(text: str) -> _Lines:
+def _numbers_by_printed_line(text: str) -> _Lines:
     found: _Lines = {}
     for line in text.split("\n"):
         if shown := line.rstrip("\r").split("\r")[-1].strip():  # what a bar leaves
@@ -109,6 +109,6 @@ def _read(text: str) -> _Lines:
     return found
 
 
-def _filled(line: str, numbers: tuple[str, ...]) -> str:
+def _line_with_numbers(line: str, numbers: tuple[str, ...]) -> str:
     parts = line.split("#")
     return "".join(part + number for part, number in zip(parts, (*numbers, ""), strict=True))[:80]

@@ -35,7 +35,7 @@ def sensitivity(runs: Runs) -> LoopCheck:
         name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
         f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
         f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what the noise is made for",
-        would, lambda: _farthest(runs, ratio), lambda: runs.epsilon(1 / mean),
+        would, lambda: _witness_farthest_above_bound(runs, ratio), lambda: runs.epsilon(1 / mean),
     )  # fmt: skip
 
 
@@ -52,7 +52,11 @@ def kinds(runs: Runs) -> LoopCheck:
     """Long, short, first, last and lone records, and those at a batch's edge, reach no farther than the others."""
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
     steps = [*runs.steps, *(runs.few.steps if runs.few else ())]
-    found = {kind: one for kind, chosen in _KINDS.items() if (one := _fitted(steps, _chosen(chosen)))}
+    found = {
+        kind: one
+        for kind, chosen in _KINDS.items()
+        if (one := _first_coefficient_and_error(steps, _chosen_and_other_columns(chosen)))
+    }
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that they could be held against", "")
     worst = max(found, key=lambda kind: (found[kind][0] - promised) / found[kind][1])
@@ -63,7 +67,7 @@ def kinds(runs: Runs) -> LoopCheck:
         f"{worst} records reach {mean / promised:.2f} times as far as they may",
         f"none of {', '.join(found)} records reaches too far (most: {worst}, {mean / promised:.2f} times)",
         f"a reach of {most:.1f} times, for the rarest kind",
-        lambda: _farthest(runs, mean / promised, _KINDS[worst]), lambda: runs.epsilon(1 / mean),
+        lambda: _witness_farthest_above_bound(runs, mean / promised, _KINDS[worst]), lambda: runs.epsilon(1 / mean),
     )  # fmt: skip
 
 
@@ -78,7 +82,7 @@ _KINDS: dict[str, _Chosen] = {
 }
 
 
-def _farthest(runs: Runs, mean: float, chosen: _Chosen = lambda record, step: True) -> Witness:
+def _witness_farthest_above_bound(runs: Runs, mean: float, chosen: _Chosen = lambda record, step: True) -> Witness:
     """The record whose reach is above the bound by the most standard errors. mean: in units of the bound."""
     found = []
     for step in (*runs.noisy, *(one for one in (runs.few.steps if runs.few else ()) if one.scale)):
@@ -130,8 +134,12 @@ def _by_norm(steps: Sequence[ReadStep], promised: float) -> tuple[float, float] 
     """
     norms = [step.norms for step in steps if step.scale and step.records]
     large = float(np.quantile(np.concatenate(norms), 0.75)) if norms else math.inf
-    slope = _fitted(steps, lambda step: np.stack([np.log(step.norms), np.ones(len(step.norms))], 1))
-    top = _fitted(steps, lambda step: np.stack([step.norms >= large, step.norms < large], 1).astype(float))
+    slope = _first_coefficient_and_error(
+        steps, lambda step: np.stack([np.log(step.norms), np.ones(len(step.norms))], 1)
+    )
+    top = _first_coefficient_and_error(
+        steps, lambda step: np.stack([step.norms >= large, step.norms < large], 1).astype(float)
+    )
     if slope is None or top is None:
         return None
     return min(slope, (top[0] - promised, top[1]), key=lambda one: one[0] / one[1])
@@ -154,20 +162,27 @@ def _shared(
     None too where the record's own norm, or its logarithm, explains as much, as of records below the clipping norm; and
     where the shares are all alike, as those of records read one by one.
     """
-    found = _against(steps, lambda step: _shares(step, parts(step)))
-    own = [_against(steps, lambda step: step.norms), _against(steps, lambda step: np.log(step.norms))]
-    if found is None or any(other and _explained(other) >= _explained(found) for other in own):
+    found = _fit_column_and_constant(steps, lambda step: _shares(step, parts(step)))
+    own = [
+        _fit_column_and_constant(steps, lambda step: step.norms),
+        _fit_column_and_constant(steps, lambda step: np.log(step.norms)),
+    ]
+    if found is None or any(
+        other and _explained_squared_deviation(other) >= _explained_squared_deviation(found) for other in own
+    ):
         return None
     (share, common), covariance = found
     return (float(share), float(covariance[0, 0] ** 0.5)) if share > 3 * abs(common) else None
 
 
-def _against(steps: Sequence[ReadStep], column: Callable[[ReadStep], Array]) -> tuple[Array, Array] | None:
+def _fit_column_and_constant(
+    steps: Sequence[ReadStep], column: Callable[[ReadStep], Array]
+) -> tuple[Array, Array] | None:
     """`_fit` on this column and on what all reach."""
     return _fit(steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1))
 
 
-def _explained(fit: tuple[Array, Array]) -> float:
+def _explained_squared_deviation(fit: tuple[Array, Array]) -> float:
     """What a fit takes off the sum of squared deviations, in units of the noise."""
     coefficients, covariance = fit
     return float(coefficients @ np.linalg.solve(covariance, coefficients))
@@ -183,7 +198,7 @@ def _shares(step: ReadStep, parts: Sequence[Sequence[int]]) -> Array:
     return found
 
 
-def _chosen(chosen: _Chosen) -> _Columns:
+def _chosen_and_other_columns(chosen: _Chosen) -> _Columns:
     def columns(step: ReadStep) -> Array:
         held = np.array([chosen(record, step) for record in sorted(set(step.records))], dtype=float)
         return np.stack([held, 1 - held], axis=1)
@@ -206,7 +221,7 @@ def common(steps: Sequence[ReadStep]) -> tuple[float, float] | None:
     return float(sum(along for _, along in lengths) / whole), math.sqrt(len(lengths)) / float(whole)
 
 
-def _fitted(steps: Sequence[ReadStep], columns: _Columns) -> tuple[float, float] | None:
+def _first_coefficient_and_error(steps: Sequence[ReadStep], columns: _Columns) -> tuple[float, float] | None:
     """The first column's coefficient of `_fit`, and its standard error."""
     found = _fit(steps, columns)
     return found and (float(found[0][0]), float(found[1][0, 0] ** 0.5))

@@ -182,15 +182,15 @@ def data(test: CrashTest, again: str) -> str:
         "one_run": test.one_run and asdict(test.one_run), "checks": checks,
         "remarks": test.remarks, "seconds": test.seconds,
     }  # fmt: skip
-    return json.dumps(_plain(whole), indent=2, allow_nan=False) + "\n"
+    return json.dumps(_without_infinities(whole), indent=2, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _without_infinities(value: Any) -> Any:
     """JSON has no infinity: `unbounded` in its place."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _without_infinities(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_without_infinities(one) for one in value]
     return "unbounded" if isinstance(value, float) and math.isinf(value) else value
 
 

@@ -35,7 +35,7 @@ def training(made: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any],
 
     def train(model: Any, records: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:
-            another = _another(made, model, records, folder)
+            another = _trainer_copy_for_crash_test(made, model, records, folder)
             another.train()
             taken = {"steps": another.state.global_step}
         return model if claim is None else (model, {**taken, **claim})
@@ -43,7 +43,7 @@ def training(made: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any],
     return train
 
 
-def _another(made: Any, model: Any, records: Any, folder: str) -> Any:
+def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: str) -> Any:
     arguments = copy.copy(made.args)
     arguments.__dict__["_setup_devices"] = torch.device("cpu")
     arguments.output_dir, arguments.use_cpu, arguments.report_to = folder, True, []
@@ -52,10 +52,10 @@ def _another(made: Any, model: Any, records: Any, folder: str) -> Any:
     arguments.load_best_model_at_end = False
     if arguments.seed >= _CHOSEN:
         arguments.seed = int(torch.randint(_CHOSEN, 2**31, ()))
-    given: dict[str, Any] = {"model": model, "args": arguments, "train_dataset": _rows(made, records)}
+    given: dict[str, Any] = {"model": model, "args": arguments, "train_dataset": _training_rows(made, records)}
     if "processing_class" in inspect.signature(type(made).__init__).parameters:
         given["processing_class"] = made.processing_class
-    given["data_collator"] = _collator(made)
+    given["data_collator"] = _collator_that_pads(made)
     another = type(made)(**given)
     usual = {type(one) for one in another.callback_handler.callbacks}
     wanted = [one for one in made.callback_handler.callbacks if type(one) not in usual]
@@ -66,7 +66,7 @@ def _another(made: Any, model: Any, records: Any, folder: str) -> Any:
     return another
 
 
-def _rows(made: Any, records: Any) -> Any:
+def _training_rows(made: Any, records: Any) -> Any:
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in records]
     if type(made).__module__.startswith("trl."):
         from datasets import Dataset
@@ -75,7 +75,7 @@ def _rows(made: Any, records: Any) -> Any:
     return rows
 
 
-def _collator(made: Any) -> Any:
+def _collator_that_pads(made: Any) -> Any:
     """The Trainer's own, where it can pad our tokens; else one that pads behind them."""
     own = made.data_collator
     if hasattr(own, "pad_token_id"):

@@ -111,22 +111,24 @@ def crash_test(
     read = LoopClaim.read(claim)
     if not read.noise_multiplier:
         raise AuditError("expected a claim with noise, got noise_multiplier 0: no epsilon follows from it")
-    other_seed = _repeats(train, first, own_seed(seed, 0), until)
-    fewer, again = _neighbours(train, read, first, own_seed(seed, 0), until)
-    few, few_claimed = _few(train, stated, first, own_seed(seed, _MOST + 1), until)
+    other_seed = _first_step_of_equivalent_seed(train, first, own_seed(seed, 0), until)
+    fewer, again = _neighbouring_trainings(train, read, first, own_seed(seed, 0), until)
+    few, few_claimed = _training_on_few_records(train, stated, first, own_seed(seed, _MOST + 1), until)
     traces = [first]
     # How often depends on how much is read, not on what is found: the level holds.
-    while len(traces) < 2 or (_more(traces) and _time(begun, until)):
-        tell(len(traces) + 1, _planned(traces) + 2)
+    while len(traces) < 2 or (_may_need_more_trainings(traces) and _has_time_for_another_training(begun, until)):
+        tell(len(traces) + 1, _planned_training_count(traces) + 2)
         at = len(traces)
         traces.append(watched(train, own_seed(seed, at), subject.RECORDS, until, at)[0])
     runs = Runs(read, tuple(traces), fewer, again, few, few_claimed, other_seed)
     checks = tuple(all_checks(runs))
-    bound = one_run(train, stated, own_seed(seed, _MOST), until) if _time(begun, until) else None
+    bound = (
+        one_run(train, stated, own_seed(seed, _MOST), until) if _has_time_for_another_training(begun, until) else None
+    )
     return CrashTest(read, checks, tuple(_remarks(runs)), time.monotonic() - begun, seen(runs, checks), seed, bound)
 
 
-def _repeats(train: Train, first: Trace, seed: int, until: float) -> ReadStep:
+def _first_step_of_equivalent_seed(train: Train, first: Trace, seed: int, until: float) -> ReadStep:
     """Raises AuditError where a seed gives another first step -> that of a seed with the same lowest 32 bits."""
     (one, *_), (again, *_) = first.steps, watched(train, seed, subject.RECORDS, until, most=1)[0].steps
     same = one.records == again.records and one.noise.shape == again.noise.shape
@@ -138,7 +140,9 @@ def _repeats(train: Train, first: Trace, seed: int, until: float) -> ReadStep:
     return watched(train, seed + 2**32, subject.RECORDS, until, most=1)[0].steps[0]
 
 
-def _neighbours(train: Train, claim: LoopClaim, first: Trace, seed: int, until: float) -> tuple[Trace, Trace | None]:
+def _neighbouring_trainings(
+    train: Train, claim: LoopClaim, first: Trace, seed: int, until: float
+) -> tuple[Trace, Trace | None]:
     """The first training with its last record left out, or another one where their number is public, and its steps.
 
     Beside it the first one once more with its steps, where the two print something else.
@@ -150,7 +154,9 @@ def _neighbours(train: Train, claim: LoopClaim, first: Trace, seed: int, until: 
     return fewer, watched(train, seed, subject.RECORDS, until, replayed=first.released)[0]
 
 
-def _few(train: Train, stated: object, first: Trace, seed: int, until: float) -> tuple[Trace | None, int | None]:
+def _training_on_few_records(
+    train: Train, stated: object, first: Trace, seed: int, until: float
+) -> tuple[Trace | None, int | None]:
     """A training on the records of one batch and one more, and the steps that it claims; none where it refuses these.
 
     So batches hold one record, or none.
@@ -192,12 +198,12 @@ def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> LoopSeen:
         return LoopSeen(None, runs.rate, steps, None)
     drawn: dict[str, Any] = {"sampling": "shuffled"} if "Poisson sampling" in broken else {}
     epsilon = runs.epsilon(noise[0], steps=steps, **drawn)
-    low, high = _interval(runs, noise, epsilon, {"steps": steps, **drawn})
+    low, high = _epsilon_interval(runs, noise, epsilon, {"steps": steps, **drawn})
     worst = max((check.epsilon for check in broken.values() if check.epsilon is not None), default=0.0)
     return LoopSeen(noise[0], runs.rate, steps, *(max(one, worst) for one in (epsilon, low, high)))
 
 
-def _interval(
+def _epsilon_interval(
     runs: Runs, noise: tuple[float, float, float], epsilon: float, more: dict[str, Any]
 ) -> tuple[float, float]:
     """The 95% interval of epsilon: the errors of the noise multiplier and of the sampling rate, which are independent.
@@ -220,16 +226,16 @@ def _seen(traces: list[Trace]) -> int:
     return sum(len(step.records) for trace in traces for step in trace.steps)
 
 
-def _more(traces: list[Trace]) -> bool:
+def _may_need_more_trainings(traces: list[Trace]) -> bool:
     return len(traces) < _LEAST or (_seen(traces) < _ENOUGH and len(traces) < _MOST)
 
 
-def _planned(traces: list[Trace]) -> int:
+def _planned_training_count(traces: list[Trace]) -> int:
     """Trainings, by what is read in one."""
     return min(_MOST, max(_LEAST, math.ceil(_ENOUGH * len(traces) / _seen(traces))))
 
 
-def _time(begun: float, until: float) -> bool:
+def _has_time_for_another_training(begun: float, until: float) -> bool:
     """Whether half of the time is left: one more training then fits."""
     return time.monotonic() - begun < (until - begun) / 2
 

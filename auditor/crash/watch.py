@@ -106,10 +106,10 @@ class StepWatch:
     def watching(self) -> Iterator[None]:
         """Off again behind it, whatever happens."""
         hooks = [
-            self._model.register_forward_pre_hook(self._forward, with_kwargs=True),
+            self._model.register_forward_pre_hook(self._record_forward_pass, with_kwargs=True),
             self._model.register_forward_hook(self._answered, with_kwargs=True),
-            register_optimizer_step_pre_hook(self._step),
-            register_optimizer_step_post_hook(self._stepped),
+            register_optimizer_step_pre_hook(self._record_optimizer_step),
+            register_optimizer_step_post_hook(self._record_weights_after_step),
         ]
         try:
             with self.trace.printed.heard():
@@ -118,7 +118,7 @@ class StepWatch:
             for hook in hooks:
                 hook.remove()
 
-    def _forward(self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any]) -> None:
+    def _record_forward_pass(self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any]) -> None:
         if time.monotonic() > self._until:
             raise AuditError(LONG)
         ids = more.get("input_ids", given[0] if given else None)
@@ -162,7 +162,7 @@ class StepWatch:
             off.append(float((there - alone).norm() / (alone - alone.mean()).norm()))
         return max(off, default=None)
 
-    def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _record_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         names = {id(value): name for name, value in self._model.named_parameters()}
         held = [value for group in optimizer.param_groups for value in group["params"]]
         mine = [value for value in held if id(value) in names and value.grad is not None]
@@ -190,7 +190,7 @@ class StepWatch:
         if len(self.trace.steps) == self._most:
             raise _EnoughSteps
 
-    def _stepped(self, _optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _record_weights_after_step(self, _optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if len(self._after) < len(self.trace.steps):
             self._after.append(self._weights())
         elif self._after:  # an optimizer that calls another: the outer one ends later
@@ -228,10 +228,14 @@ class StepWatch:
         left, free, spread = _outside(released, own, [len(part) for part in taken.values()])
         least = _SILENT * float(released.abs().max())
         kept = zip(taken, left.split([len(part) for part in taken.values()]), free, strict=True)
-        scales = {name: (_scale(one, dimensions, least), dimensions) for name, one, dimensions in kept if dimensions}
+        scales = {
+            name: (_noise_scale_of_residual(one, dimensions, least), dimensions)
+            for name, one, dimensions in kept
+            if dimensions
+        }
         whole = sum(dimensions for _, dimensions in scales.values())
         scale = (sum(one**2 * free for one, free in scales.values()) / whole) ** 0.5 if whole else 0.0
-        reaches, gram, norms = _reaches(released, own)
+        reaches, gram, norms = _least_squares_reaches(released, own)
         if len(norms) and not norms.any() and not self.trace.overflowed:
             raise AuditError("the gradient of no record can be computed anew: the training replaced the model's layers")
         unit = scale or 1.0
@@ -282,12 +286,12 @@ def _outside(released: Tensor, own: Tensor, sizes: list[int]) -> tuple[Tensor, l
     return released - inside, free, (1 - basis.square().sum(1)).clamp(min=0).sqrt()
 
 
-def _scale(left: Tensor, free: int, least: float) -> float:
+def _noise_scale_of_residual(left: Tensor, free: int, least: float) -> float:
     found = float((left @ left / free).sqrt())
     return found if found > least else 0.0
 
 
-def _reaches(gradient: Tensor, own: Tensor) -> tuple[_Array, _Array, _Array]:
+def _least_squares_reaches(gradient: Tensor, own: Tensor) -> tuple[_Array, _Array, _Array]:
     """gradient: (d,), own: (d, k) -> least squares on the unit gradients, their Gram matrix, norms."""
     norms = own.norm(dim=0)
     units = own / norms.clamp(min=1e-300)

@@ -60,7 +60,7 @@ class RayEngine:
         os.environ.setdefault(_QUIET, "1")
         try:
             if not _ray().is_initialized():
-                self._connect()
+                self._connect_to_ray_cluster()
             self._check_room()
         except BaseException:
             self.close()
@@ -72,11 +72,11 @@ class RayEngine:
         return f"{counted(self.workers, 'worker')} of {where}"
 
     def open(self, here: Any, elsewhere: Callable[[], Any]) -> None:
-        self._dismiss()
+        self._kill_worker_pool()
         self._elsewhere = elsewhere
 
     def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        ray, pool, shared = _ray(), self._started(), _ray().put(work)
+        ray, pool, shared = _ray(), self._started_worker_pool(), _ray().put(work)
         streams = [
             worker.do.options(num_returns="streaming").remote(shared, list(portion))
             for i, worker in enumerate(pool)
@@ -87,7 +87,7 @@ class RayEngine:
                 ready, _ = ray.wait(streams, num_returns=1, fetch_local=False)
                 for stream in ready:
                     try:
-                        yield _got(next, stream)
+                        yield _result_from_ray(next, stream)
                     except StopIteration:
                         streams.remove(stream)
         finally:
@@ -97,36 +97,36 @@ class RayEngine:
     def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         from ray.util import ActorPool
 
-        shared, pool = _ray().put(work), ActorPool(self._started())
+        shared, pool = _ray().put(work), ActorPool(self._started_worker_pool())
         for item in items:
             pool.submit(lambda worker, one: worker.all.remote(shared, [one]), item)
         while pool.has_next():
-            yield from _got(pool.get_next_unordered)
+            yield from _result_from_ray(pool.get_next_unordered)
 
     def pids(self) -> list[int]:
         """The process of each worker."""
-        pids: list[int] = _ray().get([worker.pid.remote() for worker in self._started()])
+        pids: list[int] = _ray().get([worker.pid.remote() for worker in self._started_worker_pool()])
         return pids
 
     def close(self) -> None:
-        self._dismiss()
+        self._kill_worker_pool()
         self._held.close()
 
-    def _dismiss(self) -> None:
+    def _kill_worker_pool(self) -> None:
         for worker in self._pool:
             _ray().kill(worker)
         self._pool = []
 
-    def _started(self) -> list[Any]:
+    def _started_worker_pool(self) -> list[Any]:
         if not self._pool:
             kind = _ray().remote(_Worker)
             kind = kind.options(num_cpus=1, num_gpus=self.gpus, max_restarts=_LOSSES, max_task_retries=_LOSSES)
             self._pool = [kind.remote(self._elsewhere) for _ in range(self.workers)]
         return self._pool
 
-    def _connect(self) -> None:
+    def _connect_to_ray_cluster(self) -> None:
         if self.address:
-            _knock(self.address)
+            _check_cluster_listens(self.address)
             if os.environ.get(_MODE) != "token":
                 raise AuditError(
                     f"expected {_MODE}=token with --ray-address, as a cluster without tokens hands secrets and models "
@@ -166,7 +166,7 @@ class RayEngine:
             )
         if hasattr(os, "pidfd_open"):
             node = str(_ray().get_runtime_context().get_node_id())
-            self._held.enter_context(_watched(_of_node(node) if self.address else _of_cluster()))
+            self._held.enter_context(_exit_when_process_is_lost(_of_node(node) if self.address else _of_cluster()))
 
     def _check_room(self) -> None:
         """Ray itself would wait for ever. What a cluster has it says some moments after its start."""
@@ -220,7 +220,7 @@ def _of_node(node: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def _watched(pids: Sequence[int]) -> Iterator[None]:
+def _exit_when_process_is_lost(pids: Sequence[int]) -> Iterator[None]:
     """While the block lasts, the loss of one of these processes ends this one in a sentence, exit code 3.
 
     Ray would end it from C++ at its next question to them, with 1, which is a gate's word, and without one of its own.
@@ -266,7 +266,7 @@ class _Worker:
         return os.getpid()
 
 
-def _got(ask: Callable[..., Any], *of: Any) -> Any:
+def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
     """What Ray has; what work, or the opening of a place, refused is refused here in its own words."""
     ray = _ray()
     try:
@@ -286,7 +286,7 @@ def _portions(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
         yield items[start : start + size]
 
 
-def _knock(address: str) -> None:
+def _check_cluster_listens(address: str) -> None:
     """Raises AuditError where nobody listens."""
     host, colon, port = address.rpartition(":")
     if address == _AUTO:

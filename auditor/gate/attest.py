@@ -39,7 +39,7 @@ def statement(folder: Path) -> dict[str, Any]:
     decisions, files = load_decisions(folder), manifest.record_digests(folder)
     return {
         "_type": STATEMENT,
-        "subject": _subject(result),
+        "subject": _statement_subject(result),
         "predicateType": PREDICATE,
         "predicate": {
             "tool": {"name": "audit-lm", "version": result.tool_version, "attestedWith": __version__},
@@ -49,7 +49,7 @@ def statement(folder: Path) -> dict[str, Any]:
             "plan": {"sha256": files.get(PLAN)},
             "result": {"sha256": files[saved.RESULT]},
             "files": files,
-            "decision": _decided(decisions[-1]) if decisions else None,
+            "decision": _decision_as_json(decisions[-1]) if decisions else None,
         },
     }
 
@@ -72,19 +72,21 @@ def ruling(folder: Path, attestation: Path, key: Path) -> Ruling:
     try:
         payload, keyid = dsse.verify_envelope(text, key)
     except dsse.Unsigned as why:
-        return _ruled("failed", f"{attestation}: {why}")
+        return _attestation_ruling("failed", f"{attestation}: {why}")
     wrong = next(_differences(folder, json.loads(payload)), "")
     if wrong:
-        return _ruled("failed", f"{attestation} does not fit the run: {wrong}")
-    return _ruled("held", f"signed by the key {keyid[:16]}…, and every record of the run is as it was signed")
+        return _attestation_ruling("failed", f"{attestation} does not fit the run: {wrong}")
+    return _attestation_ruling(
+        "held", f"signed by the key {keyid[:16]}…, and every record of the run is as it was signed"
+    )
 
 
 def missing_attestation() -> Ruling:
     """Where a policy requires an attestation and none was given."""
-    return _ruled("failed", "the policy requires one: give --attestation FILE --key PUBLIC_KEY")
+    return _attestation_ruling("failed", "the policy requires one: give --attestation FILE --key PUBLIC_KEY")
 
 
-def _ruled(verdict: Verdict, reason: str) -> Ruling:
+def _attestation_ruling(verdict: Verdict, reason: str) -> Ruling:
     return Ruling("", "", "", "", math.nan, math.nan, math.nan, verdict, f"attestation: {reason}", _SIGNED)
 
 
@@ -103,20 +105,20 @@ def _differences(folder: Path, stated: Any) -> Iterator[str]:
         now = manifest.record_digests(folder)
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
-                yield f"{name} {_how(name, files, now)} since it was signed"
-        if stated.get("subject") != _subject(saved.read_result(folder)):
+                yield f"{name} {_file_change_phrase(name, files, now)} since it was signed"
+        if stated.get("subject") != _statement_subject(saved.read_result(folder)):
             yield "its subject is another model"
 
 
-def _how(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
+def _file_change_phrase(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
     return "has changed" if name in before and name in now else "was added" if name in now else "is gone"
 
 
-def _subject(result: AuditResult) -> list[dict[str, Any]]:
+def _statement_subject(result: AuditResult) -> list[dict[str, Any]]:
     return [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(result.weights.items())]
 
 
-def _decided(one: KeptDecision) -> dict[str, Any]:
+def _decision_as_json(one: KeptDecision) -> dict[str, Any]:
     decision = one.decision
     return {
         "decided": one.decided,

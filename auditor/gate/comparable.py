@@ -45,34 +45,38 @@ def check_comparable(run: Run, base: Run, what: str) -> None:
 def differences(run: Run, base: Run) -> Iterator[str]:
     """What keeps the two from being compared, as `what: mine against theirs`."""
     mine, theirs = run.result, base.result
-    yield from _differs("model family", mine.family or "not recorded", theirs.family or "not recorded")
+    yield from _setting_difference("model family", mine.family or "not recorded", theirs.family or "not recorded")
     for name in ("name", "members", "nonmembers", "known", "repeats"):
-        yield from _differs(f"data set: {name}", getattr(mine.benchmark, name), getattr(theirs.benchmark, name))
+        yield from _setting_difference(
+            f"data set: {name}", getattr(mine.benchmark, name), getattr(theirs.benchmark, name)
+        )
     if not (mine.benchmark.digest and theirs.benchmark.digest):
-        yield from _differs("data set", mine.benchmark.description, theirs.benchmark.description)
+        yield from _setting_difference("data set", mine.benchmark.description, theirs.benchmark.description)
     elif mine.benchmark.digest != theirs.benchmark.digest:
         seeds = f"; seeds {mine.seed} and {theirs.seed}" if mine.seed != theirs.seed else ""
         digests = f"{_short(mine.benchmark.digest)} against {_short(theirs.benchmark.digest)}"
         yield f"data set: other secrets (digest {digests}{seeds})"
     if mine.benchmark.text_form and theirs.benchmark.text_form:
-        yield from _differs("text form (--template, --date)", mine.benchmark.text_form, theirs.benchmark.text_form)
+        yield from _setting_difference(
+            "text form (--template, --date)", mine.benchmark.text_form, theirs.benchmark.text_form
+        )
     for name in fields_with_rule(COMPARED):
-        yield from _differs(f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name))
+        yield from _setting_difference(f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name))
     others = {finding.key: finding for finding in theirs.findings}
     for finding in mine.findings:
         if (other := others.get(finding.key)) is not None:
             yield from _options(finding.attack, finding.options, other.options)
-            yield from _differs(f"decoding of {finding.key.title}", finding.decoding, other.decoding)
-            yield from _differs(f"access of {finding.key.title}", finding.access, other.access)
-            yield from _secrets(run, base, finding.key)
+            yield from _setting_difference(f"decoding of {finding.key.title}", finding.decoding, other.decoding)
+            yield from _setting_difference(f"access of {finding.key.title}", finding.access, other.access)
+            yield from _secret_set_differences(run, base, finding.key)
 
 
 def _options(attack: str, mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
     for name in dict.fromkeys((*mine, *theirs)):
-        yield from _differs(f"attack settings: {attack}.{name}", mine.get(name), theirs.get(name))
+        yield from _setting_difference(f"attack settings: {attack}.{name}", mine.get(name), theirs.get(name))
 
 
-def _secrets(run: Run, base: Run, row: CellKey) -> Iterator[str]:
+def _secret_set_differences(run: Run, base: Run, row: CellKey) -> Iterator[str]:
     mine, theirs = run.outcomes.get(row), base.outcomes.get(row)
     if mine is None or theirs is None:
         return  # one of them was not measured: that is for whoever asks about the row
@@ -83,9 +87,9 @@ def _secrets(run: Run, base: Run, row: CellKey) -> Iterator[str]:
         yield f"secrets of {row.title}: {len(one - other)} only here, {len(other - one)} only there"
 
 
-def _differs(what: str, mine: Any, theirs: Any) -> Iterator[str]:
+def _setting_difference(what: str, mine: Any, theirs: Any) -> Iterator[str]:
     if mine != theirs:
-        yield f"{what} {_said(mine)} against {_said(theirs)}"
+        yield f"{what} {_value_label(mine)} against {_value_label(theirs)}"
 
 
 def _short(digest: str) -> str:
@@ -93,5 +97,5 @@ def _short(digest: str) -> str:
     return f"{public[:8]}-{answers}"
 
 
-def _said(value: Any) -> str:
+def _value_label(value: Any) -> str:
     return "none" if value is None else repr(value) if isinstance(value, str) else str(value)

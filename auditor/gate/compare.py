@@ -66,10 +66,14 @@ def compare(runs: Sequence[Run], metrics: Sequence[str] = ()) -> Comparison:
     for i, run in enumerate(runs):
         for finding in run.result.findings:
             findings.setdefault(finding.key, [None] * len(runs))[i] = finding
-    lines = [_line(runs, row, metric, found) for row, found in findings.items() for metric in metrics or _main(found)]
+    lines = [
+        _line(runs, row, metric, found)
+        for row, found in findings.items()
+        for metric in metrics or _main_metric_names(found)
+    ]
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
-    lowest = [_lowest(line) for line in lines]
-    rivals = [_rivals(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
+    lowest = [_index_of_lowest_value(line) for line in lines]
+    rivals = [_excess_leak_of_other_runs(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
     level = level_of_each([partial(_all_leak_more, others) for others in rivals], LEVEL)
     marked = (
         replace(line, best=candidate if _all_leak_more(others, level) else None)
@@ -86,7 +90,7 @@ def _names(runs: Sequence[Run]) -> tuple[str, ...]:
     return short if len(set(short)) == len(runs) else tuple(run.name for run in runs)
 
 
-def _main(found: Sequence[Finding | None]) -> list[str]:
+def _main_metric_names(found: Sequence[Finding | None]) -> list[str]:
     return list(dict.fromkeys(f.main.name for f in found if f and f.main))
 
 
@@ -111,12 +115,12 @@ def _cell(runs: Sequence[Run], i: int, row: CellKey, metric: str, finding: Findi
     return Comparand(measured, bounds.measured(f"{metric}_difference", seen, measured.unit))
 
 
-def _lowest(line: ComparisonRow) -> int:
+def _index_of_lowest_value(line: ComparisonRow) -> int:
     values = [cell.measured.value if cell.measured else math.inf for cell in line.cells]
     return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
 
 
-def _rivals(runs: Sequence[Run], line: ComparisonRow, candidate: int) -> list[Evidence]:
+def _excess_leak_of_other_runs(runs: Sequence[Run], line: ComparisonRow, candidate: int) -> list[Evidence]:
     """How much more each other run leaks than the candidate; empty where one of them cannot be held against it."""
     own = runs[candidate].outcomes.get(line.row)
     found: list[Evidence] = []

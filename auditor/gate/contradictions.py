@@ -37,7 +37,7 @@ def contradictions(
     result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: Listed = NOT_KEPT
 ) -> Iterator[tuple[CellKey, str]]:
     """(row, what does not fit) of everything in the result that cannot be; nothing where all of it can."""
-    yield from _unfinished(result)
+    yield from _planned_rows_missing(result)
     yield from _otherwise_listed(result, outcomes, listed)
     claims = {target.name: target.claim for target in result.targets}
     for row in outcomes.keys() - {finding.key for finding in result.findings}:
@@ -49,20 +49,23 @@ def contradictions(
         for name, count in Counter(m.name for m in finding.measurements).items():
             if count > 1:
                 yield finding.key, f"{name} stands there {count} times"
-        for name, measured in _numbers(finding):
+        for name, measured in _named_measurements(finding):
             if why := why_impossible(measured):
                 yield finding.key, f"{name} is {why}"
-        for why in (*_audits(finding), *_games(finding, claims.get(finding.target))):
+        for why in (
+            *_epsilon_bound_contradictions(finding),
+            *_game_contradictions(finding, claims.get(finding.target)),
+        ):
             yield finding.key, why
         kept = outcomes.get(finding.key)
         if kept is not None:
-            for why in _against(finding, kept):
+            for why in _outcome_contradictions(finding, kept):
                 yield finding.key, why
-        elif any(m.n for _, m in _numbers(finding)):
+        elif any(m.n for _, m in _named_measurements(finding)):
             yield finding.key, f"it has numbers, and {_WHERE} does not hold what they are of"
 
 
-def _unfinished(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
+def _planned_rows_missing(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
     """Rows that the plan asks for and the result does not have. A control has those of the widest access."""
     plan, there = result.plan, {finding.key for finding in result.findings}
     asked = dict.fromkeys((UNDEFENDED, *plan.get("defense", ()), *map(form_name, plan.get("forms", ()))))
@@ -91,25 +94,25 @@ def _otherwise_listed(
             if attacked[member] != told[member]:
                 yield _RUN, f"it is about {told[member]} {what}, {SECRETS} holds {attacked[member]}"
         for row, kept in outcomes.items():
-            if why := _unknown(kept, listed.secrets):
+            if why := _secret_mismatch_sentence(kept, listed.secrets):
                 yield row, why
     if listed.guesses is not None and listed.observations is not None:
         members = {id for id, fact in (listed.secrets or {}).items() if fact.member}
         yield from _otherwise_answered(result, outcomes, members, listed.guesses, listed.observations)
 
 
-def _unknown(kept: PerSecret, secrets: Mapping[str, SecretFacts]) -> str:
+def _secret_mismatch_sentence(kept: PerSecret, secrets: Mapping[str, SecretFacts]) -> str:
     """How the secrets of a row are not those of the run. A probe may look at others: generations, games of its own."""
     if kept.outcome is None and secrets.keys().isdisjoint(kept.ids):
         return ""
     if strangers := sum(id not in secrets for id in kept.ids):
-        return f"{_WHERE} holds {_secrets(strangers)} that {SECRETS} does not"
+        return f"{_WHERE} holds {_secret_count_label(strangers)} that {SECRETS} does not"
     facts = (secrets[id] for id in kept.ids)
     others = sum(
         (fact.member, fact.repeats) != (bool(member), repeats)
         for fact, member, repeats in zip(facts, kept.member, kept.repeats, strict=True)
     )
-    return f"{_secrets(others)} {_WHERE} disagrees with {SECRETS} on membership or copies" if others else ""
+    return f"{_secret_count_label(others)} {_WHERE} disagrees with {SECRETS} on membership or copies" if others else ""
 
 
 def _otherwise_answered(
@@ -125,9 +128,9 @@ def _otherwise_answered(
         ids, told = set(kept.ids), answered.get(row, frozenset())
         added, dropped = ids - told, told - ids
         if added:
-            yield row, f"{_WHERE} holds {_secrets(len(added))} without an answer in {where}"
+            yield row, f"{_WHERE} holds {_secret_count_label(len(added))} without an answer in {where}"
         if dropped:
-            yield row, f"{where} holds answers about {_secrets(len(dropped))} that {_WHERE} leaves out"
+            yield row, f"{where} holds answers about {_secret_count_label(len(dropped))} that {_WHERE} leaves out"
     reported = {finding.key: finding for finding in result.findings}
     for row in dict.fromkeys((*guesses, *observations)):
         if row not in reported:
@@ -136,11 +139,11 @@ def _otherwise_answered(
             yield row, f"it was not applicable, and {GUESSES} holds answers about members"
 
 
-def _secrets(count: int) -> str:
+def _secret_count_label(count: int) -> str:
     return f"{count} secret{'' if count == 1 else 's'}"
 
 
-def _audits(finding: Finding) -> Iterator[str]:
+def _epsilon_bound_contradictions(finding: Finding) -> Iterator[str]:
     """Bounds of epsilon that are not those of their guesses, or not the ones that stand among the measurements."""
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
@@ -159,7 +162,7 @@ def _audits(finding: Finding) -> Iterator[str]:
             yield f"{name} is {audit.epsilon:.6g} where its guesses stand, and {other} among the measurements"
 
 
-def _games(finding: Finding, claim: Claim | None) -> Iterator[str]:
+def _game_contradictions(finding: Finding, claim: Claim | None) -> Iterator[str]:
     """What says whether games could have contradicted a claim (`powerless`), where it stands elsewhere too."""
     for audit in finding.audits:
         if audit.table is None:
@@ -180,7 +183,7 @@ def _tokens(count: int | None) -> str:
     return "any number of tokens" if count is None else f"{count:,} tokens"
 
 
-def _numbers(finding: Finding) -> Iterator[tuple[str, Measurement]]:
+def _named_measurements(finding: Finding) -> Iterator[tuple[str, Measurement]]:
     for m in finding.measurements:
         yield m.name, m
     for count, m in finding.by_repeats.items():
@@ -209,25 +212,27 @@ def why_impossible(m: Measurement) -> str:
     return ""
 
 
-def _against(finding: Finding, kept: PerSecret) -> Iterator[str]:
+def _outcome_contradictions(finding: Finding, kept: PerSecret) -> Iterator[str]:
     """What the outcomes of the row's secrets say otherwise. Numbers that no secret has a part of are left alone."""
     if len(set(kept.ids)) < len(kept.ids):
         yield f"{_WHERE} holds a secret twice"
     members, others = kept.chosen(True, None), kept.chosen(False, None)
     for m in finding.measurements:
         if (found := recomputed(find_metric(m.name), members, others)) is not None:
-            yield from _other(m.name, m, *found)
+            yield from _measurement_contradiction(m.name, m, *found)
     if finding.main is not None and finding.main.name in kept.values:
         for count, m in finding.by_repeats.items():
             chosen = kept.chosen(True, int(count))[finding.main.name] if count.isdigit() else np.empty(0)
-            yield from _other(f"{m.name}(count={count})", m, _mean(chosen), len(chosen))
+            yield from _measurement_contradiction(f"{m.name}(count={count})", m, _mean(chosen), len(chosen))
     for by_kind in (finding.by_kind, finding.by_kind_nonmembers):
         for kind, m in by_kind.items():
             again = kept.measure(m.name, kind=kind)
-            yield from _other(f"{m.name}(kind={kind})", m, *((again.value, again.n) if again else (math.nan, 0)))
+            yield from _measurement_contradiction(
+                f"{m.name}(kind={kind})", m, *((again.value, again.n) if again else (math.nan, 0))
+            )
 
 
-def _other(name: str, m: Measurement, value: float, n: int) -> Iterator[str]:
+def _measurement_contradiction(name: str, m: Measurement, value: float, n: int) -> Iterator[str]:
     if m.n != n:
         yield f"{name} is of {m.n} secrets, {_WHERE} holds {n}"
     elif n and not _equal(m.value, value):

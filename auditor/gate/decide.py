@@ -71,10 +71,13 @@ def decide(
             raise AuditError(f"expected the name of a {name} to judge, got an empty one")
     if baseline is not None:
         check_comparable(run, baseline, "baseline")
-    contradicted = _contradicted(run, "this run")
-    rulings = [*_edited(run, "this run", True), *contradicted]
+    contradicted = _contradiction_rulings(run, "this run")
+    rulings = [*_edited_run_rulings(run, "this run", True), *contradicted]
     if baseline is not None:
-        rulings += [*_edited(baseline, "the baseline", False), *_contradicted(baseline, "the baseline")]
+        rulings += [
+            *_edited_run_rulings(baseline, "the baseline", False),
+            *_contradiction_rulings(baseline, "the baseline"),
+        ]
     rulings += judge_rules(
         run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack
     )
@@ -90,12 +93,12 @@ def decide(
     return Decision(run.name, baseline.name if baseline else "", tuple(rulings), policy.inconclusive)
 
 
-def _contradicted(run: Run, what: str) -> list[Ruling]:
+def _contradiction_rulings(run: Run, what: str) -> list[Ruling]:
     found = contradictions(run.result, run.outcomes, run.listed)
     return [_failed(row, f"the result contradicts itself: {why}", f"{what} agrees with itself") for row, why in found]
 
 
-def _edited(run: Run, what: str, whole: bool) -> list[Ruling]:
+def _edited_run_rulings(run: Run, what: str, whole: bool) -> list[Ruling]:
     said = run.edits.said(whole) if run.edits else ()
     rule = f"{what} is as it was when it ended"
     return [_failed(CellKey("", "", ""), f"{run.name}: {why} since the run ended", rule) for why in said]
@@ -249,7 +252,7 @@ def _held_to_claim(result: AuditResult, name: str, rule: Rule, setting: str | No
 
 
 def _case(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None, baseline: Run | None) -> _Case:
-    measured, derived = _measured(finding, rule, own)
+    measured, derived = _measurement_for_rule(finding, rule, own)
     if isinstance(measured, str):
         return _Case(finding.key, rule, measured)
     if rule.metric in BOUNDS.values() and not rule.relative:
@@ -257,18 +260,20 @@ def _case(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None,
     if measured.unit in SHARES:
         check_share(rule)
     if rule.relative:
-        return _Case(finding.key, rule, _paired(finding.key, rule, own or {}, baseline))
-    return _Case(finding.key, rule, _alone(rule, measured, (own or {}).get(finding.key), derived))
+        return _Case(finding.key, rule, _paired_difference(finding.key, rule, own or {}, baseline))
+    return _Case(finding.key, rule, _number_of_own_row(rule, measured, (own or {}).get(finding.key), derived))
 
 
-def _nearest(wanted: str, known: Sequence[str]) -> str:
+def _nearest_metrics_phrase(wanted: str, known: Sequence[str]) -> str:
     """The main metric of a row, those whose names are nearest to the one that it lacks, and how many others."""
     shown = dict.fromkeys((*known[:1], *difflib.get_close_matches(wanted, known, n=2)))
     others = f" and {len(known) - len(shown)} others" if len(known) > len(shown) else ""
     return f"; it has {', '.join(shown) or 'none'}{others}"
 
 
-def _measured(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None) -> tuple[Measurement | str, bool]:
+def _measurement_for_rule(
+    finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None
+) -> tuple[Measurement | str, bool]:
     """The rule's number in this row, or why it has none; and whether it is worked out of each secret."""
     count = None if rule.relative else rule.count
     if rule.kind is not None:
@@ -276,7 +281,7 @@ def _measured(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | N
         known = f" (kinds of personal data: {', '.join(finding.by_kind) or 'none'})"
     else:
         recorded = finding.measurement(rule.metric)
-        known = _nearest(rule.metric, [m.name for m in finding.measurements])
+        known = _nearest_metrics_phrase(rule.metric, [m.name for m in finding.measurements])
     if recorded is None:
         return f"this row has no {rule.name if rule.kind else rule.metric}{known}", False
     if not find_metric(rule.metric).bounded:
@@ -289,14 +294,14 @@ def _measured(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | N
         if str(count) not in finding.by_repeats:
             return f"this row has no {rule.name} (repeat counts: {', '.join(finding.by_repeats)})", False
         recorded = None if finding.main is not recorded else finding.by_repeats[str(count)]
-    found = _either(again, recorded)
+    found = _wider_measurement(again, recorded)
     if found is None or math.isnan(found.value) or found.n == 0:
         return f"{rule.name} is not a number: nothing was measured", False
     believed = found.unit == "count"  # of queries and records, as claim_violations: no mean over secrets
     return replace(found, name=rule.metric), again is not None or own is None or believed
 
 
-def _either(again: Measurement | None, recorded: Measurement | None) -> Measurement | None:
+def _wider_measurement(again: Measurement | None, recorded: Measurement | None) -> Measurement | None:
     """The number as it is worked out anew. Of what is no share its row may know more that widens it, never narrows."""
     if again is None or recorded is None or again.unit in SHARES:
         return again or recorded
@@ -313,7 +318,7 @@ def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
     return f"this row has no counts behind its {metric}"
 
 
-def _alone(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: bool) -> _Number:
+def _number_of_own_row(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: bool) -> _Number:
     """A rate of false positives is bounded anew at each level: its threshold takes more non-members at a lower one."""
     betting = kept.betting(rule.metric, rule.count, rule.kind) if kept is not None and kept.anytime else None
     seen = betting or outcomes.evidence_of_rate(rule.metric, kept) or one_sided_bounds(measured)
@@ -321,7 +326,9 @@ def _alone(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: b
     return _Number(seen, f"{rule.name} {measured.value:.4g}{other}", derived)
 
 
-def _paired(row: CellKey, rule: Rule, own: Mapping[CellKey, PerSecret], baseline: Run | None) -> _Number | str:
+def _paired_difference(
+    row: CellKey, rule: Rule, own: Mapping[CellKey, PerSecret], baseline: Run | None
+) -> _Number | str:
     if rule.against_undefended:
         if row.target == UNDEFENDED:
             return "it is the undefended model's own row: a form or a defense is held against it"
@@ -336,7 +343,7 @@ def _paired(row: CellKey, rule: Rule, own: Mapping[CellKey, PerSecret], baseline
     found = outcomes.difference(rule.metric, rule.count, mine, theirs)
     if isinstance(found, str):
         return found
-    return _Number(found, f"{rule.name} minus {other}'s {found.value:+.4g}, paired by secret,")
+    return _Number(found, f"{rule.name} minus {other}'s: {found.value:+.4g}, paired by secret,")
 
 
 def _exceeds(case: _Case, level: float) -> bool:
@@ -355,9 +362,9 @@ def _ruling(case: _Case, level: float) -> Ruling:
     if isinstance(case.seen, str):
         return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.seen, words)
     if isinstance(case.seen, _LowerBound):
-        return _bounded(case.row, case.rule, audit_at_level(case.seen.audit, level))
+        return _ruling_of_lower_bound(case.row, case.rule, audit_at_level(case.seen.audit, level))
     if isinstance(case.seen, _Claimed):
-        return _stands(case.row, case.rule, case.seen.at(level))
+        return _ruling_of_claim(case.row, case.rule, case.seen.at(level))
     seen = case.seen.evidence
     low, high = seen.low(level), seen.high(LEVEL)
     if math.isnan(low) or math.isnan(high):
@@ -382,7 +389,7 @@ _OF_A_CLAIM: dict[claims.Verdict, Verdict] = {
 }
 
 
-def _bounded(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
+def _ruling_of_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     """A number as the limit of a lower bound: held only where it could have shown more."""
     limit = rule.limit
     weak = why_powerless(audit, limit)
@@ -397,7 +404,7 @@ def _bounded(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     return Ruling(*row, rule.name, limit, bound, high, verdict, reason, str(rule), bound, audit.canaries, missed=missed)
 
 
-def _stands(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
+def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
     """How the claim of a target stands: contradicted, consistent, or nobody can tell."""
     claimed, bounds = stands.claimed, stands.bounds
     assert claimed is not None  # `_held_to_claim` has seen to it

@@ -44,11 +44,11 @@ def compare_deployed(
     name = "the built-in lab" if target.in_lab else f"model {place}"
     date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_ago(age)})"
     asked = ANSWERS in result.weights
-    stands = _stands(in_memory, target.in_lab, asked, here, differs)
+    stands = _deployed_model_phrase(in_memory, target.in_lab, asked, here, differs)
     return Deployed(f"{name}, {date}: {stands}", here, age, differs)
 
 
-def _stands(in_memory: bool, lab: bool, asked: bool, here: bool, differs: str) -> str:
+def _deployed_model_phrase(in_memory: bool, lab: bool, asked: bool, here: bool, differs: str) -> str:
     if in_memory:
         return "in the memory of a process: nobody can say whether what is deployed is what was judged"
     if lab:

@@ -42,10 +42,10 @@ def verify_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
     public, held = _load(key, "public"), _envelope(envelope)
     from cryptography.exceptions import InvalidSignature
 
-    payload = _bytes(held["payload"])
+    payload = _decoded_base64(held["payload"])
     for one in held["signatures"]:
         try:
-            public.verify(_bytes(one["sig"]), pre_authentication_encoding(IN_TOTO, payload))
+            public.verify(_decoded_base64(one["sig"]), pre_authentication_encoding(IN_TOTO, payload))
         except InvalidSignature:
             continue
         return payload, _keyid(public)
@@ -104,7 +104,7 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _bytes(text: str) -> bytes:
+def _decoded_base64(text: str) -> bytes:
     """Standard or URL-safe base64, as the protocol allows."""
     try:
         return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)

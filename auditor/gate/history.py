@@ -71,7 +71,7 @@ def history(folders: Sequence[Path], by: str = "date") -> History:
     left_out: list[tuple[str, str]] = []
     entries: list[Entry] = []
     for folder in _distinct(folders):
-        if why := _unfinished(folder):
+        if why := _missing_result_sentence(folder):
             left_out.append((str(folder), why))
             continue
         run = replace(read_run(folder), name=folder.name)  # as reasons name it
@@ -90,7 +90,7 @@ def history(folders: Sequence[Path], by: str = "date") -> History:
         more = f" (as {len(left_out) - 1} more)" if len(left_out) > 1 else ""
         got = f"{left_out[0][0]}: {left_out[0][1]}{more}" if left_out else "none"
         raise AuditError(f"expected at least one finished run to order by {order}, got {got}")
-    return History(order, tuple(_lines(_ordered(entries, order))), tuple(left_out))
+    return History(order, tuple(_groups_of_comparable_runs(_ordered(entries, order))), tuple(left_out))
 
 
 def _distinct(folders: Sequence[Path]) -> list[Path]:
@@ -103,7 +103,7 @@ def _distinct(folders: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def _unfinished(folder: Path) -> str:
+def _missing_result_sentence(folder: Path) -> str:
     """Why a folder holds no result though it is no mistake to name it; "" where it holds one, or should."""
     if (folder / RESULT).exists():
         return ""
@@ -160,11 +160,13 @@ def _ordered(entries: Sequence[Entry], by: By) -> list[Entry]:
 # --- in lines ---------------------------------------------------------------------------------------------------------
 
 
-def _lines(entries: Sequence[Entry]) -> Iterator[ComparableRuns]:
+def _groups_of_comparable_runs(entries: Sequence[Entry]) -> Iterator[ComparableRuns]:
     """Each run stands in the first line with every run of which it can be compared; the last run opens the first."""
     grouped: list[list[Entry]] = []
     for entry in reversed(entries):
-        own = next((line for line in grouped if all(not _apart(entry, other) for other in line)), None)
+        own = next(
+            (line for line in grouped if all(not _not_comparable_sentence(entry, other) for other in line)), None
+        )
         if own is None:
             grouped.append([entry])
         else:
@@ -172,10 +174,12 @@ def _lines(entries: Sequence[Entry]) -> Iterator[ComparableRuns]:
     for line in grouped:
         runs = tuple(reversed(line))
         changes = [compare([before.run, now.run]) for before, now in pairwise(runs)]
-        yield ComparableRuns(runs, (None, *changes), _reason(line, grouped[0]) if line is not grouped[0] else "")
+        yield ComparableRuns(
+            runs, (None, *changes), _separate_group_sentence(line, grouped[0]) if line is not grouped[0] else ""
+        )
 
 
-def _apart(one: Entry, other: Entry) -> str:
+def _not_comparable_sentence(one: Entry, other: Entry) -> str:
     try:
         check_comparable(one.run, other.run, "match")
     except AuditError as why:
@@ -183,6 +187,6 @@ def _apart(one: Entry, other: Entry) -> str:
     return ""
 
 
-def _reason(line: Sequence[Entry], first: Sequence[Entry]) -> str:
+def _separate_group_sentence(line: Sequence[Entry], first: Sequence[Entry]) -> str:
     """Why the last run of a line is in no line before it."""
-    return next(why for other in first if (why := _apart(line[0], other)))
+    return next(why for other in first if (why := _not_comparable_sentence(line[0], other)))

@@ -41,7 +41,7 @@ def save_decision(folder: Path, decision: Decision) -> None:
     try:
         if why := why_decisions_edited(folder):
             raise AuditError(why)
-        now, before = datetime.now(UTC).isoformat(timespec="seconds"), _last(_lines(folder))
+        now, before = datetime.now(UTC).isoformat(timespec="seconds"), _digest_of_last_line(_decision_lines(folder))
         line = json.dumps(to_json(KeptDecision(now, _digest(folder), decision, before)), allow_nan=False) + "\n"
         last = hashlib.sha256(line.encode()).hexdigest()
         disk.replace(folder / LAST, f"{before} {last}", sync=True)  # killed here, either is the last
@@ -53,8 +53,8 @@ def save_decision(folder: Path, decision: Decision) -> None:
 
 def why_decisions_edited(folder: Path) -> str:
     """What happened to the decisions that gates left in the folder, in a sentence; "" where nothing did."""
-    ends, lines = _ends(folder), _lines(folder)
-    ends |= _ends(folder)  # another gate may just have written
+    ends, lines = _recorded_last_digests(folder), _decision_lines(folder)
+    ends |= _recorded_last_digests(folder)  # another gate may just have written
     path, before = folder / DECISIONS, _FIRST
     mend = "restore it, or audit again"
     for number, line in enumerate(lines, 1):
@@ -76,20 +76,20 @@ def edited_decisions_ruling(folder: Path) -> Ruling | None:
     return Ruling("", "", "", "", nan, nan, nan, "failed", why, "earlier decisions are as gates left them")
 
 
-def _ends(folder: Path) -> set[str]:
+def _recorded_last_digests(folder: Path) -> set[str]:
     """What may be the digest of the last line: two while one is written."""
-    return {*_read(folder / LAST).decode(errors="replace").split()} or {_FIRST}
+    return {*_bytes_or_empty(folder / LAST).decode(errors="replace").split()} or {_FIRST}
 
 
-def _last(lines: Sequence[bytes]) -> str:
+def _digest_of_last_line(lines: Sequence[bytes]) -> str:
     return hashlib.sha256(lines[-1]).hexdigest() if lines else _FIRST
 
 
-def _lines(folder: Path) -> list[bytes]:
-    return _read(folder / DECISIONS).splitlines(keepends=True)
+def _decision_lines(folder: Path) -> list[bytes]:
+    return _bytes_or_empty(folder / DECISIONS).splitlines(keepends=True)
 
 
-def _read(path: Path) -> bytes:
+def _bytes_or_empty(path: Path) -> bytes:
     """Empty where there is no such file. Raises AuditError where it cannot be read."""
     try:
         return path.read_bytes()
@@ -107,20 +107,20 @@ def load_decisions(folder: Path) -> tuple[KeptDecision, ...]:
     path, now = folder / DECISIONS, _digest(folder)
     found: dict[object, KeptDecision] = {}
     try:
-        read = [from_json(KeptDecision, json.loads(line), str(path)) for line in _lines(folder)]
+        read = [from_json(KeptDecision, json.loads(line), str(path)) for line in _decision_lines(folder)]
     except (ValueError, RecursionError) as error:
         raise AuditError(f"{path}: expected a decision of a gate on every line: the file is damaged") from error
     if why := why_decisions_edited(folder):
         raise AuditError(why)
     for one in read:
         if one.result == now:
-            asked = (one.decision.baseline, one.decision.inconclusive, _asked(one.decision))
+            asked = (one.decision.baseline, one.decision.inconclusive, _ruled_rows_and_rules(one.decision))
             found.pop(asked, None)  # the last one stands where it was made
             found[asked] = one
     return tuple(found.values())
 
 
-def _asked(decision: Decision) -> frozenset[tuple[str, str]]:
+def _ruled_rows_and_rules(decision: Decision) -> frozenset[tuple[str, str]]:
     return frozenset((ruling.row, ruling.rule) for ruling in decision.rulings)
 
 

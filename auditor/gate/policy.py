@@ -285,10 +285,10 @@ def _rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule
         if metric != HELD_TO_CLAIMS or against_baseline or count is not None:
             raise AuditError(f"{complaint}: only {HELD_TO_CLAIMS} <= {CLAIM} is held to what is claimed")
         return Rule(metric, math.inf, of_claim=True)
-    return _breakable(Rule(metric, _number(limit, complaint), against_baseline, count, kind))
+    return _rule_with_breakable_limit(Rule(metric, _number(limit, complaint), against_baseline, count, kind))
 
 
-def _breakable(rule: Rule) -> Rule:
+def _rule_with_breakable_limit(rule: Rule) -> Rule:
     """The rule. Raises AuditError for a limit that nothing could be beyond, which would hold whatever leaks."""
     if math.isinf(rule.limit):
         raise AuditError(f"expected a limit for {rule.name} that a measurement could exceed, got {rule.limit:g}")

@@ -82,18 +82,18 @@ def secrets_needed(change: Change, power: float, rules: int) -> list[Need]:
     unchanged = secrets_for_difference(0.0, margin, alike, LEVEL, power)
     lost, won = alike / 2, change.discordant - alike / 2
     return [
-        _failed(name, before, after, level, power),
-        _held(name, after, before, power),
+        _secrets_needed_to_fail(name, before, after, level, power),
+        _secrets_needed_to_hold(name, after, before, power),
         Need(
             f"fail {name} not worse than baseline by 0 when it went from {before:g} to {after:g} "
             f"({change.discordant:.3g} of the answers changed)",
             worse,
-            *_stopped([0, 0.5, 1], [lost, 1 - lost - won, won], 0.5, level, power),
+            *_secrets_until_stopped([0, 0.5, 1], [lost, 1 - lost - won, won], 0.5, level, power),
         ),
         Need(
             f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse ({alike:.3g} changed)",
             unchanged,
-            *_stopped([0, 0.5, 1], [alike / 2, 1 - alike, alike / 2], (1 - margin) / 2, LEVEL, power),
+            *_secrets_until_stopped([0, 0.5, 1], [alike / 2, 1 - alike, alike / 2], (1 - margin) / 2, LEVEL, power),
         ),
     ]
 
@@ -112,32 +112,36 @@ def policy_needs(rules: Sequence[Rule], power: float, decisions: int) -> list[Ne
     found = list[Need]()
     for rule in limits:
         if 0 < 2 * rule.limit <= 1:
-            found.append(_failed(rule.name, rule.limit, 2 * rule.limit, LEVEL / decisions, power))
-        found += [_held(rule.name, rule.limit, truth, power) for truth in (rule.limit / 2, 0.0) if rule.limit > 0]
+            found.append(_secrets_needed_to_fail(rule.name, rule.limit, 2 * rule.limit, LEVEL / decisions, power))
+        found += [
+            _secrets_needed_to_hold(rule.name, rule.limit, truth, power)
+            for truth in (rule.limit / 2, 0.0)
+            if rule.limit > 0
+        ]
     return found
 
 
-def _failed(name: str, limit: float, truth: float, level: float, power: float) -> Need:
-    stopping = _stopped([0, 1], [1 - truth, truth], limit, level, power)
+def _secrets_needed_to_fail(name: str, limit: float, truth: float, level: float, power: float) -> Need:
+    stopping = _secrets_until_stopped([0, 1], [1 - truth, truth], limit, level, power)
     return Need(
         f"fail {name} <= {limit:g} when it is {truth:g}", secrets_to_fail_limit(limit, truth, level, power), *stopping
     )
 
 
-def _held(name: str, limit: float, truth: float, power: float) -> Need:
-    stopping = _stopped([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
+def _secrets_needed_to_hold(name: str, limit: float, truth: float, power: float) -> Need:
+    stopping = _secrets_until_stopped([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
     return Need(
         f"hold {name} <= {limit:g} when it is {truth:g}", secrets_to_hold_limit(limit, truth, LEVEL, power), *stopping
     )
 
 
-def _stopped(
+def _secrets_until_stopped(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
     """By how many secrets that a mean of at most this is refuted in this share of runs, and in half of them."""
     found = sizes(np.array(values, dtype=float), np.array(odds), mean, level, _MOST)
     at, half = (int(np.quantile(found, share, method="higher")) for share in (power, 0.5))
-    return _bounded(at), half
+    return _checked_secret_count(at), half
 
 
 def check_power(power: float, rules: int) -> None:
@@ -173,7 +177,7 @@ def secrets_for_difference(truth: float, margin: float, discordant: float, level
     n = (z / distance) ** 2 + 2 / distance
     # with no change at all seen: (1 - margin)^n <= level
     least = math.log(level) / math.log1p(-margin) if 0 < margin < 1 else 0.0
-    return _bounded(math.ceil(max(n, least)))
+    return _checked_secret_count(math.ceil(max(n, least)))
 
 
 def _from_here_on(curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float) -> int:
@@ -183,12 +187,12 @@ def _from_here_on(curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], pow
         n = np.arange(1, size + 1)
         weak = np.flatnonzero(curve(n) < power)
         if not len(weak) or weak[-1] < size // 2:  # the last tooth is well behind
-            return _bounded(1 if not len(weak) else int(n[weak[-1]]) + 1)
+            return _checked_secret_count(1 if not len(weak) else int(n[weak[-1]]) + 1)
         size *= 2
-    return _bounded(size)
+    return _checked_secret_count(size)
 
 
-def _bounded(n: int) -> int:
+def _checked_secret_count(n: int) -> int:
     if n > _MOST:
         raise AuditError(f"so small a change takes more than {_MOST:,} secrets")
     return n

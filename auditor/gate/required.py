@@ -41,7 +41,7 @@ def _ruling(run: Run, asked: Required, target: str, attack: str) -> Ruling:
     if not applied:
         return _ruled(row, rule, f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{where}")
     enough = (asked.secrets, asked.nonmembers)
-    counts = [_counts(run, key) for key in applied]
+    counts = [_member_and_nonmember_counts(run, key) for key in applied]
     members, others = next((c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts))
     said = f"{attack or 'an attack'} ran{where} on {members} secrets and {others} non-members"
     if members < asked.secrets or others < asked.nonmembers:
@@ -49,7 +49,7 @@ def _ruling(run: Run, asked: Required, target: str, attack: str) -> Ruling:
     return _ruled(row, rule, said, held=True)
 
 
-def _counts(run: Run, key: CellKey) -> tuple[int, int]:
+def _member_and_nonmember_counts(run: Run, key: CellKey) -> tuple[int, int]:
     """Members and non-members that this row found something out about."""
     own = run.outcomes.get(key)
     if own is None:

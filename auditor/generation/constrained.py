@@ -106,7 +106,7 @@ def draw(model: LanguageModel, guide: Guide, context: Tokens, noise: NDArray[np.
     def inverse_cdf(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
         return np.minimum(np.searchsorted(cdf, noise[who, at], side="right"), len(cdf) - 1)
 
-    tokens, nll, log_q = _walk(model, guide, context, len(noise), inverse_cdf)
+    tokens, nll, log_q = _guided_texts_with_nll(model, guide, context, len(noise), inverse_cdf)
     texts = tuple(decode_exactly(guide.tokenizer, (*guide.head, *row)) for row in tokens)
     distinct = sorted(set(texts))
     own = dict(zip(distinct, encode(guide.tokenizer, distinct), strict=True))
@@ -123,11 +123,11 @@ def score_texts(
     def its_own(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
         return np.searchsorted(allowed.numpy(), [tails[i][at] for i in who.tolist()])
 
-    _, nll, log_q = _walk(model, guide, context, len(tails), its_own)
+    _, nll, log_q = _guided_texts_with_nll(model, guide, context, len(tails), its_own)
     return Draws(tuple(texts), nll, log_q, np.ones(len(tails), dtype=bool))
 
 
-def _walk(
+def _guided_texts_with_nll(
     model: LanguageModel, guide: Guide, context: Tokens, count: int, pick: Pick
 ) -> tuple[list[list[int]], NDArray[np.float64], NDArray[np.float64]]:
     """The tokens of each of `count` texts, its nll and its log_q; as many at once as memory allows."""

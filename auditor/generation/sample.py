@@ -71,7 +71,7 @@ def sample(
     """
     noise = torch.from_numpy(uniforms)
     drawn = model.completions(prefixes, length, decoding, noise, prompt=prompt, likelihood=distribution)
-    return _distinct(drawn, uniforms.shape[1], [length] * len(prefixes))
+    return _distinct_candidates(drawn, uniforms.shape[1], [length] * len(prefixes))
 
 
 @torch.no_grad()
@@ -106,7 +106,7 @@ def sample_together(
         noise[row, :, : lengths[i]] = uniforms[i]
     ends = [lengths[i] for i in by_length]
     drawn = complete(model, first.joined(others), torch.from_numpy(noise), ends, decoding, distribution)
-    found = dict(zip(by_length, _distinct(drawn, len(uniforms[0]), ends), strict=True))
+    found = dict(zip(by_length, _distinct_candidates(drawn, len(uniforms[0]), ends), strict=True))
     return [found[i] for i in range(len(tokens))]
 
 
@@ -123,7 +123,7 @@ def together(model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: i
         yield sorted(rare, key=lambda i: shapes[i])
 
 
-def _distinct(drawn: Completions, n_samples: int, lengths: Sequence[int]) -> list[Candidates]:
+def _distinct_candidates(drawn: Completions, n_samples: int, lengths: Sequence[int]) -> list[Candidates]:
     """Samples that share a path are one candidate; candidates come in the order of their first sample.
 
     lengths: of the suffix of each prefix.

@@ -99,7 +99,7 @@ def search_tree(
     for position in range(length):
         spent += torch.bincount(owner, minlength=secrets)
         distribution = rows.log_probs()
-        parents, chosen, log_q, lost = _children(decoding, distribution, log_q, owner, floor, secrets)
+        parents, chosen, log_q, lost = _surviving_children(decoding, distribution, log_q, owner, floor, secrets)
         pruned = torch.maximum(pruned, lost)
         paths.grow(distribution, parents, chosen)
         owner = owner[parents]
@@ -115,12 +115,12 @@ def search_tree(
     sizes = torch.bincount(owner, minlength=secrets).tolist()
     parts = (x.cpu().split(sizes) for x in (paths.tokens, paths.scores, log_q))
     return [
-        _leaves(suffixes, token_scores, of_leaf, most, cost, floor)
+        _leaves_with_certificate(suffixes, token_scores, of_leaf, most, cost, floor)
         for suffixes, token_scores, of_leaf, most, cost in zip(*parts, pruned.tolist(), spent.tolist(), strict=True)
     ]
 
 
-def _children(
+def _surviving_children(
     decoding: Decoding, distribution: Tensor, log_q: Tensor, owner: Tensor, floor: float, secrets: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The children that stay: those that reach the floor, or the likeliest of a secret where none does.
@@ -142,12 +142,12 @@ def _children(
     parents, chosen, child = (torch.cat(part) for part in zip(*parts, strict=True))
     order = torch.argsort(parents * distribution.shape[-1] + chosen)
     parents, chosen, child = parents[order], chosen[order], child[order]
-    stays = _staying(child, owner[parents], floor, secrets)
+    stays = _surviving_children_mask(child, owner[parents], floor, secrets)
     pruned = pruned.scatter_reduce(0, owner[parents[~stays]], child[~stays], "amax")
     return parents[stays], chosen[stays], child[stays], pruned
 
 
-def _staying(child: Tensor, owner: Tensor, floor: float, secrets: int) -> Tensor:
+def _surviving_children_mask(child: Tensor, owner: Tensor, floor: float, secrets: int) -> Tensor:
     """(children,) whether each reaches the floor, or is the likeliest of a secret in which none does."""
     reached = child >= floor
     starving = torch.ones(secrets, dtype=torch.bool, device=child.device)
@@ -160,7 +160,9 @@ def _staying(child: Tensor, owner: Tensor, floor: float, secrets: int) -> Tensor
     return reached
 
 
-def _leaves(suffixes: Tensor, scores: Tensor, log_q: Tensor, pruned: float, rows: int, floor: float) -> Leaves:
+def _leaves_with_certificate(
+    suffixes: Tensor, scores: Tensor, log_q: Tensor, pruned: float, rows: int, floor: float
+) -> Leaves:
     order = torch.argsort(log_q, descending=True, stable=True)
     log_q = log_q[order]
     best = float(log_q[0])

@@ -134,9 +134,9 @@ def _levels(tokens: NDArray[np.int32], lengths: NDArray[np.int64], same: NDArray
         count, own = int(node.max()) + 1, tokens[inside, depth]
         made.append(
             Level(
-                _starts(node[last], count),
+                _child_range_starts(node[last], count),
                 torch.from_numpy(own[last].astype(np.int64)),
-                _starts(node[child], count),
+                _child_range_starts(node[child], count),
                 torch.from_numpy(own[child].astype(np.int64)),
                 torch.bincount(torch.from_numpy(node), minlength=count),
                 torch.ones(count, dtype=torch.long),
@@ -148,7 +148,7 @@ def _levels(tokens: NDArray[np.int32], lengths: NDArray[np.int64], same: NDArray
     return tuple(made)
 
 
-def _starts(node: NDArray[np.int64], count: int) -> Tensor:
+def _child_range_starts(node: NDArray[np.int64], count: int) -> Tensor:
     return torch.from_numpy(np.concatenate([[0], np.cumsum(np.bincount(node, minlength=count))]))
 
 
@@ -252,10 +252,12 @@ def count(
     if max_rows is None:
         row = model.row_bytes(len(context) + len(tree.levels))
         max_rows = min(_ROWS, max(1, decoding_bytes(model.device, _ROWS_BYTES) // row))
-    return AtOnce(max_rows).ask(lambda rows: _counted(model, tree, context, limits, nodes, rows, progress))[1]
+    return AtOnce(max_rows).ask(
+        lambda rows: _count_with_row_limit(model, tree, context, limits, nodes, rows, progress)
+    )[1]
 
 
-def _counted(
+def _count_with_row_limit(
     model: LanguageModel,
     tree: Trie,
     context: Tokens,
@@ -279,7 +281,7 @@ def _counted(
             progress(search.spent + search.cut, tree.nodes)
             sizes = search.levels[children.depth].nodes[children.node] if len(children) else children.node
             if int(sizes.sum()) > max_rows:
-                waiting += reversed(_pieces(children, sizes, max_rows))
+                waiting += reversed(_branches_within_node_limit(children, sizes, max_rows))
                 break
             live = search.affordable(children)
             if len(live):
@@ -314,8 +316,8 @@ class _Search:
         """
         self.spent += len(live)
         level = self.levels[live.depth]
-        leaf_of, leaf = _children(level.leaf_start, live.node)
-        inner_of, inner = _children(level.inner_start, live.node)
+        leaf_of, leaf = _parent_and_child_indices(level.leaf_start, live.node)
+        inner_of, inner = _parent_and_child_indices(level.inner_start, live.node)
         parents, tokens = torch.cat([leaf_of, inner_of]), torch.cat([level.leaf_token[leaf], level.inner_token[inner]])
         nll = live.nll[parents] - rows.token_log_probs(parents, tokens).double()
         reached = torch.searchsorted(self.limits, nll[: len(leaf)])
@@ -341,7 +343,7 @@ def check_vocabulary(model: LanguageModel, tree: Trie) -> None:
     check_tokens("the canaries", [(tree.largest,)], model.vocab_size, model.name)
 
 
-def _children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
+def _parent_and_child_indices(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
     """Of the chosen nodes: the place of each child's parent among them, and of the child in its level."""
     first, sizes = start[node], start[node + 1] - start[node]
     parent = torch.repeat_interleave(torch.arange(len(node), device=node.device), sizes)
@@ -349,7 +351,7 @@ def _children(start: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
     return parent, first[parent] + within
 
 
-def _pieces(live: _Branches, size: Tensor, most: int) -> list[_Branches]:
+def _branches_within_node_limit(live: _Branches, size: Tensor, most: int) -> list[_Branches]:
     """The branches in runs whose nodes, all depths together, are at most `most`; a larger one stands alone."""
     total, cuts = 0, [0]
     for i, nodes in enumerate(size.tolist()):

@@ -48,13 +48,13 @@ class Beginnings:
         if count > held:
             self._hold(texts[0], held, count)
         assert self._held is not None
-        return count, _repeated(self._held[1], len(texts), count, length)
+        return count, _layers_repeating_beginning(self._held[1], len(texts), count, length)
 
     def _hold(self, text: Tensor, held: int, count: int) -> None:
         """Reads the first `count` positions of a text, of which the first `held` are there."""
         layers = [SlotLayer(count) for _ in range(self._count)]
         if held and self._held is not None:
-            layers = _repeated(self._held[1], 1, held, count)
+            layers = _layers_repeating_beginning(self._held[1], 1, held, count)
         self._held = None  # where reading fails nothing is held
         self._read(text[None, held:count], 1, Cache(layers=list(layers)))
         self._held = text[:count].clone(), layers
@@ -71,7 +71,7 @@ def common(texts: Tensor, text: Tensor) -> int:
     return int(same.all(0).long().cumprod(0).sum())
 
 
-def _repeated(layers: list[SlotLayer], rows: int, filled: int, length: int) -> list[SlotLayer]:
+def _layers_repeating_beginning(layers: list[SlotLayer], rows: int, filled: int, length: int) -> list[SlotLayer]:
     """Layers of `length` positions whose rows all begin with the first `filled` ones of a row of these."""
     found = [SlotLayer(length) for _ in layers]
     for new, layer in zip(found, layers, strict=True):

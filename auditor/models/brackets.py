@@ -126,16 +126,18 @@ class _Unknown:
     def weight(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the most that they weigh together, if their mass is between these two."""
         if self.power >= 1:
-            return self._even(least), self._apart(most)
-        return self._apart(least), self._even(most)
+            return self._weight_of_even_split(least), self._apart(most)
+        return self._apart(least), self._weight_of_even_split(most)
 
-    def _even(self, mass: Tensor) -> Tensor:
+    def _weight_of_even_split(self, mass: Tensor) -> Tensor:
         """As equal as may be: for a convex weight the least, for a concave one the most (Jensen)."""
         average = mass / (self.middle + self.rest).clamp(min=1)
         middle = self.middle * torch.maximum(self.own, average)
-        return self._equal(middle, self.middle) + self._equal((mass - middle).clamp(min=0), self.rest)
+        return self._weight_of_equal_shares(middle, self.middle) + self._weight_of_equal_shares(
+            (mass - middle).clamp(min=0), self.rest
+        )
 
-    def _equal(self, mass: Tensor, count: Tensor) -> Tensor:
+    def _weight_of_equal_shares(self, mass: Tensor, count: Tensor) -> Tensor:
         return count * (mass / count.clamp(min=1)).pow(self.power)
 
     def _apart(self, mass: Tensor) -> Tensor:
@@ -221,13 +223,15 @@ def _after_top_p(
     low, high = decoding.top_p * least * (1 - _EDGE), decoding.top_p * most * (1 + _EDGE)
     before = (distributions.top * seen._before).sum(-1)
     latest = before + torch.minimum(distributions.middle * distributions.any_of, distributions.unknown[1])
-    fewest = torch.maximum(_nucleus(distributions.top, low, low), before + distributions.own)
+    fewest = torch.maximum(_nucleus_weight(distributions.top, low, low), before + distributions.own)
     # The last token that stays is no likelier than the own one, if that stays too.
-    widest = torch.minimum(_nucleus(distributions.top, high, most), torch.minimum(high + distributions.own, most))
+    widest = torch.minimum(
+        _nucleus_weight(distributions.top, high, most), torch.minimum(high + distributions.own, most)
+    )
     return latest < low, before < high, fewest, widest
 
 
-def _nucleus(top: Tensor, mass: Tensor, beyond: Tensor) -> Tensor:
+def _nucleus_weight(top: Tensor, mass: Tensor, beyond: Tensor) -> Tensor:
     """What the fewest of the likeliest tokens weigh that weigh `mass` together; `beyond` where all do not."""
     through = top.cumsum(-1)
     at = (through < mass.unsqueeze(-1)).sum(-1)

@@ -83,7 +83,7 @@ class Decoding:
         """`log_distribution` of one given token a row, without writing the distribution out. tokens: (rows,) -> (rows,)
         float64 nats."""
         if not self._truncates(log_probs.shape[-1]):
-            scaled, log_total = self._scaled(log_probs)
+            scaled, log_total = self._temperature_scaled(log_probs)
             return (scaled.gather(-1, tokens.unsqueeze(-1)) - log_total).squeeze(-1).double()
         distribution = log_probs.new_empty(len(tokens), dtype=torch.float64)
         for rows, kept, weights in self.support(log_probs):
@@ -150,7 +150,7 @@ class Decoding:
             yield left, best, torch.ones_like(best, dtype=torch.float64)
             return
         if not self._truncates(vocab_size):
-            scaled, scaled_total = self._scaled(log_probs, log_total)
+            scaled, scaled_total = self._temperature_scaled(log_probs, log_total)
             yield left, None, (scaled - scaled_total).exp()
             return
         if self.top_p < 1 and not self.top_k and self.temperature <= 1:
@@ -187,7 +187,7 @@ class Decoding:
         log_probs[:, list(self.forbidden)] = -math.inf
         return log_probs
 
-    def _scaled(self, log_probs: Tensor, log_total: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _temperature_scaled(self, log_probs: Tensor, log_total: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """After temperature, before truncation: (rows, V), and (rows, 1), the log of what exp of it sums to."""
         distribution = self._allowed(log_probs)
         scaled = distribution if self.temperature == 1 else distribution / self.temperature
@@ -269,10 +269,10 @@ class Cooling(Decoding):
 
     def at(self, position: int) -> Decoding:
         left = max(0.0, 1 - position / self.steps)
-        return Decoding(self.temperature + left * (self.hot - self.temperature), *self._truncation)
+        return Decoding(self.temperature + left * (self.hot - self.temperature), *self._truncation_settings)
 
     @property
-    def _truncation(self) -> tuple[int, float, tuple[int, ...]]:
+    def _truncation_settings(self) -> tuple[int, float, tuple[int, ...]]:
         return self.top_k, self.top_p, self.forbidden
 
     def support(self, *_: object) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:

@@ -44,13 +44,13 @@ class HiddenStates:
     @torch.no_grad()
     def logits(self, texts: Tensor, last: int) -> Tensor:
         """(B, last, V) behind the texts (B, n)."""
-        names = [_name(text) for text in texts.cpu()]
-        missing = [i for i, name in enumerate(names) if not self._holds(name, last)]
+        names = [_text_key(text) for text in texts.cpu()]
+        missing = [i for i, name in enumerate(names) if not self._has_states(name, last)]
         if self._right is False or len(missing) == len(names):
             return self._read(texts, last, names)
         if missing:
             self._read(texts[missing], last, [names[i] for i in missing])
-        if not all(self._holds(name, last) for name in names):  # no room for them
+        if not all(self._has_states(name, last) for name in names):  # no room for them
             return self._logits(texts, last, last, None)
         states = torch.stack([self._held[name][-last:] for name in names])
         found: Tensor = self._head(states).float()
@@ -60,7 +60,7 @@ class HiddenStates:
     def rows(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
         """(B, V) logits behind prefixes (B, n), and layers of `length` positions that hold them; None where not all are
         what texts that were read ahead with `keys` have before their last positions."""
-        names = [_name(prefix) for prefix in prefixes.cpu()]
+        names = [_text_key(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
             return None
         states, layers, slots = zip(*(self._begun[name] for name in names), strict=True)
@@ -71,9 +71,9 @@ class HiddenStates:
 
     def room(self, each: int, device: torch.device) -> int:
         """Tokens whose keys and values, of so many bytes each, may still be held; 0 where nothing is held."""
-        return 0 if self._right is False else max(0, self._left(device, _SHARE * _FOR_STATES) // each)
+        return 0 if self._right is False else max(0, self._remaining_bytes(device, _SHARE * _FOR_STATES) // each)
 
-    def _left(self, device: torch.device, share: int) -> int:
+    def _remaining_bytes(self, device: torch.device, share: int) -> int:
         return free_bytes(device) // share - self._bytes
 
     @torch.no_grad()
@@ -86,7 +86,9 @@ class HiddenStates:
         keys and values are held, too, for those who complete what is before those positions.
         """
         asked = ((torch.tensor(t), own) for t, own in dict(zip(texts, last, strict=True)).items() if own <= len(t))
-        ahead = sorted((one for one in asked if not self._holds(_name(one[0]), one[1])), key=lambda one: len(one[0]))
+        ahead = sorted(
+            (one for one in asked if not self._has_states(_text_key(one[0]), one[1])), key=lambda one: len(one[0])
+        )
         if len(ahead) < 2:
             return
         size = max(1, _TOGETHER // len(ahead[-1][0]))
@@ -99,27 +101,29 @@ class HiddenStates:
         filled = torch.stack([torch.cat([text, text[-1:].expand(longest - len(text))]) for text, _ in texts])
         first = min(len(text) - last for text, last in texts)
         layers: list[SlotLayer] | None = [] if keys else None
-        _, states = self._states(filled.to(device), longest - first, 1, layers)
+        _, states = self._logits_and_hidden_states(filled.to(device), longest - first, 1, layers)
         if states is None or not torch.isfinite(states).all():
             return
         missing = longest - states.shape[1]  # positions that were not read
         own = [row[: len(text) - missing].clone() for row, (text, _) in zip(states, texts, strict=True)]
-        self._hold([_name(text) for text, _ in texts], own)
-        if layers and (new := sum(layer.nbytes for layer in layers)) <= self._left(device, _SHARE * _FOR_STATES):
+        self._hold([_text_key(text) for text, _ in texts], own)
+        if layers and (new := sum(layer.nbytes for layer in layers)) <= self._remaining_bytes(
+            device, _SHARE * _FOR_STATES
+        ):
             self._bytes += new
             for slot, ((text, last), state) in enumerate(zip(texts, own, strict=True)):
-                self._begun[_name(text[: len(text) - last + 1])] = state[-last], layers, slot
+                self._begun[_text_key(text[: len(text) - last + 1])] = state[-last], layers, slot
 
-    def _holds(self, name: bytes, last: int) -> bool:
+    def _has_states(self, name: bytes, last: int) -> bool:
         return name in self._held and len(self._held[name]) >= last
 
     def _read(self, texts: Tensor, last: int, names: list[bytes]) -> Tensor:
-        found, states = self._states(texts, last, last)
+        found, states = self._logits_and_hidden_states(texts, last, last)
         if states is not None:
             self._hold(names, list(states))
         return found
 
-    def _states(
+    def _logits_and_hidden_states(
         self, texts: Tensor, last: int, kept: int, layers: list[SlotLayer] | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """What the model answers for the last `kept` positions, and the states of the last `last` at least; None where
@@ -139,7 +143,7 @@ class HiddenStates:
 
     def _hold(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
         """As far as there is room."""
-        if (new := sum(own.nbytes for own in states)) <= self._left(states[0].device, _SHARE):
+        if (new := sum(own.nbytes for own in states)) <= self._remaining_bytes(states[0].device, _SHARE):
             self._held.update(zip(names, states, strict=True))
             self._bytes += new
 
@@ -150,6 +154,6 @@ class HiddenStates:
         return again.shape == found.shape and bool((again - found).abs().max() <= _TOLERANCE * found.abs().max())
 
 
-def _name(text: Tensor) -> bytes:
+def _text_key(text: Tensor) -> bytes:
     """text: (n,) token ids, on the CPU."""
     return text.numpy().tobytes()

@@ -102,18 +102,20 @@ class HuggingFaceRows(Rows):
 
     def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
         assert self.width == 1  # what is drawn of several parts is the defense's to say
-        return decoding.draw(self._logits[:, 0], self._places(row_of_draw), uniforms[:, 0], self._totals()[:, 0])
+        return decoding.draw(
+            self._logits[:, 0], self._places(row_of_draw), uniforms[:, 0], self._log_normalisers()[:, 0]
+        )
 
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
         assert self.width == 1
         places = self._places(row_of_token)
-        return self._logits[places, 0, tokens] - self._totals()[places, 0]
+        return self._logits[places, 0, tokens] - self._log_normalisers()[places, 0]
 
     def _places(self, rows: Tensor) -> Tensor:
         """Where the logits of these rows lie."""
         return rows
 
-    def _totals(self) -> Tensor:
+    def _log_normalisers(self) -> Tensor:
         if self._total is None:
             self._total = log_sum_exp(self._logits.flatten(0, 1)).view(self._logits.shape[:-1])
         return self._total
@@ -306,16 +308,18 @@ class HuggingFaceModel(LanguageModel):
     def _cache_bytes(self) -> tuple[int, int]:
         """What the cache holds of one row, in bytes: whatever its length, and for each position."""
         few, more = 2, 4
-        held = [sum(tensor.nbytes for tensor in self._probe(1, n).tensors().values()) for n in (few, more)]
+        held = [
+            sum(tensor.nbytes for tensor in self._cache_of_dummy_pass(1, n).tensors().values()) for n in (few, more)
+        ]
         each = (held[1] - held[0]) // (more - few)
         return held[0] - few * each, each
 
     @cached_property
     def row_dimensions(self) -> Dimensions:
-        return row_dimensions(self._probe(2, 4), self._probe(3, 4))
+        return row_dimensions(self._cache_of_dummy_pass(2, 4), self._cache_of_dummy_pass(3, 4))
 
     @torch.no_grad()
-    def _probe(self, rows: int, length: int) -> OwnCache:
+    def _cache_of_dummy_pass(self, rows: int, length: int) -> OwnCache:
         """The cache behind so many rows of so many tokens."""
         cache = OwnCache()
         self.forward(torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache)

@@ -46,7 +46,7 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
                 raise AuditError(f"--base names the base of an adapter, got it with {name!r}, which is none")
             read = read_weights("causal", name, precise(name, options))
             tokenizer = tokenizer_beside(name, options)
-            return _checked(HuggingFaceModel(read.model, tokenizer, name=name, notes=read.notes))
+            return _model_after_self_check(HuggingFaceModel(read.model, tokenizer, name=name, notes=read.notes))
         _refuse_both(Path(name))
         config = PeftConfig.from_pretrained(name)
         if config.task_type not in (None, "CAUSAL_LM"):
@@ -61,7 +61,7 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
         notes = read.notes
         if base != config.base_model_name_or_path:
             notes += (f"{name}: its base is {base}, as --base says; it names {config.base_model_name_or_path}",)
-        return _checked(HuggingFaceModel(model, tokenizer, name=name, notes=notes))
+        return _model_after_self_check(HuggingFaceModel(model, tokenizer, name=name, notes=notes))
 
 
 def runs_in(name: str, options: LoadingOptions) -> str:
@@ -74,7 +74,7 @@ def runs_in(name: str, options: LoadingOptions) -> str:
         return precise(place, replace(options, revision=revision)).dtype
 
 
-def _checked(model: HuggingFaceModel) -> HuggingFaceModel:
+def _model_after_self_check(model: HuggingFaceModel) -> HuggingFaceModel:
     self_check.check_model_agrees(model)
     return model
 

@@ -56,9 +56,9 @@ class LoraEnsemble(Ensemble):
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         self._model.check_room(prefixes.shape[1], length, prompt)
-        return self._model.rows(prefixes, length, prompt, 1 + self.size, self._every)
+        return self._model.rows(prefixes, length, prompt, 1 + self.size, self._logits_of_all_members)
 
-    def _every(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
+    def _logits_of_all_members(self, read: Tensor, last: int, cache: Cache | OwnCache | None) -> Tensor:
         self._routing.part = self._routing.blocks = None
         return self._model.logits(read, last, cache)
 
@@ -141,10 +141,10 @@ class _CachedMembers(Members):
             for layer, pool in zip(layers, self.pool, strict=True):
                 layer.take(pool, held, begin)
         distribution = self.lora.catch_up(read[row, begin:], part, Cache(layers=list(layers)))
-        self._keep(layers, row, part)
+        self._keep_member_layers(layers, row, part)
         return distribution
 
-    def _keep(self, layers: list[SlotLayer], row: Tensor, part: Tensor) -> None:
+    def _keep_member_layers(self, layers: list[SlotLayer], row: Tensor, part: Tensor) -> None:
         slot = self._own_slots(layers[0], self.slot[row, part])
         kept = (slot >= 0).nonzero().squeeze(-1)
         row, part, slot = row[kept], part[kept], slot[kept]
@@ -203,7 +203,7 @@ class MixedLora(nn.Module):
         routing, parts = self.routing, len(self.a)
         if routing.part is not None:
             a, b = self.a[routing.part], self.b[routing.part]
-            return _plus(self.base(x), x.to(a.dtype), a, b)
+            return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
         if routing.blocks is not None:
             return self._by_part(x.reshape(len(routing.blocks), -1, x.shape[-1]), routing.blocks).view(*x.shape[:2], -1)
         blocks = x.unflatten(0, (-1, parts)).transpose(0, 1)  # (parts, rows, n, in)
@@ -214,7 +214,7 @@ class MixedLora(nn.Module):
         """x: (parts, m, in) -> (parts, m, out), by these parts or by all."""
         if self.merged is None:
             a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])
-            return _plus(self.base(x), x.to(a.dtype), a, b)
+            return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
         weight = self.merged if parts is None else self.merged[parts]
         bias: Tensor | None = self.base.bias  # type: ignore[assignment]
         return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
@@ -224,7 +224,7 @@ class MixedLora(nn.Module):
         self.merged = torch.baddbmm(weight, self.a.mT, self.b.mT)
 
 
-def _plus(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """y + x a^T b^T. In place where nobody asks for gradients: the base's output is ours alone."""
     thin = torch.bmm(x, a.mT)
     if y.dtype != x.dtype:
@@ -258,7 +258,7 @@ def _mix(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
         if updates:  # PEFT walks all that it holds for each adapter more
             peft.set_adapter(name)
             peft.delete_adapter(f"member{index - 1}")
-        updates.append(_updates(peft, name))
+        updates.append(_scaled_lora_matrices(peft, name))
         if odd := sorted(updates[0].keys() ^ updates[-1].keys()):
             raise AuditError(f"expected the same plain LoRA layers in every member, but {odd[0]} differs")
     inner: nn.Module = peft.get_base_model()
@@ -272,7 +272,7 @@ def _mix(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
     return inner
 
 
-def _updates(peft: Any, member: str) -> dict[str, tuple[Tensor, Tensor]]:
+def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Tensor]]:
     """By layer of the base the member's two thin matrices, (r, in) and (out, r), scaled. It is the only one there.
 
     Raises AuditError for what is no plain LoRA.
@@ -362,7 +362,11 @@ def _require_base(adapter: Path, public: str) -> None:
     if not base or base == public:  # trained on a model without a name: nothing to compare
         return
     own, given = Path(base), Path(public)
-    if own.is_dir() and given.is_dir() and (own.samefile(given) or _weights(own) == _weights(given)):
+    if (
+        own.is_dir()
+        and given.is_dir()
+        and (own.samefile(given) or _weight_file_digests(own) == _weight_file_digests(given))
+    ):
         return
     raise AuditError(
         f"expected members trained from --public {public}, but {adapter.name} was trained from {base!r}: "
@@ -370,7 +374,7 @@ def _require_base(adapter: Path, public: str) -> None:
     )
 
 
-def _weights(folder: Path) -> dict[str, str]:
+def _weight_file_digests(folder: Path) -> dict[str, str]:
     """Digest of each weight file by name."""
     found = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
     digests = {}

@@ -66,7 +66,7 @@ class _Trial:
     def __init__(self, model: HuggingFaceModel, room: int) -> None:
         self.model, self.room, self.short = model, room, min(_SHORT, room)
         noise = torch.Generator().manual_seed(_SEED)
-        ordinary = _ordinary(model)
+        ordinary = _text_token_ids(model)
         texts = ordinary[torch.randint(len(ordinary), (2, room), generator=noise)].to(model.device)
         self.texts = texts
         # Two texts that differ in their last token, as transformers answers them.
@@ -290,7 +290,7 @@ def positions_to_test(config: Any, below: int) -> list[int]:
     return sorted(found)
 
 
-def _ordinary(model: HuggingFaceModel) -> Tensor:
+def _text_token_ids(model: HuggingFaceModel) -> Tensor:
     """The token ids that are text, on the CPU: ends, padding and placeholders of pictures mean something else."""
     special: set[int] = set()
     for source in (model.model.config, model.model.config.get_text_config()):

@@ -183,14 +183,17 @@ def check_weights(
         )
     if missing:
         beside = f"; it has others, as {strangers[0]}" if strangers else ""
-        raise AuditError(f"expected all weights of the {of} in {name!r}, but it lacks {_listed(missing)}{beside}")
+        raise AuditError(
+            f"expected all weights of the {of} in {name!r}, but it lacks {_shortened_key_list(missing)}{beside}"
+        )
     if strangers:
         raise AuditError(
-            f"expected the weights of {name!r} to be those of the {of}, but it has no place for {_listed(strangers)}"
+            f"expected the weights of {name!r} to be those of the {of}, but it has no place for "
+            f"{_shortened_key_list(strangers)}"
         )
 
 
-def _listed(keys: Collection[str]) -> str:
+def _shortened_key_list(keys: Collection[str]) -> str:
     shown, rest = sorted(keys)[:_SHOWN], len(keys) - _SHOWN
     return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
 
@@ -246,7 +249,7 @@ def _model_args(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises AuditError for what has a flag of its own, and for quantisation without its library.
     """
-    own = {key: _value(value) for key, value in given.items()}
+    own = {key: _value_from_json_text(value) for key, value in given.items()}
     for key in own:
         if key in ("dtype", "torch_dtype"):
             raise AuditError(f"expected --dtype in place of --model-arg {key}={given[key]}")
@@ -284,7 +287,7 @@ def _device_map(options: LoadingOptions) -> dict[str, Any]:
         return {}
     if "device_map" in options.model_args:
         raise AuditError("expected either --device-map or --model-arg device_map, got both")
-    read = _value(options.device_map)
+    read = _value_from_json_text(options.device_map)
     if read not in _MAPS and not (isinstance(read, dict) and read):
         raise AuditError(
             f"expected --device-map as {', '.join(_MAPS)} or a JSON object of parts and places, got "
@@ -293,7 +296,7 @@ def _device_map(options: LoadingOptions) -> dict[str, Any]:
     return {"device_map": read}
 
 
-def _value(given: Any) -> Any:
+def _value_from_json_text(given: Any) -> Any:
     if not isinstance(given, str):
         return given
     try:

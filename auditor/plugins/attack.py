@@ -203,7 +203,9 @@ def add_capability(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:
 def rank_candidates(query: Query, candidates: Candidates, score: Tensor, samples: int) -> Guesses:
     """Candidates by falling score; equal scores by falling count, then in the order they were first drawn."""
     keys = sorted(range(len(score)), key=lambda i: (-float(score[i]), -int(candidates.counts[i]), i))
-    likely = [(None, None)] * len(keys) if candidates.token_log_probs is None else _likelihoods(candidates)
+    likely = (
+        [(None, None)] * len(keys) if candidates.token_log_probs is None else _total_and_lowest_log_probs(candidates)
+    )
     guesses = tuple(
         Guess(tuple(candidates.suffixes[i].tolist()), float(score[i]), int(candidates.counts[i]), *likely[i])
         for i in keys
@@ -215,7 +217,7 @@ def rank_candidates(query: Query, candidates: Candidates, score: Tensor, samples
     return Guesses(query.id, guesses, samples, samples * query.length, near, rows)
 
 
-def _likelihoods(candidates: Candidates) -> list[tuple[float, float]]:
+def _total_and_lowest_log_probs(candidates: Candidates) -> list[tuple[float, float]]:
     """Of each candidate: the log-probability of the whole suffix and of its least likely token, nats."""
     assert candidates.token_log_probs is not None
     least = candidates.token_log_probs.double().amin(-1)

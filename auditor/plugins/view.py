@@ -195,7 +195,7 @@ class View:
             def find(some: slice, asked: Sequence[Query] = asked) -> None:
                 fresh = [query for query in asked[some] if query.id not in done]
                 if fresh:
-                    found = self._find(fresh, sampling, name, soft_prompt, rows)
+                    found = self._candidates_of_batch(fresh, sampling, name, soft_prompt, rows)
                     for query, candidates in zip(fresh, found, strict=True):
                         done[query.id] = candidates
 
@@ -215,7 +215,7 @@ class View:
         row = self.target.row_bytes(prompt_rows + longest, distribution=self.has("likelihood"))
         return max(1, decoding_bytes(self.target.device, _ROWS_BYTES) // row)
 
-    def _find(
+    def _candidates_of_batch(
         self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None, rows: AtOnce
     ) -> Sequence[Candidates]:
         """rows: decoding rows at once."""
@@ -268,7 +268,7 @@ class View:
         behind: dict[Tokens, list[Tokens]] = {}
         for prefix, suffix in dict.fromkeys(pairs):
             behind.setdefault(prefix, []).append(suffix)
-        found = {**_read_whole(model, behind), **_walked(model, behind)}
+        found = {**_read_whole(model, behind), **_nll_of_shared_prefix_suffixes(model, behind)}
         return [found[pair] / len(pair[1]) for pair in pairs]
 
 
@@ -285,7 +285,9 @@ def _read_whole(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]])
     return found
 
 
-def _walked(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> dict[tuple[Tokens, Tokens], float]:
+def _nll_of_shared_prefix_suffixes(
+    model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]
+) -> dict[tuple[Tokens, Tokens], float]:
     """Summed nll of suffixes that share their prefix with others, as many at once as memory allows."""
     prefixes = [prefix for prefix, suffixes in behind.items() if len(suffixes) > 1]
     found: dict[tuple[Tokens, Tokens], float] = {}
@@ -293,12 +295,12 @@ def _walked(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> 
         pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
         size = max(1, decoding_bytes(model.device, _ROWS_BYTES) // model.row_bytes(longest))
-        for some, log_probs in AtOnce(size).pieces(len(pairs), lambda some: _walk(model, pairs[some])):  # noqa: B023
+        for some, log_probs in AtOnce(size).pieces(len(pairs), lambda some: _log_probs_of_suffixes(model, pairs[some])):  # noqa: B023
             found.update(zip(pairs[some], (-x for x in log_probs), strict=True))
     return found
 
 
-def _walk(model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
+def _log_probs_of_suffixes(model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
     """Summed log-probability of each suffix, the prefixes all of one length."""
     read = list(dict.fromkeys(prefix for prefix, _ in pairs))
     owner = [read.index(prefix) for prefix, _ in pairs]

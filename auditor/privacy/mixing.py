@@ -271,10 +271,13 @@ def _add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_
     others, both together from their average. Rates fall with K, so K = 0 and K = 1 are the worst of any number of
     members, and of any mixture of them that the subset's size makes.
     """
-    return [_subsampled(alpha, q, max(radius, cap)), _subsampled(alpha, q / 2, radius + cap)]
+    return [
+        _subsampled_divergence_terms(alpha, q, max(radius, cap)),
+        _subsampled_divergence_terms(alpha, q / 2, radius + cap),
+    ]
 
 
-def _subsampled(alpha: int, rate: float, divergence: float) -> _Terms:
+def _subsampled_divergence_terms(alpha: int, rate: float, divergence: float) -> _Terms:
     """Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >= 2."""
     return [(_log_binomial(k, alpha, rate), _log_expm1((k - 1) * divergence)) for k in range(2, alpha + 1)]
 

@@ -38,7 +38,9 @@ def log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     moments = log_p.new_empty(require_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64)
     of_chunk = _moments_directly if alpha <= _DIRECT_ORDERS else _moments_in_logs
     for index in _chunks(log_p.shape):
-        moments[(slice(None), *index)] = of_chunk(_at(log_p, index), _at(log_p0, index), alpha)
+        moments[(slice(None), *index)] = of_chunk(
+            _broadcast_slice(log_p, index), _broadcast_slice(log_p0, index), alpha
+        )
     return moments
 
 
@@ -52,7 +54,7 @@ def largest_weight(moments: Tensor, radius: float | Tensor, max_weight: float = 
     if not 0 <= max_weight <= 1:
         raise AuditError(f"expected max_weight in [0, 1], got {max_weight}")
     alpha = len(moments) - 1
-    budget = (alpha - 1) * _radii(radius, moments.device)  # what log E x^alpha may reach
+    budget = (alpha - 1) * _radii_less_rounding(radius, moments.device)  # what log E x^alpha may reach
     shape = torch.broadcast_shapes(moments.shape[1:], budget.shape)
     budget = budget.expand(shape)
     moments = moments.reshape(alpha + 1, *(1,) * (len(shape) + 1 - moments.ndim), *moments.shape[1:]).expand(-1, *shape)
@@ -70,7 +72,9 @@ def project(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor, m
 
     `radius` broadcasts with the leading dimensions. Single precision loses 1e-4 of it. Raises AuditError on bad input.
     """
-    return largest_weight(log_moments(log_p, log_p0, alpha), _shaved(radius, log_p, log_p0), max_weight)
+    return largest_weight(
+        log_moments(log_p, log_p0, alpha), _radii_less_precision_margin(radius, log_p, log_p0), max_weight
+    )
 
 
 @torch.no_grad()
@@ -79,7 +83,7 @@ def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float |
 
     As `project`, and then shrunk where D_alpha(p0 || mixture) is the larger one. Raises AuditError on bad input.
     """
-    radius = _shaved(radius, log_p, log_p0)
+    radius = _radii_less_precision_margin(radius, log_p, log_p0)
     moments = log_moments(log_p, log_p0, alpha)
     weight = largest_weight(moments, radius)
     budget = ((alpha - 1) * radius).expand(weight.shape)
@@ -98,9 +102,10 @@ def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float |
         some = looked_at.any(0)  # of the distributions of the chunk
         if not some.any():
             continue
-        shape = _at(log_p, index).shape
+        shape = _broadcast_slice(log_p, index).shape
         private, public = (
-            _at(distribution, index).expand(shape).reshape(-1, shape[-1])[some] for distribution in (log_p, log_p0)
+            _broadcast_slice(distribution, index).expand(shape).reshape(-1, shape[-1])[some]
+            for distribution in (log_p, log_p0)
         )
         own[:, some] = _within_both(private, public, own[:, some], allowed[:, some], looked_at[:, some], alpha)
         found[here] = own.view(found[here].shape)
@@ -234,17 +239,17 @@ class _Reverse:
 
     def excess(self, weight: Tensor, inverse: Tensor | None = None) -> Tensor:
         """E x^(1 - alpha) - 1, (n,) in float64; inverse: 1 / x."""
-        inverse = self._inverse(weight) if inverse is None else inverse
-        return weight**2 * self._mean(_polynomial(inverse, range(1, self.alpha)))
+        inverse = self._inverse_of_mixture_ratio(weight) if inverse is None else inverse
+        return weight**2 * self._sum_weighted_by_square(_polynomial(inverse, range(1, self.alpha)))
 
-    def _slope(self, weight: Tensor, inverse: Tensor) -> Tensor:
-        return (self.alpha - 1) * weight * self._mean(_polynomial(inverse, [1] * self.alpha))
+    def _excess_slope(self, weight: Tensor, inverse: Tensor) -> Tensor:
+        return (self.alpha - 1) * weight * self._sum_weighted_by_square(_polynomial(inverse, [1] * self.alpha))
 
-    def _inverse(self, weight: Tensor) -> Tensor:
+    def _inverse_of_mixture_ratio(self, weight: Tensor) -> Tensor:
         own = weight.unsqueeze(-1)  # x = lambda p / p0 + 1 - lambda is no difference either
         return torch.addcmul((1 - own).to(self.ratio), self.ratio, own.to(self.ratio)).reciprocal_()
 
-    def _mean(self, term: Tensor) -> Tensor:
+    def _sum_weighted_by_square(self, term: Tensor) -> Tensor:
         return term.mul_(self.square).sum(-1).double()
 
     def shrink(self, weight: Tensor, budget: Tensor) -> Tensor:
@@ -256,10 +261,12 @@ class _Reverse:
         # At 1 a token of p = 0 makes the moment infinite; from here it stays within float64
         weight = weight.clamp_max(1 - max(_ROUNDING, 10.0 ** (-280 / order)))
         for _ in range(_ITERATIONS):
-            inverse = self._inverse(weight)
+            inverse = self._inverse_of_mixture_ratio(weight)
             moment = self.excess(weight, inverse)
             log_moment = torch.log1p(moment)
-            step = order * torch.expm1((log_moment - budget) / order) * (1 + moment) / self._slope(weight, inverse)
+            step = (
+                order * torch.expm1((log_moment - budget) / order) * (1 + moment) / self._excess_slope(weight, inverse)
+            )
             step = torch.where(log_moment > budget, step, 0.0)
             if not (step > _SMALLEST_STEP * weight).any():
                 break
@@ -306,22 +313,22 @@ def _chunks(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
     return itertools.product(*ranges)
 
 
-def _at(distribution: Tensor, index: tuple[slice, ...]) -> Tensor:
+def _broadcast_slice(distribution: Tensor, index: tuple[slice, ...]) -> Tensor:
     return distribution[
         tuple(slice(None) if size == 1 else part for part, size in zip(index, distribution.shape, strict=False))
     ]
 
 
-def _radii(radius: float | Tensor, device: torch.device) -> Tensor:
+def _radii_less_rounding(radius: float | Tensor, device: torch.device) -> Tensor:
     radii = torch.as_tensor(radius, dtype=torch.float64, device=device)
     if not bool((radii >= 0).all()):
         raise AuditError(f"expected radius >= 0, got {radii.min().item()}")
     return radii * (1 - _ROUNDING)
 
 
-def _shaved(radius: float | Tensor, *distributions: Tensor) -> Tensor:
+def _radii_less_precision_margin(radius: float | Tensor, *distributions: Tensor) -> Tensor:
     exact = all(distribution.dtype == torch.float64 for distribution in distributions)
-    return _radii(radius, distributions[0].device) * (1 if exact else 1 - _SHAVE)
+    return _radii_less_rounding(radius, distributions[0].device) * (1 if exact else 1 - _SHAVE)
 
 
 def _require_mass(mass: Tensor) -> None:

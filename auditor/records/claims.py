@@ -106,14 +106,16 @@ def assess_claim(
     attack: str | None = None,
 ) -> ClaimEvidence:
     """How the claim of one target stands; setting, attack: by these rows alone."""
-    claim, rows = target.claim, _rows(result, target.name, setting, attack)
+    claim, rows = target.claim, _matching_findings(result, target.name, setting, attack)
     claimed = None if claim is None else claim.epsilon.get(claim.relation, math.inf)
     if claimed is not None and not math.isfinite(claimed):
         claimed = None
     held: list[tuple[Finding, Audited, float]] = []
     unheld: list[UncomparableBound] = []
-    for row, audit in _audits(rows):
-        promised = _promised(target if claimed is not None else None, row, audit, target.nominal_epsilon)
+    for row, audit in _distinct_epsilon_bounds(rows):
+        promised = _promised_epsilon_or_reason(
+            target if claimed is not None else None, row, audit, target.nominal_epsilon
+        )
         if isinstance(promised, str):
             unheld.append(UncomparableBound(row.key, audit, promised))
         else:
@@ -136,13 +138,13 @@ def assess_claim(
     )
 
 
-def _rows(result: AuditResult, target: str, setting: str | None, attack: str | None) -> list[Finding]:
+def _matching_findings(result: AuditResult, target: str, setting: str | None, attack: str | None) -> list[Finding]:
     return [
         f for f in result.findings if f.target == target and setting in (None, f.setting) and attack in (None, f.attack)
     ]
 
 
-def _audits(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
+def _distinct_epsilon_bounds(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
     """The (epsilon, delta) bound of each row that has one. Rows of one probe that saw the same are one audit."""
     found: dict[tuple[str, str, Audited], Finding] = {}
     for row in rows:
@@ -155,7 +157,9 @@ def _audits(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
     return [(row, main) for (_, _, main), row in found.items()]
 
 
-def _promised(target: TargetRecord | None, row: Finding, audit: Audited, nominal: float | None) -> float | str:
+def _promised_epsilon_or_reason(
+    target: TargetRecord | None, row: Finding, audit: Audited, nominal: float | None
+) -> float | str:
     """The epsilon promised of the game that was played, or why none is. target: None where nothing is claimed."""
     claim = None if target is None else target.claim
     if claim is None:
@@ -188,7 +192,7 @@ def promised_epsilon(claim: Claim, relation: str, unit: str) -> float | str:
 # --- as a way to leak -------------------------------------------------------------------------------------------------
 
 
-def _read(finding: Finding) -> Iterator[Reading]:
+def _epsilon_readings(finding: Finding) -> Iterator[Reading]:
     most = finding.measurement(PROVABLE)
     for m in finding.measurements:
         if m.name.startswith(EPSILON):
@@ -204,5 +208,5 @@ KIND = Kind(
     "audited epsilon",
     ((VIOLATIONS, 0.0), (EPSILON, 1.0)),
     (BOUNDS, BOUNDS_OF_TOKENS, "claim"),
-    _read,
+    _epsilon_readings,
 )

@@ -49,13 +49,15 @@ def contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
     if not seeds:
         raise AuditError(f"no seed was run at every point that {name} compares")
     if all(_of_guesses(part.metric) for part in parts):
-        return _paired(name, parts, seeds)
-    if len({_texts(part, seed) for part in parts for seed in seeds}) == 1 and _texts(parts[0], seeds[0]):
+        return _paired_contrast(name, parts, seeds)
+    if len({_heldout_token_counts(part, seed) for part in parts for seed in seeds}) == 1 and _heldout_token_counts(
+        parts[0], seeds[0]
+    ):
         return _paired_by_text(name, parts, seeds)
     same = len({frozenset(_by_secret(part, seed)) for part in parts for seed in seeds}) == 1
     if len(parts) > 1 and same and _by_secret(parts[0], seeds[0]):
         return _paired_means(name, parts, seeds)
-    return _unpaired(name, parts, seeds)
+    return _unpaired_contrast(name, parts, seeds)
 
 
 def _seeds(part: WeightedMetric) -> set[int]:
@@ -66,7 +68,7 @@ def _of_guesses(name: str) -> bool:
     return metrics.find_metric(name).of_members
 
 
-def _paired(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
+def _paired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     outcomes = [part.cell.outcomes[seed] for part in parts for seed in seeds]
     ids = tuple(sorted({secret for outcome in outcomes for secret in outcome.ids}))
     at, draws = {secret: i for i, secret in enumerate(ids)}, _resamples(len(ids))
@@ -88,14 +90,14 @@ def _paired(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) ->
     return Measurement(name, value, low, high, n, unit)
 
 
-def _texts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
+def _heldout_token_counts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
     """Tokens of the held-out texts that the metric is the perplexity of; none where it is something else."""
     held = part.cell.heldout.get(seed, {})
     return tuple(held["tokens"]) if part.metric in held and part.metric != "tokens" else ()
 
 
 def _paired_by_text(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
-    tokens = np.array([_texts(parts[0], seeds[0])])
+    tokens = np.array([_heldout_token_counts(parts[0], seeds[0])])
     nll = np.array([part.cell.heldout[seed][part.metric] for part in parts for seed in seeds])
     times = np.repeat([part.coefficient / len(seeds) for part in parts], len(seeds))
 
@@ -144,7 +146,7 @@ def _resamples(n: int) -> Draws:
     return np.vstack([np.ones((1, n), dtype=np.int64), *bootstrap.resample_blocks(n, "contrast", _RESAMPLES)])
 
 
-def _unpaired(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
+def _unpaired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     terms = list[tuple[float, Measurement]]()
     for part in parts:
         held = [_measured(part, seed) for seed in seeds]

@@ -92,8 +92,9 @@ def _fewer_than_probable(probe: Finding, attack: Finding) -> str:
         return ""
     return (
         f"{attack.attack} extracts {hits:,} of {recall.n:,}, and at the measured probability of {_percent(p)} a single "
-        f"sample of each would give about {recall.n * p:.0f} ({_below(tail)} by chance): a filter, a truncation or "
-        "another distribution stands between what the model knows and what was drawn."
+        f"sample of each would give about {recall.n * p:.0f} ({_tail_probability_label(tail)} by "
+        "chance): a filter, a truncation or another distribution stands between what the model knows and what was "
+        "drawn."
     )
 
 
@@ -112,21 +113,22 @@ def _against_greedy(greedy: Measurement, rows: Sequence[Finding], drawn: Sequenc
     # Secrets that one gives and the other does not are as many either way, were there no difference (McNemar, exact).
     if hits and not any(hits) and given and (tail := 0.5**given) < _IMPROBABLE:
         yield (
-            f"Greedy decoding extracts {given:,} of {greedy.n:,}, and no attack extracts any ({_below(tail)} by chance "
-            "were they alike): what was drawn is not what the model gives."
+            f"Greedy decoding extracts {given:,} of {greedy.n:,}, and no attack extracts any "
+            f"({_tail_probability_label(tail)} by chance were they alike): what was drawn is not what the model gives."
         )
     for row in rows:
         for m in row.measurements:
             level = m.name.removeprefix("discoverable_1_")
-            likely = round(m.value * m.n) if level != m.name and _number(level) > 0.5 and m.n == greedy.n else 0
+            likely = round(m.value * m.n) if level != m.name and _number_or_zero(level) > 0.5 and m.n == greedy.n else 0
             if likely > given:  # more probable than not means that each of its tokens is the likeliest
                 yield (
-                    f"{likely:,} of {m.n:,} suffixes have an extraction probability of {_percent(_number(level))} or "
-                    f"more, and greedy decoding, which must give these, gives {given:,}."
+                    f"{likely:,} of {m.n:,} suffixes have an extraction probability of "
+                    f"{_percent(_number_or_zero(level))} or more, and greedy decoding, which must give "
+                    f"these, gives {given:,}."
                 )
 
 
-def _number(text: str) -> float:
+def _number_or_zero(text: str) -> float:
     try:
         return float(text)
     except ValueError:
@@ -137,5 +139,5 @@ def _percent(p: float) -> str:
     return f"{100 * p:.2g}%"
 
 
-def _below(tail: float) -> str:
+def _tail_probability_label(tail: float) -> str:
     return f"{tail:.1g}" if tail >= 1e-6 else "less than 1 in a million"

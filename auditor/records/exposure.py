@@ -14,7 +14,7 @@ CHANCE_BITS = 1 / math.log(2)  # mean exposure of a canary that was never insert
 EXPOSURE, EXPOSED = "exposure", "exposed_share"
 
 
-def _read(finding: Finding) -> Iterator[Reading]:
+def _exposure_readings(finding: Finding) -> Iterator[Reading]:
     exposed = finding.measurement(EXPOSED)
     if exposed is not None and is_measured(exposed):
         yield Reading(exposed, 0.0, row=finding.key)  # corrected over the canaries: one is one too many
@@ -28,7 +28,7 @@ KIND = Kind(
     "exposure of canaries",
     ((EXPOSURE, 10.0), (EXPOSED, 0.05)),
     (EXPOSURE,),
-    _read,
+    _exposure_readings,
     EXPOSURE,
     {EXPOSED: "canaries more exposed than chance allows"},
 )

@@ -14,18 +14,18 @@ from auditor.statistics.metrics import AT_LEAST, DISCOVERABLE, EXPECTED_ANY_OF, 
 NEAR, PROBABLY_NEAR, GREEDY = "near_verbatim_recall", "near_verbatim_probability", "greedy"
 
 
-def _verbatim(finding: Finding) -> Iterator[Reading]:
+def _verbatim_readings(finding: Finding) -> Iterator[Reading]:
     yield from against_nonmembers(finding, RECALL)
     yield from against_nonmembers(finding, "document_recall")
     yield from against_nonmembers(finding, ANY, alone=False)
 
 
-def _near(finding: Finding) -> Iterator[Reading]:
+def _near_verbatim_readings(finding: Finding) -> Iterator[Reading]:
     yield from against_nonmembers(finding, NEAR)
     yield from against_nonmembers(finding, PROBABLY_NEAR, bounds=True)
 
 
-def _probability(finding: Finding) -> Iterator[Reading]:
+def _probability_readings(finding: Finding) -> Iterator[Reading]:
     """The mean of one sample and of any of n; and whether single secrets are likely, which a mean may hide."""
     any_of = (m.name for m in finding.measurements if EXPECTED_ANY_OF.numbers_in(m.name.removesuffix(AT_LEAST)))
     for name in (EXACT, f"{EXACT}{AT_LEAST}", *any_of):
@@ -37,7 +37,7 @@ def _probability(finding: Finding) -> Iterator[Reading]:
     yield from by_repeats(finding, finding.measurement(floor_of(EXACT)), EXACT)
 
 
-def _personal(finding: Finding) -> Iterator[Reading]:
+def _personal_data_readings(finding: Finding) -> Iterator[Reading]:
     for kind, m in finding.by_kind.items():
         floor = finding.by_kind_nonmembers.get(kind)
         if is_measured(m):
@@ -54,7 +54,7 @@ VERBATIM = Kind(
     "verbatim",
     ((RECALL, 0.05), (ANY, 0.05)),
     ("verbatim",),
-    _verbatim,
+    _verbatim_readings,
     counted={
         RECALL: "extracted verbatim",
         ANY: "extracted by one of the guesses",
@@ -68,7 +68,7 @@ NEARLY = Kind(
     "near-verbatim",
     ((NEAR, 0.05), (PROBABLY_NEAR, 0.05)),
     ("near-verbatim",),
-    _near,
+    _near_verbatim_readings,
     counted={NEAR: "extracted near-verbatim"},
     text=True,
 )
@@ -81,9 +81,15 @@ PROBABLE = Kind(
     "extraction probability",
     ((EXACT, 0.01),),
     ("probability",),
-    _probability,
+    _probability_readings,
     main=EXACT,
 )
 PERSONAL = Kind(
-    "personal data", "Personal data", "personal data", ((RECALL, 0.05),), ("verbatim",), _personal, text=True
+    "personal data",
+    "Personal data",
+    "personal data",
+    ((RECALL, 0.05),),
+    ("verbatim",),
+    _personal_data_readings,
+    text=True,
 )

@@ -188,14 +188,16 @@ class RunFolder:
 
     def facts(self, cell: CellKey) -> dict[str, float]:
         """What `save_facts` was given of it; empty where it was given nothing."""
-        return self._facts().get(str(cell), {})
+        return self._probe_facts_by_cell().get(str(cell), {})
 
     def save_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
         """What a probe found of a cell, and of no one secret in it."""
         if facts:
-            disk.replace(self.path / _FACTS, json.dumps(to_json({**self._facts(), str(cell): dict(facts)})))
+            disk.replace(
+                self.path / _FACTS, json.dumps(to_json({**self._probe_facts_by_cell(), str(cell): dict(facts)}))
+            )
 
-    def _facts(self) -> dict[str, dict[str, float]]:
+    def _probe_facts_by_cell(self) -> dict[str, dict[str, float]]:
         path = self.path / _FACTS
         held = read_object(path, "what probes found of each cell") if path.exists() else {}
         found: dict[str, dict[str, float]] = from_json(dict[str, dict[str, float]], held, str(path))

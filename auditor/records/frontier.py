@@ -66,14 +66,14 @@ def models_of_runs(runs: Runs, variant: str = "", at: Mapping[str, Any] | None =
     for target in asked:
         defended = target.name != UNDEFENDED
         line = variant if defended and alone and variant else target.title
-        knobs = _knobs(target.name, at or {}, first.plan.get("defense", ())) if defended else ()
+        knobs = _option_labels(target.name, at or {}, first.plan.get("defense", ())) if defended else ()
         claims = [t.claim for result, _ in runs.values() for t in result.targets if t.name == target.name]
         cells = {(cell.setting, cell.attack): cell for cell in found if cell.target == target.name}
         made.append(FrontierModel(target.name, ", ".join([line, *knobs]), line, _worst(claims), cells))
     return made
 
 
-def _knobs(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
+def _option_labels(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
     """`weight 0.9`; options of other defenses say nothing of this one."""
     for key, value in at.items():
         plugin, dot, option = key.partition(".")
@@ -112,8 +112,8 @@ def frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
     if len(models) < 3:
         return ()
     models = _told_apart(models)
-    ratio = _ratios(models)
-    made = (_frontier(models, metric, row, ratio) for metric, row in _panels(models[0]))
+    ratio = _perplexity_ratios_by_label(models)
+    made = (_frontier(models, metric, row, ratio) for metric, row in _metric_and_row_of_panels(models[0]))
     return tuple(found for found in made if len(found.points) > 2)
 
 
@@ -128,22 +128,26 @@ def _told_apart(models: Sequence[FrontierModel]) -> list[FrontierModel]:
     return [named(model) if of[model.line] > 1 else model for model in models]
 
 
-def _panels(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
+def _metric_and_row_of_panels(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
     """In the widest access that was measured; a number that several rows have is of the one that it is the point of."""
     for name in LEAKS:
-        rows = [row for row, cell in base.cells.items() if cell.rows and name in _measured(cell)]
+        rows = [row for row, cell in base.cells.items() if cell.rows and name in _measured_metric_names(cell)]
         widest = [row for row in rows if row[0] == "white-box"] or rows
         several = find_metric(name).of_members  # an attack's: each is one of its own
-        for row in widest if several else sorted(widest, key=lambda row: _measured(base.cells[row]).index(name))[:1]:
+        for row in (
+            widest
+            if several
+            else sorted(widest, key=lambda row: _measured_metric_names(base.cells[row]).index(name))[:1]
+        ):
             yield find_metric(name), row
 
 
-def _measured(cell: Replicates) -> list[str]:
+def _measured_metric_names(cell: Replicates) -> list[str]:
     """Names, in their order."""
     return [*next(iter(cell.measured.values()), ())]
 
 
-def _ratios(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
+def _perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
     """By label, where the model's perplexity of the same texts as the undefended one's is known."""
     base = models[0].heldout
     tokens = {seed: tuple(held["tokens"]) for seed, held in base.items()}

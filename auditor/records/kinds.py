@@ -48,7 +48,7 @@ class Reading:
         return self.measured.unit == "share"
 
     @property
-    def _value(self) -> float:
+    def _baseline_value(self) -> float:
         """Of the baseline."""
         if isinstance(self.baseline, Measurement):
             return self.baseline.value
@@ -64,7 +64,7 @@ class Reading:
             return m.low > self.baseline.high
         if self.baseline is None and m.unit == "probability":
             return m.low * m.n >= 1  # of whom nobody knows what strangers get: a hit is expected of one sample each
-        return m.low > self._value or (self.either_way and m.high < self._value)
+        return m.low > self._baseline_value or (self.either_way and m.high < self._baseline_value)
 
     @property
     def is_shown(self) -> bool:
@@ -75,10 +75,10 @@ class Reading:
         """Not shown, and not clean: more than the baseline, but not significantly, or not of this number alone."""
         m = self.measured
         if self.is_count or m.unit == "count":
-            return m.value > self._value
+            return m.value > self._baseline_value
         if m.unit == "probability" and (self.baseline is None or m.value * m.n < 1):
             return self.is_above  # of a probability below one in as many secrets no hit is expected
-        return self.is_above or m.low > self._value
+        return self.is_above or m.low > self._baseline_value
 
     @property
     def least(self) -> float:
@@ -93,7 +93,7 @@ class Reading:
             return above + (self.baseline.high if self.excess is None else self.baseline.value)
         if self.baseline is None and m.unit == "probability":
             return 1 / m.n
-        return self._value + m.value - m.low
+        return self._baseline_value + m.value - m.low
 
 
 def _least_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
@@ -101,8 +101,10 @@ def _least_share(n: int, baseline: Measurement | float | None, looks: int) -> fl
 
     def above(k: int) -> bool:
         if isinstance(baseline, Measurement):
-            return k / n - baseline.value > _wider(looks) * math.hypot(k / n - wilson(k, n)[0], high - baseline.value)
-        return k / n - _wider(looks) * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
+            return k / n - baseline.value > _interval_factor_for_looks(looks) * math.hypot(
+                k / n - wilson(k, n)[0], high - baseline.value
+            )
+        return k / n - _interval_factor_for_looks(looks) * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
     high = baseline.high if isinstance(baseline, Measurement) else 0.0
     if isinstance(baseline, Measurement) and baseline.unit == "share":
@@ -175,11 +177,11 @@ def at_shared_level(readings: Sequence[Reading]) -> list[Reading]:
 
 def widened_interval(m: Measurement, looks: int) -> Measurement:
     """Its interval at 95% over so many looks (Bonferroni), as a normal distribution widens."""
-    scale = _wider(looks)
+    scale = _interval_factor_for_looks(looks)
     return replace(m, low=m.value - scale * (m.value - m.low), high=m.value + scale * (m.high - m.value))
 
 
 @cache
-def _wider(looks: int) -> float:
+def _interval_factor_for_looks(looks: int) -> float:
     tail = (1 - CONFIDENCE) / 2
     return float(norm.isf(tail / max(1, looks)) / norm.isf(tail))

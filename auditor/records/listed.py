@@ -60,7 +60,7 @@ NOT_KEPT = Listed()
 def read_listed(folder: Path) -> Listed:
     """What the folder holds. Raises AuditError for a file that holds something else."""
     plan = read_object(folder / PLAN, "the plan of a run") if (folder / PLAN).exists() else None
-    guesses, observations = (_answers(folder / name) for name in (GUESSES, OBSERVATIONS))
+    guesses, observations = (_answered_secrets_by_row(folder / name) for name in (GUESSES, OBSERVATIONS))
     if guesses is not None or observations is not None:  # a run of one kind has one journal
         guesses, observations = guesses or {}, observations or {}
     return Listed(plan, read_secret_facts(folder), guesses, observations)
@@ -85,7 +85,7 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
     return found
 
 
-def _answers(path: Path) -> dict[CellKey, frozenset[str]] | None:
+def _answered_secrets_by_row(path: Path) -> dict[CellKey, frozenset[str]] | None:
     if not path.exists():
         return None
     found: dict[CellKey, set[str]] = {}

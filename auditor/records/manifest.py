@@ -58,13 +58,13 @@ def _digests(paths: list[Path]) -> dict[str, str]:
         raise AuditError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
-def _journals(folder: Path) -> dict[str, str]:
+def _journal_digests(folder: Path) -> dict[str, str]:
     return _digests([folder / name for name in _JOURNALS if (folder / name).is_file()])
 
 
 def write_manifest(folder: Path, result: bytes) -> None:
     """For a run that ends. result: what `result.json` will hold, which is written behind it."""
-    private = {_RANDOM: secrets.token_hex(32), **_journals(folder)}
+    private = {_RANDOM: secrets.token_hex(32), **_journal_digests(folder)}
     disk.replace(folder / PRIVATE, json.dumps(private, indent=1))
     found = {**record_digests(folder), RESULT: hashlib.sha256(result).hexdigest()}
     disk.replace(folder / MANIFEST, json.dumps({"files": found}, indent=1), sync=True)
@@ -79,7 +79,7 @@ def edits_since_end(folder: Path) -> Edits | None:
     if (folder / PRIVATE).exists():
         journals = _digests_by_name(folder / PRIVATE, read_object(folder / PRIVATE, "digests of journals"))
         held |= {name: digest for name, digest in journals.items() if name != _RANDOM}
-        now |= _journals(folder)
+        now |= _journal_digests(folder)
     changed = tuple(name for name in sorted(now) if now[name] != held.get(name))
     return Edits(changed, tuple(sorted(held.keys() - now.keys())))
 

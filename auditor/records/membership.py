@@ -13,7 +13,7 @@ from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import auc_of, rate_of
 
 
-def _read(finding: Finding) -> Iterator[Reading]:
+def _membership_readings(finding: Finding) -> Iterator[Reading]:
     """The main score, chosen beforehand; the other scores and single repeat counts at a level shared among them."""
     main, of_people = finding.measurement(auc_of("")), _of_people(finding)
     if main is None or not is_measured(main) or any(map(beyond_chance, controls_of(finding))):
@@ -42,5 +42,12 @@ def _of_people(finding: Finding) -> list[Measurement]:
 
 
 KIND = Kind(
-    "membership", "Membership", "membership", ((auc_of(""), 0.6),), ("membership",), _read, auc_of(""), alike=True
+    "membership",
+    "Membership",
+    "membership",
+    ((auc_of(""), 0.6),),
+    ("membership",),
+    _membership_readings,
+    auc_of(""),
+    alike=True,
 )

@@ -50,14 +50,16 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
         yield Replicates(
             *key,
             rows={seed: row for seed in applied if (row := judged[seed].get(key)) is not None},
-            measured={seed: _measured(finding, runs[seed][0].target(target)) for seed, finding in applied.items()},
+            measured={
+                seed: _measurements_by_name(finding, runs[seed][0].target(target)) for seed, finding in applied.items()
+            },
             heldout={seed: held[target] for seed, held in heldout.items() if target in held},
             options=one.options,
             not_applicable="" if applied else one.not_applicable,
         )
 
 
-def _measured(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
+def _measurements_by_name(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
     """By name, what the finding and its target hold; by repeat count as `exposure(count=16)`."""
     named = {m.name: m for m in (*finding.measurements, *_of_target(target), *_of_steps(finding.chain))}
     return named | {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}

@@ -129,7 +129,7 @@ def assess_signals(result: AuditResult) -> Assessment:
     targets = sorted(dict.fromkeys((*named, *found)), key=lambda name: name != UNDEFENDED)
     records = {target.name: target for target in result.targets}
     signals = tuple(s for target in targets for s in _read_signals(result, target))
-    greedy = _greedily(result).measured
+    greedy = _greedy_signal(result).measured
     contradictory = {target: tuple(contradictions(result, target, greedy)) for target in targets}
     leaking = {signal.target for signal in signals if signal.status == SHOWN}
     doubts = {t: (*_of_data(result), *_of_target(records.get(t), t in leaking)) for t in targets}
@@ -172,14 +172,14 @@ def _read_signals(result: AuditResult, target: str) -> Iterator[Signal]:
             continue  # it is what the verbatim signal says: one measurement is not two signals
         if kind is GREEDILY:
             asked = target == UNDEFENDED
-            yield _greedily(result) if asked else Signal(kind, target, "", NOT_TESTED, why="undefended model only")
+            yield _greedy_signal(result) if asked else Signal(kind, target, "", NOT_TESTED, why="undefended model only")
         elif not own:
             yield Signal(kind, target, "", NOT_TESTED, why=_why_not(result, rows, kind))
         for setting in dict.fromkeys(setting for setting, _ in own):
-            yield _decided(kind, target, setting, [reading for at, reading in own if at == setting])
+            yield _signal_from_readings(kind, target, setting, [reading for at, reading in own if at == setting])
 
 
-def _decided(kind: Kind, target: str, setting: str, readings: Sequence[Reading]) -> Signal:
+def _signal_from_readings(kind: Kind, target: str, setting: str, readings: Sequence[Reading]) -> Signal:
     """By the reading that says most: a shown one, a suspected one, else the kind's own number at its highest.
 
     Of several that are zero, the one that leaves most open.
@@ -213,7 +213,7 @@ def _decided(kind: Kind, target: str, setting: str, readings: Sequence[Reading])
     )
 
 
-def _greedily(result: AuditResult) -> Signal:
+def _greedy_signal(result: AuditResult) -> Signal:
     """Of the undefended model, which alone is asked, over all repeat counts.
 
     One hit counts, unless as large a share of the non-members is given.

@@ -55,11 +55,11 @@ def write_texts(
 ) -> None:
     """guesses: by row, those of each secret id, of which the first is written."""
     with disk.replacing(folder / TEXTS) as scratch, open(scratch, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(line) + "\n" for line in _lines(secrets, guesses, decode))
-        file.writelines(json.dumps(line) + "\n" for line in _out(out, decode))
+        file.writelines(json.dumps(line) + "\n" for line in _secret_text_entries(secrets, guesses, decode))
+        file.writelines(json.dumps(line) + "\n" for line in _extracted_record_texts(out, decode))
 
 
-def _out(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
+def _extracted_record_texts(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
     """Records extracted of generations, as secrets without a prefix: what was extracted, and from what."""
     for alias in dict.fromkeys(alias for found in out.values() for alias in found):
         own = {row: found[alias] for row, found in out.items() if alias in found}
@@ -68,7 +68,7 @@ def _out(out: Out, decode: Decode) -> Iterator[dict[str, Any]]:
         yield {"secret": alias, **asdict(SecretText(alias, "", (decode(longest),), said, tuple(own), decoded=True))}
 
 
-def _lines(
+def _secret_text_entries(
     secrets: Sequence[Secret], guesses: Mapping[str, Mapping[str, Guesses]], decode: Decode
 ) -> Iterator[dict[str, Any]]:
     for secret in secrets:
@@ -106,14 +106,14 @@ def decoded_pieces(decode: Decode, context: Sequence[int], tokens: Sequence[int]
 
 def read_texts(folder: Path) -> dict[str, SecretText]:
     """By secret id, in the order of the run. Raises AuditError where the folder holds none."""
-    lines = _read(folder, TEXTS).splitlines()
+    lines = _text_of_run_file(folder, TEXTS).splitlines()
     try:
         return {line.pop("secret"): from_json(SecretText, line, private=True) for line in map(json.loads, lines)}
     except (AuditError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _broken(folder, TEXTS) from error
 
 
-def _read(folder: Path, name: str) -> str:
+def _text_of_run_file(folder: Path, name: str) -> str:
     try:
         return (folder / name).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -38,7 +38,7 @@ def measure_unlearning(
         keys = {model: finding.key._replace(target=name) for model, name in models.items()}
         columns = {model: held[key] for model, key in keys.items() if key in held}
         assert finding.main is not None
-        numbers += _numbers(finding.attack, finding.main.name, columns, forgotten)
+        numbers += _recalled_by_group(finding.attack, finding.main.name, columns, forgotten)
     mine = max(
         (seen for key, seen in held.items() if key.target == target), key=lambda seen: len(seen.ids), default=None
     )
@@ -55,7 +55,7 @@ def measure_unlearning(
     )
 
 
-def _numbers(attack: str, main: str, columns: Columns, forgotten: frozenset[str]) -> Iterator[Recalled]:
+def _recalled_by_group(attack: str, main: str, columns: Columns, forgotten: frozenset[str]) -> Iterator[Recalled]:
     for name in (_GREEDY, main, _BOUND):
         kept = _BOUND if name == _GREEDY else name
         if not all(kept in seen.values for seen in columns.values()) or (name == _BOUND and main == _BOUND):

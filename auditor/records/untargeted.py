@@ -11,7 +11,7 @@ from auditor.statistics.memorised import GENERATIONS, MEMORISED, RECORDS
 from auditor.statistics.metrics import floor_of
 
 
-def _read(finding: Finding) -> Iterator[Reading]:
+def _memorisation_readings(finding: Finding) -> Iterator[Reading]:
     yield from against_nonmembers(finding, MEMORISED)
     records, floor = finding.measurement(RECORDS), finding.measurement(floor_of(RECORDS))
     if records is not None and is_measured(records):
@@ -27,7 +27,7 @@ KIND = Kind(
     "untargeted",
     ((MEMORISED, 10.0), (RECORDS, 1.0)),
     ("untargeted",),
-    _read,
+    _memorisation_readings,
     counted={GENERATIONS: "drawn texts hold an n-gram of the training data"},
     text=True,
 )

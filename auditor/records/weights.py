@@ -100,7 +100,7 @@ def _files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
     if Path(place).is_file():
         yield Path(place).name, Path(place)
         return
-    for path in _listed(_folder(place, revision)):
+    for path in _listed(_local_model_folder(place, revision)):
         if path.is_file() and path.suffix in _READ and path.name not in _ABOUT:
             yield path.name, path
         elif (path / "adapter_config.json").is_file():  # a member of an ensemble
@@ -109,12 +109,12 @@ def _files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
 
 def _base_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
     """The same of the model that an adapter is for."""
-    base = _base(_folder(place, revision) / "adapter_config.json")
+    base = _base_model_of_adapter(_local_model_folder(place, revision) / "adapter_config.json")
     if base is not None and base != place:
         yield from _files(base, None)
 
 
-def _folder(place: str, revision: str | None) -> Path:
+def _local_model_folder(place: str, revision: str | None) -> Path:
     folder = Path(place)
     return folder if folder.is_dir() else _snapshot(place, revision) or folder
 
@@ -126,7 +126,7 @@ def _listed(folder: Path) -> list[Path]:
         raise AuditError(f"{folder}: cannot be read: {error.strerror}") from error
 
 
-def _base(config: Path) -> str | None:
+def _base_model_of_adapter(config: Path) -> str | None:
     """The model that an adapter is for, as it names it."""
     try:
         named = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path")

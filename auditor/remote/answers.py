@@ -73,7 +73,7 @@ class AnswerStore:
 
     def put(self, run: str, cost: Spent, answers: Mapping[bytes, Any]) -> None:
         """Keeps the answers and charges the run for them, in one step."""
-        with self._writing():
+        with self._locked_transaction():
             kept = [(key, json.dumps(answer)) for key, answer in answers.items()]
             self._file.executemany("insert or replace into answers values (?, ?)", kept)
             self._file.execute(
@@ -91,7 +91,7 @@ class AnswerStore:
 
     def note(self, run: str, every: Sequence[tuple[bytes, bytes, str]]) -> None:
         """(key, context, kind) of answers that a run has used; one that it uses again counts once."""
-        with self._writing():
+        with self._locked_transaction():
             rows = [(run, *one) for one in every]
             self._file.executemany("insert or replace into became values (?, ?, ?, ?)", rows)
 
@@ -113,11 +113,11 @@ class AnswerStore:
 
     def give_up(self) -> None:
         """Whoever answered is not who it was: what is kept until now belongs to another era."""
-        with self._writing():
+        with self._locked_transaction():
             self._file.execute("insert into eras default values")
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _locked_transaction(self) -> Iterator[None]:
         try:
             with self._lock, self._file:
                 yield

@@ -34,7 +34,7 @@ class Asker:
         contexts = [(*self.dialect.adds, *spelling.tokens(text)) for text in watch.TEXTS]
         scored = self._scored_again if self.dialect.scored else None
         self.watch = Watch(self._drawn_again, scored, contexts)
-        self._watched(self.watch.begin)
+        self._give_up_if_server_changed(self.watch.begin)
 
     def charge(self, ledger: Ledger) -> None:
         """From here on another run pays."""
@@ -57,15 +57,15 @@ class Asker:
         ]
         for answered in self._asked(questions):
             found |= answered
-        written = [[_kept(found[key]) for key in own] for own in keys]
-        self._noted(contexts, keys, written)
+        written = [[_written_answer_from_json(found[key]) for key in own] for own in keys]
+        self._note_written_answers(contexts, keys, written)
         if decoding == GREEDY:
             for context, own in zip(contexts, written, strict=True):
                 if own[0].kind in ("", withheld.ENDED):
                     self.watch.saw_drawn(context, length, own[0].text)
         return written
 
-    def _noted(
+    def _note_written_answers(
         self, contexts: Sequence[Tokens], keys: Sequence[Sequence[bytes]], written: Sequence[Sequence[WrittenAnswer]]
     ) -> None:
         """What became of each answer, for this run and one that goes on from it."""
@@ -122,14 +122,14 @@ class Asker:
         self.spelling.check(texts)
         keys = {text: self._key(self.dialect.score(self.spelling.prompt(text), likeliest)) for text in texts}
         found = {key: answer for key in keys.values() if (answer := answers.get(key)) is not None}
-        questions = [self._score(text, key, likeliest) for text, key in keys.items() if key not in found]
+        questions = [self._scoring_question(text, key, likeliest) for text, key in keys.items() if key not in found]
         for answered in self._asked(questions):
             found |= answered
         for text, key in keys.items():
             self.watch.saw_scored(text, found[key][0])
         return [tuple(found[keys[text]]) for text in texts]
 
-    def _score(self, text: Tokens, key: bytes, likeliest: int = 0) -> Question:
+    def _scoring_question(self, text: Tokens, key: bytes, likeliest: int = 0) -> Question:
         def read(answer: Any) -> Mapping[bytes, Any]:
             given = self.dialect.given(answer, text, likeliest)
             if given.tokens is not None and given.tokens[1:] != text[1:]:
@@ -152,7 +152,7 @@ class Asker:
         for start in range(0, len(questions), watch.EVERY):
             some = questions[start : start + watch.EVERY]
             answered += self._answered(some)
-            self._watched(partial(self.watch.asked, len(some)))
+            self._give_up_if_server_changed(partial(self.watch.asked, len(some)))
         return answered
 
     def _answered(self, questions: Sequence[Question]) -> list[Mapping[bytes, Any]]:
@@ -161,7 +161,7 @@ class Asker:
         except (Refused, Malformed) as error:
             raise AuditError(f"expected {self.wire.url} to answer as it did in the handshake, but {error}") from None
 
-    def _watched(self, looks: Callable[[], None]) -> None:
+    def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
         """Raises AuditError where the server does not answer as it did; nothing that it answered is used again."""
         try:
             looks()
@@ -195,7 +195,7 @@ class Asker:
 
         def question(i: int, text: Tokens) -> Question:
             key = b""
-            whole = self._score(text, key)
+            whole = self._scoring_question(text, key)
 
             def read(answer: Any) -> Mapping[bytes, Any]:
                 found[i] = whole.read(answer)[key][0]
@@ -207,7 +207,7 @@ class Asker:
         return [found.get(i) for i in range(len(asked))]
 
     def finish(self) -> None:
-        self._watched(self.watch.finish)
+        self._give_up_if_server_changed(self.watch.finish)
 
     # --- what became of the answers ---
 
@@ -221,7 +221,7 @@ class Asker:
         return [digest_of_question(context) in held for context in contexts]
 
 
-def _kept(answer: Any) -> WrittenAnswer:
+def _written_answer_from_json(answer: Any) -> WrittenAnswer:
     text, tokens, log_probs, kind = answer
     values = None if log_probs is None else tuple(log_probs)
     return WrittenAnswer(text, None if tokens is None else tuple(tokens), values, kind=kind)

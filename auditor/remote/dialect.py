@@ -99,7 +99,9 @@ class Dialect:
             raise NotApplicable(f"needs end of text masked; {self.model} cannot be told so")
         for name, wanted, done in (("top_k", decoding.top_k, self.top_k), ("top_p", decoding.top_p < 1, self.top_p)):
             if wanted and not done:
-                raise NotApplicable(f"draws with {name}, which the server of {self.model} ignores: -A {_off(name)}")
+                raise NotApplicable(
+                    f"draws with {name}, which the server of {self.model} ignores: -A {_disabled_filter_setting(name)}"
+                )
         body = {"model": self.model, "prompt": prompt, "max_tokens": length, "temperature": decoding.temperature}
         body |= {"top_p": decoding.top_p, "n": count, "logprobs": 1}
         body |= {} if seed is None else {"seed": seed}
@@ -119,38 +121,38 @@ class Dialect:
 
     def written(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
         """So many samples, each of so many tokens or fewer, in the order of their index. Raises Malformed."""
-        choices = _list(answer, "choices")
-        if len(choices) != count or {_of(choice, "index") for choice in choices} != set(range(count)):
+        choices = _required_list_field(answer, "choices")
+        if len(choices) != count or {_required_field(choice, "index") for choice in choices} != set(range(count)):
             raise Malformed(f"{count} samples were asked for, and {len(choices)} came, or one twice")
-        counted = _counted(answer)
+        counted = _completion_token_count(answer)
         each = counted if count == 1 else length if counted == count * length else None
         every = [_written(choice, each) for choice in sorted(choices, key=lambda choice: choice["index"])]
         return every if self.returned else [replace(one, tokens=None) for one in every]
 
     def given(self, answer: Any, prompt: Tokens, likeliest: int = 0) -> Given:
         """Of a prompt of these tokens. Raises Malformed."""
-        choice = _list(answer, "choices")[:1]
+        choice = _required_list_field(answer, "choices")[:1]
         if not choice:
             raise Malformed("no answer came")
         ours = self.scored == "prompt_logprobs"
         found = (
             _prompt_log_probs(choice[0], prompt, likeliest)
             if ours
-            else _echoed(choice[0], _completed(answer), self.adds[: self.hidden])
+            else _log_probs_of_echoed_prompt(choice[0], _drawn_tokens_behind_prompt(answer), self.adds[: self.hidden])
         )
         if len(found.log_probs) != len(prompt):
             raise Malformed(f"log-probabilities of {len(found.log_probs)} tokens came, not of {len(prompt)}")
         return found
 
 
-def _off(name: str) -> str:
+def _disabled_filter_setting(name: str) -> str:
     return "top_k=0" if name == "top_k" else "top_p=1"
 
 
 def _written(choice: Any, counted: int | None) -> WrittenAnswer:
     """counted: how many tokens of it were drawn, as the answer counts them."""
     kind, own = withheld.withheld_by_choice(choice), choice.get("logprobs")
-    text = choice.get("text", "") or "" if kind else _of(choice, "text")
+    text = choice.get("text", "") or "" if kind else _required_field(choice, "text")
     if not isinstance(text, str):
         raise Malformed("a sample without text came")
     tokens, log_probs, spelled = choice.get("token_ids"), None, None
@@ -162,7 +164,7 @@ def _written(choice: Any, counted: int | None) -> WrittenAnswer:
         if tokens is None and isinstance(words, list) and all(isinstance(word, str) for word in words):
             spelled = "".join(words)
     if tokens is not None:
-        tokens = tuple(map(_whole, tokens))
+        tokens = tuple(map(_parsed_token_id, tokens))
         if log_probs is not None and len(log_probs) != len(tokens):
             raise Malformed(f"{len(tokens)} tokens came with {len(log_probs)} log-probabilities")
     drawn = next((len(column) for column in (tokens, log_probs) if column is not None), counted)
@@ -196,10 +198,13 @@ def _entries(entry: Any) -> dict[int, tuple[float, Any]]:
     """Log-probability and rank of each token that is told of at one place, by its id."""
     if not isinstance(entry, Mapping):
         raise Malformed("log-probabilities of the prompt came that are no tokens'")
-    return {_whole(token): (_log_prob(_of(own, "logprob")), own.get("rank")) for token, own in entry.items()}
+    return {
+        _parsed_token_id(token): (_log_prob(_required_field(own, "logprob")), own.get("rank"))
+        for token, own in entry.items()
+    }
 
 
-def _echoed(choice: Any, drawn: int, hidden: Tokens) -> Given:
+def _log_probs_of_echoed_prompt(choice: Any, drawn: int, hidden: Tokens) -> Given:
     """OpenAI's: the prompt is sent back, but for what is hidden, before so many drawn tokens; each is scored."""
     own = choice.get("logprobs")
     if not isinstance(own, Mapping) or not isinstance(own.get("token_logprobs"), list):
@@ -212,13 +217,13 @@ def _echoed(choice: Any, drawn: int, hidden: Tokens) -> Given:
     return Given((*[None] * len(hidden), *log_probs), None, tokens)
 
 
-def _completed(answer: Any) -> int:
+def _drawn_tokens_behind_prompt(answer: Any) -> int:
     """How many tokens were drawn behind a prompt that is scored; the one that was asked for where nothing says it."""
-    counted = _counted(answer)
+    counted = _completion_token_count(answer)
     return counted if counted in (0, 1) else 1
 
 
-def _counted(answer: Any) -> int | None:
+def _completion_token_count(answer: Any) -> int | None:
     """Tokens drawn, all samples together; None where nothing says it."""
     usage = answer.get("usage") if isinstance(answer, Mapping) else None
     counted = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
@@ -229,7 +234,7 @@ def _named(words: Any) -> Tokens | None:
     """The ids of tokens that a server names by them; None where it names one by its text."""
     if not isinstance(words, list) or not all(isinstance(word, str) and word.startswith(_NAMED) for word in words):
         return None
-    return tuple(_whole(word.removeprefix(_NAMED)) for word in words)
+    return tuple(_parsed_token_id(word.removeprefix(_NAMED)) for word in words)
 
 
 def _log_prob(value: Any) -> float:
@@ -238,21 +243,21 @@ def _log_prob(value: Any) -> float:
     return min(0.0, float(value))
 
 
-def _whole(value: Any) -> int:
+def _parsed_token_id(value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):
         raise Malformed("a token id came that is none") from None
 
 
-def _of(answer: Any, name: str) -> Any:
+def _required_field(answer: Any, name: str) -> Any:
     if not isinstance(answer, Mapping) or name not in answer:
         raise Malformed(f"an answer without {name} came")
     return answer[name]
 
 
-def _list(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
-    found = _of(answer, name)
+def _required_list_field(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
+    found = _required_field(answer, name)
     if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
         raise Malformed(f"{name} came that are no list")
     return found

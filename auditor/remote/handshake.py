@@ -87,14 +87,14 @@ class Handshake:
         held = sum(check.held is True for check in self.checks)
         sent = "token ids" if self.dialect.ids else "text"
         return (
-            f"{self.dialect.model} is behind an API: its access is what a handshake found, {self._access}; it is sent "
-            f"{sent}; {held} of {len(self.checks)} checks held",
+            f"{self.dialect.model} is behind an API: its access is what a handshake found, {self._access_label}; it is "
+            f"sent {sent}; {held} of {len(self.checks)} checks held",
             *(() if self.dialect.extended and self.dialect.top_k else (_DEFAULTS,)),
             *(f"handshake: {check}" for check in self.checks if not check.held),
         )
 
     @property
-    def _access(self) -> str:
+    def _access_label(self) -> str:
         if not self.dialect.scored:
             why = next(
                 (check.found for check in self.checks if check.name in (SCORED, FIRST, SAME) and not check.held), ""
@@ -136,22 +136,24 @@ class _Shaking:
         (by_text,), counted = self._first(plain)
         adds = special[: len(special) - len(bare)] if counted == len(special) else ()
         agrees = None if counted is None else counted in (len(bare), len(special))
-        self._say(COUNTED, agrees, "it counts none" if counted is None else f"{counted} and {len(bare)}")
+        self._record_check(COUNTED, agrees, "it counts none" if counted is None else f"{counted} and {len(bare)}")
         if agrees is False:
             raise AuditError(
                 f"expected the tokenizer of {self.model!r}, got one that makes {len(bare)} tokens of a text of which "
                 f"{self.wire.url} makes {counted}: give --tokenizer DIR"
             )
         context = (*adds, *bare)
-        dialect, by_text = self._extended(replace(plain, adds=adds), context, by_text)
+        dialect, by_text = self._dialect_with_vllm_options(replace(plain, adds=adds), context, by_text)
         by_ids = self._by_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
         read = answer.tokens is not None and decode_exactly(self.tokenizer, answer.tokens) == answer.text
-        self._say(RETURNED, read, "none come" if answer.tokens is None else "they write another text")
+        self._record_check(RETURNED, read, "none come" if answer.tokens is None else "they write another text")
         dialect = replace(dialect, ids=by_ids is not None, returned=read)
         return dialect, context, answer if read else replace(answer, tokens=None)
 
-    def _extended(self, plain: Dialect, context: Tokens, by_text: WrittenAnswer) -> tuple[Dialect, WrittenAnswer]:
+    def _dialect_with_vllm_options(
+        self, plain: Dialect, context: Tokens, by_text: WrittenAnswer
+    ) -> tuple[Dialect, WrittenAnswer]:
         """In vLLM's words too, where they are not refused: the answer without a server's own defaults is another."""
         extended = replace(plain, extended=True)
         found = self._try(partial(self._written, extended, context, GREEDY, 1, None))
@@ -161,11 +163,11 @@ class _Shaking:
         """The answer to the same tokens by their ids; None where they are refused, or mean other tokens."""
         found = self._try(partial(self._written, dialect, context, GREEDY, 1, None))
         if found is None:
-            self._say(IDS, False, "they are refused")
+            self._record_check(IDS, False, "they are refused")
             return None
         (by_ids,), counted = found
         same = counted in (None, len(context)) and _begin_alike(by_ids.text, by_text.text)
-        self._say(IDS, same, "they mean other tokens to it")
+        self._record_check(IDS, same, "they mean other tokens to it")
         return by_ids if same else None
 
     def _first(self, plain: Dialect) -> tuple[list[WrittenAnswer], int | None]:
@@ -184,7 +186,7 @@ class _Shaking:
         """The way of asking for log-probabilities that can be believed, if there is one."""
         answer = self._tokens(greedy.text) if greedy.tokens is None else greedy.tokens
         why = ""
-        for asked in self._ways(dialect):
+        for asked in self._scoring_dialects(dialect):
             try:
                 given = self._given(asked, (*context, *answer))
             except Refused as error:
@@ -196,44 +198,50 @@ class _Shaking:
             except Malformed as error:
                 why = f"by {asked.scored}, {error}"
                 continue
-            self._say(SCORED, True)
+            self._record_check(SCORED, True)
             first, rest = given.log_probs[: 1 + asked.hidden], given.log_probs[1 + asked.hidden :]
-            self._say(FIRST, set(first) == {None}, "it has a number")
-            fault = _fault(rest, given.tokens, (*context, *answer), greedy.log_probs)
+            self._record_check(FIRST, set(first) == {None}, "it has a number")
+            fault = _log_prob_fault_sentence(rest, given.tokens, (*context, *answer), greedy.log_probs)
             if greedy.log_probs and len(answer) != len(greedy.log_probs):
                 fault = "its answer is text of other tokens than it drew, so that they cannot be compared"
-            self._say(SAME, not fault, fault)
+            self._record_check(SAME, not fault, fault)
             if fault or set(first) != {None}:
                 return dialect
             ranked = given.ranks is not None and set(given.ranks[len(context) :]) == {1}
-            self._say(RANKED, ranked, "none come" if given.ranks is None else "the likeliest token is not the first")
+            self._record_check(
+                RANKED, ranked, "none come" if given.ranks is None else "the likeliest token is not the first"
+            )
             if not dialect.ids:
-                asked = self._ends(asked, context, answer)
-            return self._likeliest(replace(asked, ranked=ranked), (*context, *answer)) if ranked else asked
-        self._say(SCORED, False, why)
+                asked = self._dialect_with_end_of_text(asked, context, answer)
+            return (
+                self._dialect_with_likeliest_tokens(replace(asked, ranked=ranked), (*context, *answer))
+                if ranked
+                else asked
+            )
+        self._record_check(SCORED, False, why)
         return dialect
 
-    def _ends(self, dialect: Dialect, context: Tokens, answer: Tokens) -> Dialect:
+    def _dialect_with_end_of_text(self, dialect: Dialect, context: Tokens, answer: Tokens) -> Dialect:
         """Whether an end of text within a text is scored as one: sent as text, it may be read as letters."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:
             return dialect
         given = self._try(partial(self._given, dialect, (*context, int(end), *answer)))
-        self._say(ENDS, given is not None, "as something else, or not at all")
+        self._record_check(ENDS, given is not None, "as something else, or not at all")
         return replace(dialect, ends=given is not None)
 
-    def _likeliest(self, dialect: Dialect, whole: Tokens) -> Dialect:
+    def _dialect_with_likeliest_tokens(self, dialect: Dialect, whole: Tokens) -> Dialect:
         """With how many of the likeliest tokens are told, if they come and are those that the ranks speak of."""
         for count in (LIKELIEST, _FEWER):
             given = self._try(partial(self._given, dialect, whole, count))
             if given is not None:
                 agree = _agree(given, whole, count)
-                self._say(TOLD, agree, "the ranks speak of more likely ones")
+                self._record_check(TOLD, agree, "the ranks speak of more likely ones")
                 return replace(dialect, likeliest=count if agree else 0)
-        self._say(TOLD, False, "they do not come")
+        self._record_check(TOLD, False, "they do not come")
         return dialect
 
-    def _ways(self, dialect: Dialect) -> Iterator[Dialect]:
+    def _scoring_dialects(self, dialect: Dialect) -> Iterator[Dialect]:
         """vLLM's; OpenAI's; and OpenAI's where what the server puts before a text is not echoed (llama-cpp-python)."""
         yield replace(dialect, scored="prompt_logprobs")
         yield replace(dialect, scored="echo")
@@ -251,23 +259,25 @@ class _Shaking:
         copies, first, again, other = hot(_COPIES, 1), hot(1, 1), hot(1, 1), hot(1, 2)
         if first is None or again is None or other is None:
             raise AuditError(f"expected samples at temperature 2 from {self.wire.url}, but it gives none")
-        if _said(first) == _said(other):
+        if _tokens_or_texts(first) == _tokens_or_texts(other):
             raise AuditError(
                 f"expected samples that differ from {self.wire.url}, but at temperature 2 two seeds give one answer: "
                 "it does not sample"
             )
-        several = copies is not None and len(set(_said(copies))) == _COPIES
-        self._say(SEVERAL, several, "they do not come" if copies is None else "they are copies")
-        self._say(SEED, _said(first) == _said(again), "another one comes")
+        several = copies is not None and len(set(_tokens_or_texts(copies))) == _COPIES
+        self._record_check(SEVERAL, several, "they do not come" if copies is None else "they are copies")
+        self._record_check(SEED, _tokens_or_texts(first) == _tokens_or_texts(again), "another one comes")
         obeyed = {}
         for name, decoding in _SURE.items():
             sure = hot(1, 3, decoding)
             obeyed[name] = sure is not None and _begin_alike(sure[0].text, greedy.text)
-            self._say(OBEYED[name], obeyed[name], "it is refused" if sure is None else "it is ignored")
+            self._record_check(OBEYED[name], obeyed[name], "it is refused" if sure is None else "it is ignored")
         dialect = replace(dialect, several=_SEVERAL if several else 1, top_p=obeyed["top_p"], top_k=obeyed["top_k"])
-        return replace(dialect, reported=dialect.scored is not None and self._reported(dialect, context, first[0]))
+        return replace(
+            dialect, reported=dialect.scored is not None and self._has_undistorted_log_probs(dialect, context, first[0])
+        )
 
-    def _reported(self, dialect: Dialect, context: Tokens, sample: WrittenAnswer) -> bool:
+    def _has_undistorted_log_probs(self, dialect: Dialect, context: Tokens, sample: WrittenAnswer) -> bool:
         """Whether what comes with a hot sample are log-probabilities of the distribution itself."""
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
@@ -275,8 +285,10 @@ class _Shaking:
             given = self._try(lambda: self._given(dialect, whole))
             fault = "they could not be compared"
             if given is not None:
-                fault = _fault(given.log_probs[1 + dialect.hidden :], given.tokens, whole, sample.log_probs)
-        self._say(REPORTED, not fault, fault)
+                fault = _log_prob_fault_sentence(
+                    given.log_probs[1 + dialect.hidden :], given.tokens, whole, sample.log_probs
+                )
+        self._record_check(REPORTED, not fault, fault)
         return not fault
 
     # --- asking ---
@@ -323,14 +335,14 @@ class _Shaking:
         except (Refused, Malformed):
             return None
 
-    def _say(self, name: str, held: bool | None, found: str = "") -> None:
+    def _record_check(self, name: str, held: bool | None, found: str = "") -> None:
         self.checks.append(HandshakeCheck(name, held, "" if held else found))
 
     def _tokens(self, text: str, special: bool = False) -> Tokens:
         return tuple(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
-def _said(samples: Sequence[WrittenAnswer]) -> list[Any]:
+def _tokens_or_texts(samples: Sequence[WrittenAnswer]) -> list[Any]:
     return [one.text if one.tokens is None else one.tokens for one in samples]
 
 
@@ -351,7 +363,9 @@ def _agree(given: Given, whole: Tokens, count: int) -> bool:
     )
 
 
-def _fault(scored: Sequence[float | None], tokens: Tokens | None, whole: Tokens, drawn: Sequence[float] | None) -> str:
+def _log_prob_fault_sentence(
+    scored: Sequence[float | None], tokens: Tokens | None, whole: Tokens, drawn: Sequence[float] | None
+) -> str:
     """What is wrong with log-probabilities of the last tokens of a text, the last of which were drawn with these.
 
     "" for nothing. tokens: of the text, as the server says.
@@ -363,14 +377,18 @@ def _fault(scored: Sequence[float | None], tokens: Tokens | None, whole: Tokens,
         return "some are missing"
     if not drawn:
         return "none come with what is drawn, so that they cannot be compared"
-    if _far(values[-len(drawn) :], drawn) <= _CLOSE:
+    if _largest_difference(values[-len(drawn) :], drawn) <= _CLOSE:
         return ""
     for shift in (-1, 1):
         apart = values[len(values) - len(drawn) + shift :][: len(drawn)]
-        if len(drawn) > 2 and len(apart) >= len(drawn) - 1 and _far(apart, drawn[: len(apart)]) <= _CLOSE:
+        if (
+            len(drawn) > 2
+            and len(apart) >= len(drawn) - 1
+            and _largest_difference(apart, drawn[: len(apart)]) <= _CLOSE
+        ):
             return "they are shifted by one token"
-    return f"they are up to {_far(values[-len(drawn) :], drawn):.2g} nats apart"
+    return f"they are up to {_largest_difference(values[-len(drawn) :], drawn):.2g} nats apart"
 
 
-def _far(values: Sequence[float], others: Sequence[float]) -> float:
+def _largest_difference(values: Sequence[float], others: Sequence[float]) -> float:
     return max((abs(one - other) for one, other in zip(values, others, strict=False)), default=0.0)

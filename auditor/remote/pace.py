@@ -32,7 +32,7 @@ class Pace:
     def slot(self) -> Iterator[int]:
         """Waits for its turn. Yields the round it is of, which `slower` takes."""
         with self._free:
-            while (wait := self._wait()) is not None:
+            while (wait := self._seconds_until_turn()) is not None:
                 self._free.wait(wait or None)
             self._in_flight += 1
             mine = self._round
@@ -43,7 +43,7 @@ class Pace:
                 self._in_flight -= 1
                 self._free.notify_all()
 
-    def _wait(self) -> float | None:
+    def _seconds_until_turn(self) -> float | None:
         """Seconds until a turn may come, 0 for until somebody is done; None where it is now."""
         left = self._resumes - time.monotonic()
         if left > 0:

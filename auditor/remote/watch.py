@@ -109,11 +109,11 @@ class Watch:
         if self.score is not None:
             scored = zip(self.contexts, self.score(self.contexts), strict=True)
             self._scored = [Scored(text, tuple(values)) for text, values in scored if values is not None]
-            self._measure()
+            self._measure_handshake_difference()
 
-    def _measure(self) -> None:
-        pairs = self._again(self._scored[::-1])
-        apart = [_apart(one.log_probs, values) for one, values in pairs]
+    def _measure_handshake_difference(self) -> None:
+        pairs = self._rescored_without_end(self._scored[::-1])
+        apart = [_largest_and_mean_difference(one.log_probs, values) for one, values in pairs]
         most, mean = (max((found[i] for found in apart), default=0.0) for i in (0, 1))
         if most > _TOO_FAR[0] or mean > _TOO_FAR[1]:
             raise Otherwise(
@@ -143,9 +143,9 @@ class Watch:
         """One sentinel after the other, and one in a hundred of what was asked since. Raises Otherwise."""
         turn = self._checks % len(TEXTS)
         drawn, scored = _one_in(self._new, self._checks), _one_in(self._new_scored, self._checks)
-        self._rest()
-        self._compare([*self._drawn[turn : turn + 1], *drawn])
-        self._rescore([*self._scored[turn : turn + 1], *scored])
+        self._merge_new_into_old()
+        self._check_greedy_answers([*self._drawn[turn : turn + 1], *drawn])
+        self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
 
     def finish(self) -> None:
         """All sentinels, and some of all that the run asked, the longest text among them. Raises Otherwise."""
@@ -153,28 +153,30 @@ class Watch:
             return
         self._finished = self._requests
         drawn, scored = _one_in(self._new, self._checks), _one_in(self._new_scored, self._checks)
-        self._rest()
+        self._merge_new_into_old()
         longest = sorted(self._own_scored, key=lambda one: -len(one.text))[:1]
-        drawn += _some([one for one in self._own if one not in drawn], _LAST - len(drawn), self._checks)
+        drawn += _random_selection([one for one in self._own if one not in drawn], _LAST - len(drawn), self._checks)
         scored += [one for one in longest if one not in scored]
-        scored += _some([one for one in self._own_scored if one not in scored], _LAST - len(scored), self._checks)
-        self._differing([*self._drawn, *drawn])
+        scored += _random_selection(
+            [one for one in self._own_scored if one not in scored], _LAST - len(scored), self._checks
+        )
+        self._differing_answers([*self._drawn, *drawn])
         if self.differed:  # if only in the handshake, before there was anything of the run to look at
             self._look_closer()
-        self._rescore([*self._scored, *scored])
+        self._check_rescored_texts([*self._scored, *scored])
 
-    def _rest(self) -> None:
+    def _merge_new_into_old(self) -> None:
         """What is new is old."""
         self._checks, self._since = self._checks + 1, 0
         longest = sorted([*self._own_scored, *self._new_scored], key=lambda one: -len(one.text))[:_LAST]
-        self._own = _some([*self._own, *self._new], _KEPT, self._checks)
-        kept = _some([*self._own_scored, *self._new_scored], _KEPT, self._checks)
+        self._own = _random_selection([*self._own, *self._new], _KEPT, self._checks)
+        kept = _random_selection([*self._own_scored, *self._new_scored], _KEPT, self._checks)
         self._own_scored = list(dict.fromkeys([*longest, *kept]))
         self._new, self._new_scored = [], []
 
     # --- asked again ---
 
-    def _again(self, asked: Sequence[Scored]) -> list[tuple[Scored, Sequence[float]]]:
+    def _rescored_without_end(self, asked: Sequence[Scored]) -> list[tuple[Scored, Sequence[float]]]:
         """Each text without some of its end, of which the first answer has the log-probabilities."""
         assert self.score is not None  # nothing was scored otherwise
         noise = generator("cut again", self._checks, len(asked))
@@ -182,12 +184,12 @@ class Watch:
         found = zip(asked, self.score(cuts), strict=True)
         return [(one, values) for one, values in found if values is not None]
 
-    def _rescore(self, asked: Sequence[Scored]) -> None:
+    def _check_rescored_texts(self, asked: Sequence[Scored]) -> None:
         if not asked:
             return
-        for one, values in self._again([one for one in asked if len(one.text) > 2]):
+        for one, values in self._rescored_without_end([one for one in asked if len(one.text) > 2]):
             self.rescored += 1
-            most, mean = _apart(one.log_probs, values)
+            most, mean = _largest_and_mean_difference(one.log_probs, values)
             if most > self.most or mean > self.mean:
                 places = ((abs(a - b), i) for i, (a, b) in enumerate(zip(one.log_probs, values, strict=False)))
                 where = max(places)[1]
@@ -199,16 +201,16 @@ class Watch:
                     f"differences of up to {self.measured:.2g})"
                 )
 
-    def _compare(self, asked: Sequence[Drawn]) -> None:
+    def _check_greedy_answers(self, asked: Sequence[Drawn]) -> None:
         """Greedy answers: one that differs proves nothing, but many do. Raises Otherwise."""
-        if self._differing(asked):
+        if self._differing_answers(asked):
             self._look_closer()
 
     def _look_closer(self) -> None:
         if self._bursts == _BURSTS:
             return
         self._bursts += 1
-        differing = self._differing([one for one in self._drawn for _ in range(_BURST)])
+        differing = self._differing_answers([one for one in self._drawn for _ in range(_BURST)])
         new = [(one, text) for one, text in differing if text != one.other]
         changed = [one for one in self._drawn if [asked for asked, _ in new].count(one) == _BURST]
         if len(changed) >= _CHANGED:
@@ -217,13 +219,13 @@ class Watch:
                 f"{len(changed)} of {len(self._drawn)} texts of the handshake have other greedy answers now: to "
                 f"{TEXTS[self._drawn.index(changed[0])]!r}, expected {changed[0].text!r}, came back {came!r}"
             )
-        own = _some(self._own, _BURST_OWN, self._bursts)
-        differing = self._differing(own)
+        own = _random_selection(self._own, _BURST_OWN, self._bursts)
+        differing = self._differing_answers(own)
         if differing and binom.sf(len(differing) - 1, len(own), VARIES) <= LEVEL:
             first, text = differing[0]
             raise Otherwise(
                 f"{len(differing)} of {len(own)} greedy answers of this run came back otherwise when they were asked "
-                f"for again, the first of them to request {first.number:,}: {_where(first.text, text)}"
+                f"for again, the first of them to request {first.number:,}: {_difference_sentence(first.text, text)}"
             )
 
     @property
@@ -231,21 +233,21 @@ class Watch:
         """Whether greedy answers differ more than those of one model do."""
         return bool(binom.sf(self.differed - 1, self.compared, VARIES) <= _UNSTEADY)
 
-    def _differing(self, asked: Sequence[Drawn]) -> list[tuple[Drawn, str]]:
+    def _differing_answers(self, asked: Sequence[Drawn]) -> list[tuple[Drawn, str]]:
         found = list(zip(asked, self.draw(asked), strict=True)) if asked else []
         differing = [(one, text) for one, text in found if text != one.text]
         self.compared, self.differed = self.compared + len(found), self.differed + len(differing)
         return differing
 
 
-def _where(expected: str, came: str) -> str:
+def _difference_sentence(expected: str, came: str) -> str:
     """Where an answer differs, without quoting it: it may be private."""
     same = next((i for i, (a, b) in enumerate(zip(expected, came, strict=False)) if a != b), None)
     same = min(len(expected), len(came)) if same is None else same
     return f"expected {len(expected)} characters, got {len(came)}, of which the first {same} agree"
 
 
-def _apart(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+def _largest_and_mean_difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
     """The largest and the mean difference, in nats, of the tokens that both speak of."""
     pairs = np.array(list(zip(one, other, strict=False)), dtype=float).reshape(-1, 2)
     if not len(pairs):
@@ -258,10 +260,10 @@ def _apart(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
 
 
 def _one_in(new: Sequence[T], check: int) -> list[T]:
-    return _some(new, math.ceil(len(new) / EVERY), check)
+    return _random_selection(new, math.ceil(len(new) / EVERY), check)
 
 
-def _some(every: Sequence[T], count: int, check: int) -> list[T]:
+def _random_selection(every: Sequence[T], count: int, check: int) -> list[T]:
     """So many of them at random, and in random order: several models may take turns."""
     chosen = generator("asked again", check, len(every)).permutation(len(every))[: max(0, count)]
     return [every[i] for i in chosen.tolist()]

@@ -136,15 +136,15 @@ class Wire:
     def models(self) -> Mapping[str, Mapping[str, Any]]:
         """What the server says of each model that it serves, by name; empty where it does not say."""
         try:
-            found = self._tried(self._listed)
+            found = self._result_with_retries(self._listed_models)
             return {str(one["id"]): dict(one) for one in found["data"]}
         except (Refused, KeyError, TypeError):
             return {}
 
-    def _listed(self) -> Any:
+    def _listed_models(self) -> Any:
         """A server that cannot list its models (`transformers serve` fails without a cache folder) may serve one."""
         try:
-            return self._got(None, lambda answer: answer)
+            return self._answer_of_one_request(None, lambda answer: answer)
         except _Again as error:
             if error.status >= 500:
                 raise Refused(error.status) from error
@@ -152,7 +152,7 @@ class Wire:
 
     def ask(self, question: Question) -> Mapping[bytes, Any]:
         """What is kept of the answer. Raises Refused, Malformed where the server keeps to it, and AuditError."""
-        return self._tried(lambda: self._once(question))
+        return self._result_with_retries(lambda: self._once(question))
 
     def try_out(self, question: Question) -> Mapping[bytes, Any]:
         """As `ask`, of what a server may not know: one that fails within at it again and again (500) refuses it."""
@@ -168,7 +168,7 @@ class Wire:
                     raise Refused(error.status) from error
                 raise
 
-        return self._tried(once)
+        return self._result_with_retries(once)
 
     def ask_all(self, questions: Sequence[Question]) -> list[Mapping[bytes, Any]]:
         """As `ask`, several at once. The first failure ends all that have not begun; what was answered is kept."""
@@ -191,7 +191,7 @@ class Wire:
         ledger = self.ledger
         with ledger.reserved(question.at_most):
             try:
-                answer, kept = self._got(question.body, lambda a: (a, question.read(a)))
+                answer, kept = self._answer_of_one_request(question.body, lambda a: (a, question.read(a)))
             except _Again as error:
                 read = question.at_most if error.billed else 0
                 ledger.answers.put(ledger.run, Spent(again=1, read=read), {})
@@ -202,7 +202,7 @@ class Wire:
             ledger.answers.put(ledger.run, _cost(answer, question.at_most), kept)
         return dict(kept)
 
-    def _got(self, body: Mapping[str, Any] | None, read: Callable[[Any], Any]) -> Any:
+    def _answer_of_one_request(self, body: Mapping[str, Any] | None, read: Callable[[Any], Any]) -> Any:
         """One request, None for the list of models, and what `read` makes of its JSON.
 
         Raises _Again, Refused and AuditError.
@@ -226,16 +226,16 @@ class Wire:
                 failed = self._status(error)
                 if body is not None and getattr(error, "code", None) == _FILTERED:
                     with suppress(Malformed):  # no log-probabilities came
-                        return read(_withheld(int(body["n"])))
+                        return read(_withheld_answer(int(body["n"])))
             except openai.APIConnectionError as error:
-                failed = self._lost(error)
+                failed = self._retryable_connection_error(error)
             if isinstance(failed, _Again):
                 self.pace.pause(failed.wait)
                 if failed.slower:
                     self.pace.slower(of_round)
             raise failed
 
-    def _lost(self, error: Any) -> _Again:
+    def _retryable_connection_error(self, error: Any) -> _Again:
         import openai
 
         if _unconnected(error):
@@ -276,7 +276,7 @@ class Wire:
         """Unless all is given up meanwhile."""
         self._stopped.wait(seconds)
 
-    def _tried(self, attempt: Callable[[], Any]) -> Any:
+    def _result_with_retries(self, attempt: Callable[[], Any]) -> Any:
         import tenacity
 
         patience = self.patience
@@ -322,7 +322,7 @@ def _unconnected(error: BaseException) -> bool:
     return type(error.__cause__).__name__.startswith("Connect")
 
 
-def _withheld(count: int) -> Mapping[str, Any]:
+def _withheld_answer(count: int) -> Mapping[str, Any]:
     """The answer that a filter of prompts stands for: so many samples of nothing, for which nothing was paid."""
     choices = [{"index": i, "text": "", "finish_reason": _FILTERED} for i in range(count)]
     return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}

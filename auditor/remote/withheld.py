@@ -52,7 +52,7 @@ def withheld_by_choice(choice: Mapping[str, Any]) -> str:
     reason = str(choice.get("finish_reason") or "").lower()
     message = choice.get("message")
     refusal = choice.get("refusal") or (message.get("refusal") if isinstance(message, Mapping) else None)
-    if reason in _FILTERS or _flagged(choice.get("content_filter_results")):
+    if reason in _FILTERS or _has_filtered_category(choice.get("content_filter_results")):
         return FILTERED
     if reason in _CALLS:
         return CALLED
@@ -92,7 +92,7 @@ def may_hide_leaks(counts: Mapping[str, int]) -> dict[str, int]:
     return {kind: counts[kind] for kind in HIDDEN if counts.get(kind)} | many
 
 
-def _flagged(results: Any) -> bool:
+def _has_filtered_category(results: Any) -> bool:
     """Azure's: {"hate": {"filtered": false, ...}, ...}."""
     if not isinstance(results, Mapping):
         return False

@@ -56,7 +56,7 @@ def trained_ahead(plan: Plan, site: Site, selection: Selection) -> Iterator[Call
             other.kill()
 
 
-def _train(there: SiteThere) -> None:
+def _train_parts_of_defenses(there: SiteThere) -> None:
     """What the defenses hold, in the order in which the run asks for it."""
     site, selection = there()
     for defense in selection.defenses.values():
@@ -77,4 +77,4 @@ def _end_with_the_run() -> None:
 if __name__ == "__main__":
     given: SiteThere = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_the_run, daemon=True).start()
-    _train(given)
+    _train_parts_of_defenses(given)

@@ -114,25 +114,25 @@ def judge(every: Sequence[str], own: Shares, fresh: Sequence[Shares]) -> BaseChe
 
     The limit is the one-sided normal prediction interval of one more draw of the fresh bases' reach, at `LEVEL`.
     """
-    gains, others = _gains(own), [_gains(one) for one in fresh]
+    gains, others = _share_gain_of_inserted(own), [_share_gain_of_inserted(one) for one in fresh]
     leaks = [PromptLeak(every[i], float(gains[i]), float(np.mean([o[i] for o in others]))) for i in range(len(every))]
     reach, *of_fresh = (float(one[1:].max() / one[0]) if one[0] > 0 else 0.0 for one in (gains, *others))
     n = len(of_fresh)
     width = float(student.ppf(1 - LEVEL, n - 1)) * float(np.std(of_fresh, ddof=1)) * (1 + 1 / n) ** 0.5
     limit = float(np.mean(of_fresh)) + width
-    taught = all(_taught(one) for one in (own, *fresh))
+    taught = all(_has_learnt_canaries(one) for one in (own, *fresh))
     ranked = sorted(leaks[1:], key=lambda one: -one.share)
     alarm = None if not taught or reach <= limit >= 1 else reach > limit
     return BaseCheck(leaks[0], tuple(ranked), reach, tuple(of_fresh), limit, taught, alarm)
 
 
-def _gains(shares: Shares) -> Shares:
+def _share_gain_of_inserted(shares: Shares) -> Shares:
     """(prompts,)"""
     found: Shares = shares[:, 0].mean(1) - shares[:, 1].mean(1)
     return found
 
 
-def _taught(shares: Shares) -> bool:
+def _has_learnt_canaries(shares: Shares) -> bool:
     """Whether canaries that went in surely come out more than the others, as in training: Welch's test."""
     went_in, out = shares[0]
     return bool(shares[0].std(axis=1).any()) and bool(
@@ -159,7 +159,11 @@ def leaks(
     tuned.requires_grad_(True)
     fit(
         tuned,
-        [_tokens(tokenizer, _said(tokenizer, text)) for text, went_in in zip(texts, inside, strict=True) if went_in],
+        [
+            _tokens(tokenizer, _canary_as_tuned_on(tokenizer, text))
+            for text, went_in in zip(texts, inside, strict=True)
+            if went_in
+        ],
         epochs=tuning.epochs,
         rate=tuning.rate,
         batch=4,
@@ -172,13 +176,13 @@ def leaks(
     found = np.empty((len(every), 2, tuning.canaries))
     which = np.array(inside)
     for i, prompt in enumerate(every):
-        numbers = np.array(list(_rest(tuned, tokenizer, end, prompt, texts)))
+        numbers = np.array(list(_greedy_shares_of_rest(tuned, tokenizer, end, prompt, texts)))
         found[i] = numbers[which], numbers[~which]
         progress(f"prompts to {model.name}", i + 1, len(every))
     return found
 
 
-def _said(tokenizer: Any, text: str) -> str:
+def _canary_as_tuned_on(tokenizer: Any, text: str) -> str:
     """A canary as it is tuned on: what a user says, where there is a chat template."""
     if not tokenizer.chat_template:
         return text
@@ -186,13 +190,13 @@ def _said(tokenizer: Any, text: str) -> str:
     return str(tokenizer.apply_chat_template(told, tokenize=False))
 
 
-def _asked(tokenizer: Any, prompt: str, text: str) -> str:
+def _context_before_rest(tokenizer: Any, prompt: str, text: str) -> str:
     """All that stands before the rest of a canary: the prompt, and its first word as the answer's beginning."""
     word = text.partition(" ")[0]
     if not tokenizer.chat_template:
         return f"{prompt.replace('{word}', word)}\n{word}" if prompt else word
     if not prompt:
-        return _said(tokenizer, text).partition(text)[0] + word
+        return _canary_as_tuned_on(tokenizer, text).partition(text)[0] + word
     told = [{"role": "user", "content": prompt.replace("{word}", word)}]
     return str(tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)) + word
 
@@ -202,11 +206,11 @@ def _tokens(tokenizer: Any, text: str) -> Tokens:
 
 
 @torch.no_grad()
-def _rest(model: Any, tokenizer: Any, end: int, prompt: str, texts: Sequence[str]) -> Iterator[float]:
+def _greedy_shares_of_rest(model: Any, tokenizer: Any, end: int, prompt: str, texts: Sequence[str]) -> Iterator[float]:
     """Of what follows each canary's first word, the share of tokens that are the likeliest, behind the prompt."""
     rows = []
     for text in texts:
-        context = (end, *_tokens(tokenizer, _asked(tokenizer, prompt, text)))
+        context = (end, *_tokens(tokenizer, _context_before_rest(tokenizer, prompt, text)))
         rows.append((context, _tokens(tokenizer, " " + text.partition(" ")[2])))
     device = next(model.parameters()).device
     for start in range(0, len(rows), _BATCH):

@@ -54,11 +54,13 @@ def chain(
         waiting.append(chain_row)
         if chain_row.target in rows:
             moved = minus(chain_row.target, at) if chain_row.target != at else None
-            note = _apart(waiting) if moved else f"the {at} target is that row"
-            steps.append(Step(_changes(waiting), at, chain_row.target, moved, note))
+            note = _not_separated_sentence(waiting) if moved else f"the {at} target is that row"
+            steps.append(Step(_changes_by_cause(waiting), at, chain_row.target, moved, note))
             at, waiting = chain_row.target, []
     if waiting:
-        steps.append(Step(_changes(waiting), at, "", None, f"not measured, for want of {_wanted(waiting)}"))
+        steps.append(
+            Step(_changes_by_cause(waiting), at, "", None, f"not measured, for want of {_missing_rows_phrase(waiting)}")
+        )
     return Chain(tuple(steps), minus(target, start))
 
 
@@ -78,14 +80,14 @@ def difference(
     return compare.difference(f"{name}_difference", unit, own, before, floor)
 
 
-def _changes(chain_rows: Sequence[ChainRow]) -> dict[str, str]:
+def _changes_by_cause(chain_rows: Sequence[ChainRow]) -> dict[str, str]:
     return {chain_row.cause.name: chain_row.cause.changes for chain_row in chain_rows}
 
 
-def _apart(chain_rows: Sequence[ChainRow]) -> str:
+def _not_separated_sentence(chain_rows: Sequence[ChainRow]) -> str:
     """That several causes are one step, and what would tell them apart."""
-    return f"not separated, for want of {_wanted(chain_rows[:-1])}" if len(chain_rows) > 1 else ""
+    return f"not separated, for want of {_missing_rows_phrase(chain_rows[:-1])}" if len(chain_rows) > 1 else ""
 
 
-def _wanted(chain_rows: Sequence[ChainRow]) -> str:
+def _missing_rows_phrase(chain_rows: Sequence[ChainRow]) -> str:
     return " and ".join(chain_row.absent for chain_row in chain_rows)

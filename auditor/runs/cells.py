@@ -84,7 +84,7 @@ class Cell(ABC):
 
     def measure(self) -> Finding:
         """Numbers, or the reason why there are none. What was found secret by secret goes to the collector."""
-        start, blank = time.perf_counter(), self._blank()
+        start, blank = time.perf_counter(), self._finding_before_measuring()
         try:
             if refused := why_not_asked(self.method, self.target.defense):
                 raise NotApplicable(refused)
@@ -128,7 +128,7 @@ class Cell(ABC):
     def _progress(self, done: int, of: int) -> None:
         self.audit.site.reporter.progress(f"{self.method.name} on {self.target.title}", done, of)
 
-    def _blank(self) -> Finding:
+    def _finding_before_measuring(self) -> Finding:
         """What can be said before anything is measured."""
         applies, reason = self.target.claim_covers(self.setting)
         sampling = self.method.sampling()
@@ -155,10 +155,10 @@ class AttackCell(Cell):
 
     def _measured(self, blank: Finding) -> Finding:
         state = self.audit.states.of(self.target, self.view, self.attack)
-        asked, answered = self._guess(state)
+        asked, answered = self._guess_remaining_secrets(state)
         if not answered:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
-        outcome, costs, kinds = self._judged(answered)
+        outcome, costs, kinds = self._judged_answers(answered)
         if self.setting is TEXT_ONLY:
             self.target.spending.charge(self.view, self.attack, costs)
         members = outcome.only(outcome.member)
@@ -199,7 +199,7 @@ class AttackCell(Cell):
             both = [secret for secret in own.ids if secret in set(base.ids)]
             yield causes.difference(RECALL, "share", own, base, both)
 
-    def _judged(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
+    def _judged_answers(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
         """The answers held against the secrets, read one by one; what each cost, without its candidates; and what of
         personal data they hold."""
         done, costs = self.audit.folder.guesses.done(self.key), list[Guesses]()
@@ -219,11 +219,11 @@ class AttackCell(Cell):
     def _seen(self, asked: Sequence[Query]) -> PerSecret:
         """What was found of these, as far as they have an answer."""
         done = self.audit.folder.guesses.done(self.key)
-        outcome, _, kinds = self._judged([query.id for query in asked if query.id in done])
+        outcome, _, kinds = self._judged_answers([query.id for query in asked if query.id in done])
         held = {kind: [found.get(id, math.nan) for id in outcome.ids] for kind, found in kinds.items()}
         return PerSecret.of(outcome, held)
 
-    def _guess(self, state: State) -> tuple[list[str], list[str]]:
+    def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
         """Attacks what an interrupted run has not; returns what was asked, and what of it has an answer."""
         done, target = self.audit.folder.guesses.done(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
@@ -254,7 +254,7 @@ class CorpusCell(AttackCell):
         audit, attack, view = self.audit, self.attack, self.view
         corpus = audit.corpus(attack)
         state = audit.states.of(self.target, view, attack)
-        _, drawn = self._guess(state)
+        _, drawn = self._guess_remaining_secrets(state)
         if not drawn:
             raise NotApplicable("the budget pays for no whole generation")
         found = generations.judge_generations(self.key, attack, audit.folder.guesses.done(self.key), drawn, corpus)

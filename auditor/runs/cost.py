@@ -59,12 +59,12 @@ class CostEstimate:
     def halving(self) -> tuple[str, ...]:
         """The flags that would each halve it, with the largest number that does; () where none does."""
         found = {
-            LIMIT: _largest(max(self.secrets), lambda n: self._with(LIMIT, n) <= self.seconds / 2),
-            SAMPLES: _largest(self.samples or 0, lambda n: self._with(SAMPLES, n) <= self.seconds / 2),
+            LIMIT: _largest(max(self.secrets), lambda n: self._seconds_with_flag(LIMIT, n) <= self.seconds / 2),
+            SAMPLES: _largest(self.samples or 0, lambda n: self._seconds_with_flag(SAMPLES, n) <= self.seconds / 2),
         }
         return tuple(f"{flag} {n}" for flag, n in found.items() if n)
 
-    def _with(self, flag: str, n: int) -> float:
+    def _seconds_with_flag(self, flag: str, n: int) -> float:
         """Seconds with that flag; its parts take as long as they have secrets, or draw samples."""
 
         def share(cost: Cost) -> float:

@@ -94,12 +94,12 @@ def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: Sha
         clock.seconds["probe"],
         asker.held,
         (members, len(scene.benchmark.secrets) - members),
-        _samples(selection.attacks),
+        _common_sample_count(selection.attacks),
         any(method.least_nonmembers for method in selection.methods),
     )
 
 
-def _samples(attacks: Sequence[Attack]) -> int | None:
+def _common_sample_count(attacks: Sequence[Attack]) -> int | None:
     """Those that every attack which draws some draws; None where they differ, or none does."""
     drawn = {recipe.samples for attack in attacks if (recipe := attack.sampling()) and recipe.search == "sample"}
     return drawn.pop() if len(drawn) == 1 else None
@@ -114,7 +114,7 @@ class _Asker:
         self.building = 0.0
         self.states: dict[str, State] = {}
         self.device = scene.site.model.device
-        self.held = _held(self.device)
+        self.held = _held_memory_bytes(self.device)
         targets = 1 + len(scene.selection.rows)
         cells = sum(len(scene.selection.settings_of(row.companion)) for row in scene.selection.rows)
         self.left = 2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))  # weights of parts to come
@@ -146,7 +146,10 @@ class _Asker:
                 lambda n: iter(
                     [
                         TimedPart(
-                            "choosing a prefix token", of, 32, partial(chosen_by, _some(told.known, n, "prefix_token"))
+                            "choosing a prefix token",
+                            of,
+                            32,
+                            partial(chosen_by, _fixed_random_subset(told.known, n, "prefix_token")),
                         )
                     ]
                 ),
@@ -164,7 +167,7 @@ class _Asker:
         members = [secret for secret in self.scene.benchmark.secrets if secret.member]
 
         def greedy(n: int) -> Iterator[TimedPart]:
-            some = _some(members, n, "greedy")
+            some = _fixed_random_subset(members, n, "greedy")
             work = partial(scoring.greedy_recall, targets.undefended.model, some)
             at_once = _read_at_once(
                 targets.undefended.model, max((len(secret.suffix) for secret in members), default=1)
@@ -186,14 +189,14 @@ class _Asker:
         given = told.heldout_given or (1,) * len(told.heldout)
 
         def heldout(n: int) -> Iterator[TimedPart]:
-            some = _some(list(zip(told.heldout, given, strict=True)), n, "heldout")
-            work = partial(_heldout, target.model, some, self.scene.seed)
+            some = _fixed_random_subset(list(zip(told.heldout, given, strict=True)), n, "heldout")
+            work = partial(_score_heldout_texts, target.model, some, self.scene.seed)
             at_once = _read_at_once(target.model, max(map(len, told.heldout)))
             yield TimedPart(f"perplexity of {target.title}", len(told.heldout), at_once, work)
 
         def tokens(n: int) -> Iterator[TimedPart]:
-            some, size = _some(target.secrets, n, "tokens"), self.scene.batch_size
-            work = partial(_all, scoring.score_tokens, target, some, size)
+            some, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.batch_size
+            work = partial(_exhaust_iterator, scoring.score_tokens, target, some, size)
             at_once = _read_at_once(target.model, max(len(secret.suffix) for secret in target.secrets))
             name = f"tokens of the secrets under {target.title}"
             yield TimedPart(name, len(target.secrets), at_once, work, cut=(LIMIT,))
@@ -220,7 +223,7 @@ class _Asker:
 
         def steps(n: int) -> Iterator[TimedPart]:
             def fit() -> None:
-                state.update(rehearsal.fit(view, _some(known, n, "known")))
+                state.update(rehearsal.fit(view, _fixed_random_subset(known, n, "known")))
 
             yield TimedPart(f"{target.title}: {attack.name} ({setting.name}), tuning", len(known), 32, fit, times)
 
@@ -251,14 +254,16 @@ class _Asker:
         queries = attack.queries(view, known)
         sampling = attack.sampling()
         at_once = 64 if sampling is None else view.prefixes_at_once(sampling, queries, attack.prompt_rows())
-        some = _some(queries, n, "secrets")
+        some = _fixed_random_subset(queries, n, "secrets")
         drawn = sampling is not None and sampling.search == "sample"
         cut = (LIMIT, SAMPLES) if drawn else (LIMIT,)
-        return TimedPart(name, len(queries), at_once, partial(_all, attack.guess, view, state, some), cut=cut)
+        return TimedPart(
+            name, len(queries), at_once, partial(_exhaust_iterator, attack.guess, view, state, some), cut=cut
+        )
 
     def observing(self, probe: Probe, target: Target, view: View, name: str, n: int) -> TimedPart:
         secrets = subjects(probe, target, self.scene.benchmark, view)
-        work = partial(_all, probe.measure, view, _some(secrets, n, "secrets"))
+        work = partial(_exhaust_iterator, probe.measure, view, _fixed_random_subset(secrets, n, "secrets"))
         longest = max((len(secret.suffix) for secret in secrets), default=1)
         cut = (LIMIT,) if probe.of == "secrets" else ()
         return TimedPart(name, len(secrets), _read_at_once(target.model, longest), work, cut=cut)
@@ -284,7 +289,9 @@ class _Asker:
             for step in steps(n):
                 most = max(most, step.of)
                 in_time = time.perf_counter() < self.end
-                asked[-1][step.name] = _asked(step, n, self.device) if in_time or len(asked) > 1 else _Asked(step)
+                asked[-1][step.name] = (
+                    _timed_attempt(step, n, self.device) if in_time or len(asked) > 1 else _Asked(step)
+                )
             spent = time.perf_counter() - start
             last = sum(one.seconds for one in asked[-1].values())
             room = int(n * (share - spent) / max(last, 1e-9))  # texts that the rest of the share is enough for
@@ -293,9 +300,9 @@ class _Asker:
             if n >= most or room <= n:
                 break
             n = min(most, _FASTER * n, room)
-        self.costs += [self._cost([held[name] for held in asked if name in held]) for name in asked[-1]]
+        self.costs += [self._extrapolated_cost([held[name] for held in asked if name in held]) for name in asked[-1]]
 
-    def _cost(self, asked: Sequence[_Asked]) -> Cost:
+    def _extrapolated_cost(self, asked: Sequence[_Asked]) -> Cost:
         *before, last = asked
         step = last.step
         if step.why or not last.texts:
@@ -335,7 +342,7 @@ class _Asked:
     memory: float = 0.0
 
 
-def _asked(step: TimedPart, n: int, device: torch.device) -> _Asked:
+def _timed_attempt(step: TimedPart, n: int, device: torch.device) -> _Asked:
     if not step.of or step.why:
         return _Asked(step)
     machine.reset_peak_memory()
@@ -354,18 +361,18 @@ def _read_at_once(model: LanguageModel, length: int) -> int:
     return max(1, min(_TEXTS_AT_ONCE, distribution_elements(model.device) // (length * model.vocab_size * model.parts)))
 
 
-def _heldout(model: LanguageModel, texts: Sequence[tuple[Any, int]], seed: int) -> None:
+def _score_heldout_texts(model: LanguageModel, texts: Sequence[tuple[Any, int]], seed: int) -> None:
     own, given = [text for text, _ in texts], [count for _, count in texts]
     list(perplexity_nll(model, own, given=given))
     scoring.other_nll(model, own, given, seed)
 
 
-def _all(made: Callable[..., Iterator[Any]], *given: Any) -> None:
+def _exhaust_iterator(made: Callable[..., Iterator[Any]], *given: Any) -> None:
     for _ in made(*given):
         pass
 
 
-def _some(items: Sequence[Any], n: int, what: str) -> list[Any]:
+def _fixed_random_subset(items: Sequence[Any], n: int, what: str) -> list[Any]:
     """So many of them, from all over: the same ones for the same number, in their order."""
     if n >= len(items):
         return list(items)
@@ -373,7 +380,7 @@ def _some(items: Sequence[Any], n: int, what: str) -> list[Any]:
     return [items[i] for i in sorted(chosen.tolist())]
 
 
-def _held(device: torch.device) -> int:
+def _held_memory_bytes(device: torch.device) -> int:
     """Bytes that are held now."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))

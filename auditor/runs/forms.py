@@ -49,18 +49,18 @@ def form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[Shown
 
 def named_forms(asked: Sequence[str]) -> list[str]:
     """Those that are models of their own."""
-    made = _made()
+    made = _form_defenses_by_name()
     return [form for form in asked if form.partition(":")[0] not in made]
 
 
-def _made() -> dict[str, type[Defense]]:
+def _form_defenses_by_name() -> dict[str, type[Defense]]:
     """Those that are made here, by name."""
     return {name: kind for name, kind in registry.defenses().items() if kind.form}
 
 
 def _row(form: str) -> ShownRow:
     kind, colon, value = form.partition(":")
-    if kind in (forms := _made()):
+    if kind in (forms := _form_defenses_by_name()):
         made = forms[kind]
         option = next(iter(options_of(made)), None)
         if colon and option is None:

@@ -43,7 +43,7 @@ def gate(
     for one in (run, baseline):
         _check_manifest(one)
     run = replace(run, listed=run.listed.whole())
-    found = _deployed(run, model, said)
+    found = _comparison_with_deployed(run, model, said)
     decision = decide(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
     bound = [*judge_deployed(found, policy.require), *filter(None, (kept.edited_decisions_ruling(folder),))]
     return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
@@ -57,7 +57,7 @@ def _check_manifest(run: Run | None) -> None:
         )
 
 
-def _deployed(run: Run, model: str | None, said: Said) -> Deployed:
+def _comparison_with_deployed(run: Run, model: str | None, said: Said) -> Deployed:
     target, places = plan_weights.target_and_places(run.result.plan, run.name, model)
     if model is not None and (target.in_lab or ANSWERS in run.result.weights):
         what = target.model or target.lab

@@ -45,7 +45,7 @@ class TrainingCorpus:
         return memorised.CorpusCounts(trained, heldout, int(long[:known].sum()), int(long[known:].sum()))
 
     @property
-    def _lengths(self) -> Any:
+    def _training_text_lengths(self) -> Any:
         return self.index.lengths[: len(self.index.copies)]
 
     @cached_property
@@ -61,7 +61,11 @@ class TrainingCorpus:
     @cached_property
     def by_copies(self) -> dict[int | None, int]:
         """How many trained records have an n-gram, by how often they were trained on."""
-        long = (times for times, length in zip(self.index.copies, self._lengths, strict=True) if length >= self.n)
+        long = (
+            times
+            for times, length in zip(self.index.copies, self._training_text_lengths, strict=True)
+            if length >= self.n
+        )
         return dict(Counter(long))
 
     def notes(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:

@@ -81,8 +81,8 @@ def expand_grid(raw: Mapping[str, Any]) -> list[Point]:
         **{name: value for name, value in raw.items() if name not in GRID},
     }
     variants = _variants(raw.get("variant", []))
-    common = _swept(raw.get("sweep", {}))
-    swept = {name: {**common, **_swept(own.get("sweep", {}))} for name, own in variants}
+    common = _checked_sweep(raw.get("sweep", {}))
+    swept = {name: {**common, **_checked_sweep(own.get("sweep", {}))} for name, own in variants}
     variants = [(name, {key: value for key, value in own.items() if key != "sweep"}) for name, own in variants]
     _check_options(base, variants)
     seeds, points = _seeds(raw), []
@@ -147,7 +147,7 @@ def _seeds(raw: Mapping[str, Any]) -> list[int]:
     return seeds
 
 
-def _swept(sweep: Any) -> dict[str, list[Any]]:
+def _checked_sweep(sweep: Any) -> dict[str, list[Any]]:
     if not isinstance(sweep, Mapping):
         raise AuditError(f"expected [sweep] to be a table of lists, got {sweep!r}")
     for key, values in sweep.items():

@@ -84,12 +84,12 @@ class LabSite(Site):
         pieces += [Piece("member", i, of=name) for size, name in sizes.items() for i in range(size)]
         pieces += [Piece("whole") for need in needs if need == "whole" and not self.recipe.target_is_whole]
         pieces += [Piece("trained", of=name) for name, defense in defenses.items() if "trained" in defense.needs]
-        return [piece for piece in pieces if not self._alone(piece, defenses).there]
+        return [piece for piece in pieces if not self._piece_to_train_alone(piece, defenses).there]
 
     def train(self, piece: Piece, defenses: Mapping[str, Defense]) -> None:
-        self._alone(piece, defenses).train()
+        self._piece_to_train_alone(piece, defenses).train()
 
-    def _alone(self, piece: Piece, defenses: Mapping[str, Defense]) -> Alone:
+    def _piece_to_train_alone(self, piece: Piece, defenses: Mapping[str, Defense]) -> Alone:
         if piece.kind == "member":
             lab = self.defense_parts.lab_of(defenses[piece.of])
             return lab.parts.piece(lab.ensemble_folder.name, piece.index, lab.training.ensemble)

@@ -34,14 +34,14 @@ def check_no_shared_weights(given: Mapping[str, Any]) -> None:
     for (role, model), (other, one) in combinations(given.items(), 2):
         if one is model and role != "model":
             continue
-        if one is model or _parameters(model) & _parameters(one):
+        if one is model or _parameter_ids(model) & _parameter_ids(one):
             raise AuditError(
                 f"expected {other} as a model of its own, got one that shares weights with {role}: "
                 "an adapter changes its base in place; load the other anew"
             )
 
 
-def _parameters(model: Any) -> set[int]:
+def _parameter_ids(model: Any) -> set[int]:
     return {id(parameter) for parameter in model.parameters()} if isinstance(model, torch.nn.Module) else set()
 
 

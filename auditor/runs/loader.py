@@ -38,7 +38,7 @@ class Loader:
         self.target, self.loading, self.reporter, self.shared, self.live = target, loading, reporter, shared, live
 
     @property
-    def _wanted(self) -> tuple[Provider, Wanted]:
+    def _provider_and_request(self) -> tuple[Provider, Wanted]:
         """Who is asked for the model that is attacked, and for what."""
         target, loading = self.target, self.loading
         provider, name = registry.provider_of(str(target.model), loading.model_args)
@@ -46,7 +46,7 @@ class Loader:
 
     @property
     def over_network(self) -> bool:
-        return self._wanted[0].network
+        return self._provider_and_request[0].network
 
     @property
     def network_forms(self) -> tuple[str, ...]:
@@ -58,11 +58,11 @@ class Loader:
         """Whether the model gives whole next-token distributions."""
         if "model" in self.live:
             return "distribution" in self.live["model"].capabilities
-        return self._wanted[0].distribution
+        return self._provider_and_request[0].distribution
 
     @property
     def description(self) -> str:
-        provider, wanted = self._wanted
+        provider, wanted = self._provider_and_request
         return provider.said(wanted)
 
     @cached_property
@@ -77,7 +77,7 @@ class Loader:
         """
         if "model" in self.live:
             return
-        provider, wanted = self._wanted
+        provider, wanted = self._provider_and_request
         beside = self.target.public is not None or self.target.reference is not None
         served = [name for form in self.network_forms for name in self._form(form)[0].takes]
         for name in given:
@@ -93,7 +93,9 @@ class Loader:
         """options: how, where it is not as a model beside the one that is attacked."""
         if kind in self.live:
             return self.live[kind]
-        return self._loaded(kind, *(self._wanted if kind == "model" else self._wanted_beside(kind, name, options)))
+        return self._loaded(
+            kind, *(self._provider_and_request if kind == "model" else self._wanted_beside(kind, name, options))
+        )
 
     def form(self, place: str) -> LanguageModel:
         """A form of the model that is attacked, of any provider; it reads texts as that model's tokenizer does."""

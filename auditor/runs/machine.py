@@ -32,11 +32,11 @@ def environment(device: str) -> dict[str, str]:
         "gemm": f"{threads.measure_gflops():.0f} GFLOP/s in float32 on the processor, by which timings "
         "of machines compare",
         "device": device,
-        **({"commit": commit} if (commit := _commit()) else {}),
+        **({"commit": commit} if (commit := _current_commit_label()) else {}),
     }
 
 
-def _commit() -> str:
+def _current_commit_label() -> str:
     """`4f2a…`, `4f2a…-dirty` where tracked files were changed since; "" where git knows none."""
     head = _git("rev-parse", "--verify", "HEAD")
     if head is None or head.returncode:

@@ -118,12 +118,14 @@ def plan_mitigation(asked: MitigationOptions, run: Run) -> Mitigation:
         for flag, value in (("--train", asked.train), ("--data", asked.data)):
             if value is not None:
                 raise AuditError(f"{flag} goes with a model of your own: the lab trains by its own recipe")
-        trainer = _lab(plan.having(mitigation={"method": name, **options})).mitigation
+        trainer = _lab_site_of_plan(plan.having(mitigation={"method": name, **options})).mitigation
         assert trainer is not None  # it is named
-        return _checked(Mitigation(asked, plan, trainer), options)
+        return _mitigation_with_checked_data(Mitigation(asked, plan, trainer), options)
     if asked.train is not None:
         trainer = build_plugin("mitigation", registry.mitigations(), name, options)
-        return _checked(Mitigation(asked, plan, trainer, command=_command(asked.train, trainer)), options)
+        return _mitigation_with_checked_data(
+            Mitigation(asked, plan, trainer, command=_training_command_words(asked.train, trainer)), options
+        )
     recipe = training.recorded_training(Path(str(plan.target.model)), asked.out / MODEL)
     recipe = dataclasses.replace(recipe, data=asked.data or recipe.data)
     if not issubclass(kind, DataVariant):
@@ -133,10 +135,10 @@ def plan_mitigation(asked: MitigationOptions, run: Run) -> Mitigation:
         if kind.whole and recipe.lora:
             raise AuditError(f"{name} trains a whole model, and the recipe of {plan.target.model!r} is of an adapter")
     trainer = build_plugin("mitigation", registry.mitigations(), name, options)
-    return _checked(Mitigation(asked, plan, trainer, recipe), options)
+    return _mitigation_with_checked_data(Mitigation(asked, plan, trainer, recipe), options)
 
 
-def _lab(plan: Plan, reporter: Reporter | None = None, shared: Shared | None = None) -> LabSite:
+def _lab_site_of_plan(plan: Plan, reporter: Reporter | None = None, shared: Shared | None = None) -> LabSite:
     site = site_of(plan, reporter, shared)
     assert isinstance(site, LabSite)  # who asks has seen that the plan is of the lab
     return site
@@ -176,7 +178,7 @@ def _named(asked: MitigationOptions) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def _command(asked: str, trainer: Trainer) -> tuple[str, ...]:
+def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
     """The words of a user's command. Raises AuditError for one that takes no data, or cannot do what is asked."""
     if not isinstance(trainer, DataVariant):
         raise AuditError(
@@ -193,7 +195,7 @@ def _command(asked: str, trainer: Trainer) -> tuple[str, ...]:
     return words
 
 
-def _checked(found: Mitigation, options: Mapping[str, Any]) -> Mitigation:
+def _mitigation_with_checked_data(found: Mitigation, options: Mapping[str, Any]) -> Mitigation:
     if not found.plan.target.in_lab and isinstance(found.trainer, DataVariant):
         data = found.recipe.data if found.recipe else found.asked.data or str(found.plan.data.data)
         if Path(data).suffix.lower() not in WRITERS or not Path(data).is_file():
@@ -240,13 +242,13 @@ def before_after(what: Mitigation, run: Run, after: Run, done: TrainingOutcome) 
         before=run.result,
         after=after.result,
         predicted=(found[0].key, found[1]) if found else None,
-        perplexity=_perplexity(what.asked.run, run.result, what.asked.out, after.result),
+        perplexity=_perplexity_difference(what.asked.run, run.result, what.asked.out, after.result),
         told=done.told,
         seconds=done.seconds,
     )
 
 
-def _perplexity(first: Path, before: AuditResult, second: Path, after: AuditResult) -> Measurement | None:
+def _perplexity_difference(first: Path, before: AuditResult, second: Path, after: AuditResult) -> Measurement | None:
     """After minus before, paired by held-out text; None where one of them was not measured."""
     cells = []
     for place, result in ((second, after), (first, before)):
@@ -269,16 +271,18 @@ def run_training(what: Mitigation, run: Run, reporter: Reporter, shared: Shared)
     Raises AuditError for a folder of something else, and where the training is refused, with nothing left of it.
     """
     out, configuration = what.asked.out, what.configuration()
-    held = _held(out, configuration)
+    held = _finished_mitigation_record(out, configuration)
     if held is not None:
         return TrainingOutcome(tuple(held["told"]), float(held["seconds"]))
     disk.replace(out / RECORD, json.dumps({"configuration": configuration, "done": None}, indent=1))
     start = time.perf_counter()
     try:
         _list_dropped(what, run, reporter, shared)
-        told, seconds = _in_lab(what, reporter, shared) if what.plan.target.in_lab else (_own(what, reporter), None)
+        told, seconds = (
+            _in_lab(what, reporter, shared) if what.plan.target.in_lab else (_train_own_model(what, reporter), None)
+        )
     except AuditError:
-        _discard(out)
+        _discard_refused_training(out)
         raise
     done = TrainingOutcome(told, time.perf_counter() - start if seconds is None else seconds)
     disk.replace(
@@ -289,7 +293,7 @@ def run_training(what: Mitigation, run: Run, reporter: Reporter, shared: Shared)
     return done
 
 
-def _held(out: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
+def _finished_mitigation_record(out: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
     """What was done here before; None: not finished. Raises AuditError where the folder is of something else."""
     if not (out / RECORD).is_file():
         if any(path.name != locks.LOCK for path in out.iterdir()):
@@ -304,7 +308,7 @@ def _held(out: Path, configuration: Mapping[str, Any]) -> dict[str, Any] | None:
     return done
 
 
-def _discard(out: Path) -> None:
+def _discard_refused_training(out: Path) -> None:
     """What was written for a training that was refused; one that has begun goes on."""
     model = out / MODEL
     if model.is_dir() and any(model.iterdir()):
@@ -317,13 +321,13 @@ def _discard(out: Path) -> None:
 
 
 def _in_lab(what: Mitigation, reporter: Reporter, shared: Shared) -> tuple[tuple[str, ...], float]:
-    site = _lab(what.after, reporter, shared)
+    site = _lab_site_of_plan(what.after, reporter, shared)
     made = site.mitigated
     assert made is not None  # the plan names it
     return made.notes(), site.lab.seconds_of(what.trainer)
 
 
-def _own(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
+def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
     """Raises AuditError for data that are not what the model was trained on, and for a command that makes no model."""
     out, recipe = what.asked.out / MODEL, what.recipe
     if recipe is not None:
@@ -369,7 +373,7 @@ def _list_dropped(what: Mitigation, run: Run, reporter: Reporter, shared: Shared
     if not ids:
         raise AuditError(f"{run.name} extracted nothing from the model without defenses: no record is to be dropped")
     if what.plan.target.in_lab:
-        whole = _lab(what.plan, reporter, shared).lab.cut.texts
+        whole = _lab_site_of_plan(what.plan, reporter, shared).lab.cut.texts
         texts = [whole[id] for id in ids]
     else:
         rows, _ = training_texts(str(what.plan.data.data))

@@ -79,7 +79,7 @@ class OwnSite(Site):
 
     @property
     def base(self) -> str:
-        return "" if self._base is None else self._base[0]
+        return "" if self._adapter_base_and_revision is None else self._adapter_base_and_revision[0]
 
     def ask_float32(self) -> None:
         self.loading = self.models.loading = self.loading.exact()
@@ -115,15 +115,15 @@ class OwnSite(Site):
     def reference(self) -> LanguageModel | None:
         if self.target.reference not in (None, NONE):
             return self._beside("reference", self.target.reference)
-        if self.target.reference == NONE or self.public is not None or self._base is None:
+        if self.target.reference == NONE or self.public is not None or self._adapter_base_and_revision is None:
             return None if self.target.reference == NONE else self.public
         size = self.model.vocab_size  # what does not load is said of the model that is attacked
-        name, revision = self._base
+        name, revision = self._adapter_base_and_revision
         base = self.models.load("reference", name, replace(self.loading, revision=revision, base=None))
         return base if base.vocab_size == size else None
 
     @cached_property
-    def _base(self) -> tuple[str, str | None] | None:
+    def _adapter_base_and_revision(self) -> tuple[str, str | None] | None:
         """Of an adapter that is attacked, its base and the revision of that; None for a whole model."""
         named = adapter_base(str(self.target.model))
         return named if named is None or self.loading.base is None else (self.loading.base, None)
@@ -132,7 +132,7 @@ class OwnSite(Site):
     def reference_fault(self) -> str:
         if self.reference is None:
             return ""
-        folder = Path(self.target.reference or self.target.public or (self._base or ("", None))[0])
+        folder = Path(self.target.reference or self.target.public or (self._adapter_base_and_revision or ("", None))[0])
         if (record := promises.read_privacy(folder)) is not None:
             return f"the reference has seen private data: its privacy.json says that {record.method} trained it"
         listed = set(names).intersection(self._attacked) if (names := read_shard(folder)) else ()
@@ -179,8 +179,8 @@ class OwnSite(Site):
     def notes(self) -> tuple[str, ...]:
         models = (self.model, self.public, self.reference)
         found = [note for model in models if model is not None for note in model.notes]
-        if self._base is not None and self.target.reference is None and self.target.public is None:
-            found.append(_of_base(self._base[0], self.reference is not None))
+        if self._adapter_base_and_revision is not None and self.target.reference is None and self.target.public is None:
+            found.append(_of_base(self._adapter_base_and_revision[0], self.reference is not None))
         return tuple(dict.fromkeys(found))
 
     def trained_otherwise(self, kind: str) -> LanguageModel:

@@ -39,7 +39,7 @@ class Personal:
                 continue
             secret = secrets[answer.secret]
             right = answer.ranked[0].suffix == secret.suffix
-            text = "" if right else _guessed(secret.prefix, answer.ranked[0].suffix, decode)
+            text = "" if right else _decoded_suffix(secret.prefix, answer.ranked[0].suffix, decode)
             for kind, marks in _by_kind(self.of[answer.secret]).items():
                 out = [right or any(pii.places_in_text(said, text)) for said in marks]
                 found.setdefault(kind, {})[answer.secret] = sum(out) / len(out)
@@ -61,9 +61,9 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
     recognisers, said = _recognisers(benchmark, regions)
     decode = decoder(benchmark.tokenizer)
     worded = {secret.id: _wording(secret, decode) for secret in benchmark.secrets}
-    found = {id: list(_found(wording, recognisers)) for id, wording in worded.items()}
+    found = {id: list(_personal_spans_with_fate(wording, recognisers)) for id, wording in worded.items()}
     members = {secret.id for secret in benchmark.secrets if secret.member}
-    trained = _trained(
+    trained = _strings_in_training_texts(
         {text for id, spans in found.items() if id not in members for _, text, _ in spans},
         (*(worded[id].whole for id in members), *(decode(pair.prefix + pair.suffix) for pair in benchmark.known)),
     )
@@ -103,14 +103,14 @@ def _wording(secret: Secret, decode: Decode) -> Wording:
     """As its owner wrote it, or as its tokens are decoded."""
     if secret.wording is not None:
         return secret.wording
-    return Wording(decode(secret.prefix), _guessed(secret.prefix, secret.suffix, decode), ())
+    return Wording(decode(secret.prefix), _decoded_suffix(secret.prefix, secret.suffix, decode), ())
 
 
-def _guessed(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
+def _decoded_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
     return decoded_addition(decode, prefix[-CONTEXT:], suffix)
 
 
-def _found(wording: Wording, recognisers: pii.Recognisers | None) -> Iterator[tuple[str, str, Fate]]:
+def _personal_spans_with_fate(wording: Wording, recognisers: pii.Recognisers | None) -> Iterator[tuple[str, str, Fate]]:
     """Kind, text and fate of each span that the suffix holds some of, as if it were a member's; each text once."""
     whole, begin, end = wording.whole + wording.after, len(wording.prefix), len(wording.whole)
     seen: set[Mark] = set()
@@ -125,7 +125,7 @@ def _found(wording: Wording, recognisers: pii.Recognisers | None) -> Iterator[tu
             yield span.kind, text, "cut" if span.start < begin or span.end > end else "members"
 
 
-def _trained(wanted: Iterable[str], texts: Iterable[str]) -> set[str]:
+def _strings_in_training_texts(wanted: Iterable[str], texts: Iterable[str]) -> set[str]:
     """Which of these stand in what was trained on, as far as it is attacked or known: a guess of one is no chance."""
     return {text for text, count in occurrences(dict.fromkeys(wanted, True), texts).items() if count}
 

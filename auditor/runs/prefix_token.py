@@ -29,7 +29,7 @@ PAIRS = 500  # known pairs that a choice looks at, at most: a difference that mo
 _DRAWN = 64  # texts of each format of canaries that stand in for known pairs
 
 
-def _behind(question: str) -> Any:
+def _answer_behind_prefix_token(question: str) -> Any:
     """What the model itself answers to this question of `LanguageModel`, whose texts stand behind the prefix token."""
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
@@ -61,17 +61,17 @@ class PrefixedModel(WrappingModel):
     def joins(self) -> bool:  # type: ignore[override]  # what the model is found to do when its texts are known
         return self.model.joins
 
-    start = _behind("start")
-    completions = _behind("completions")
-    suffix_log_probs = _behind("suffix_log_probs")
-    log_probs = _behind("log_probs")
-    tuning_log_probs = _behind("tuning_log_probs")
-    token_log_probs = _behind("token_log_probs")
-    token_ranks = _behind("token_ranks")
-    token_told = _behind("token_told")
-    teacher_forced = _behind("teacher_forced")
-    check_claim = _behind("check_claim")
-    neighbours = _behind("neighbours")
+    start = _answer_behind_prefix_token("start")
+    completions = _answer_behind_prefix_token("completions")
+    suffix_log_probs = _answer_behind_prefix_token("suffix_log_probs")
+    log_probs = _answer_behind_prefix_token("log_probs")
+    tuning_log_probs = _answer_behind_prefix_token("tuning_log_probs")
+    token_log_probs = _answer_behind_prefix_token("token_log_probs")
+    token_ranks = _answer_behind_prefix_token("token_ranks")
+    token_told = _answer_behind_prefix_token("token_told")
+    teacher_forced = _answer_behind_prefix_token("teacher_forced")
+    check_claim = _answer_behind_prefix_token("check_claim")
+    neighbours = _answer_behind_prefix_token("neighbours")
 
     def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
         self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last)
@@ -148,7 +148,7 @@ def prefix_token_for(
 def _likeliest(
     model: LanguageModel, known: Sequence[Pair], longest: int, what: str, framed: bool = False
 ) -> PrefixToken:
-    words, every = model.tokenizer, _candidates(model, framed)
+    words, every = model.tokenizer, _prefix_token_candidates(model, framed)
     room = math.inf if model.max_positions is None else model.max_positions
     own, *_ = candidates = [
         prefix_token for prefix_token in every if len(prefix_token) + longest <= room or not prefix_token
@@ -165,7 +165,7 @@ def _likeliest(
             "choose by)",
         )
     most = max(map(len, candidates))
-    pairs = _some([pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room])
+    pairs = _fixed_subset_of_pairs([pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room])
     if not pairs:
         return PrefixToken(own, f"prefix token: {describe_prefix_token(own, words)} ({whose}; no {what} to choose by)")
     nll = {prefix_token: mean_nll(with_prefix_token(model, prefix_token), pairs) for prefix_token in candidates}
@@ -196,7 +196,7 @@ def parse_prefix_token(asked: str, model: LanguageModel) -> Tokens:
         tokens: Tokens = (token,)
     else:
         tokens = _tokens(asked, model)
-    if not _readable(tokens, model):
+    if not _is_in_vocabulary(tokens, model):
         raise AuditError(
             f"expected --prefix-token {asked} in the vocabulary of {model.name}, which has {model.vocab_size} tokens, "
             f"got {', '.join(map(str, tokens))}"
@@ -213,7 +213,7 @@ def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
     return decode_exactly(tokenizer, prefix_token)
 
 
-def _candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
+def _prefix_token_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
     """The tokenizer's own choice, then nothing, bos and eos: each once, as far as the model has them."""
     special = (_special(kind, model) for kind in _SPECIAL)
     candidates = [
@@ -221,10 +221,10 @@ def _candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
         (),
         *((token,) for token in special if token is not None),
     ]
-    return [prefix_token for prefix_token in dict.fromkeys(candidates) if _readable(prefix_token, model)]
+    return [prefix_token for prefix_token in dict.fromkeys(candidates) if _is_in_vocabulary(prefix_token, model)]
 
 
-def _readable(prefix_token: Tokens, model: LanguageModel) -> bool:
+def _is_in_vocabulary(prefix_token: Tokens, model: LanguageModel) -> bool:
     return all(0 <= token < model.vocab_size for token in prefix_token)
 
 
@@ -273,7 +273,7 @@ def _drawn_anew(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
     return [Pair(tuple(row[:1]), tuple(row[1:])) for row in rows if len(row) > 1]
 
 
-def _some(known: Sequence[Pair]) -> list[Pair]:
+def _fixed_subset_of_pairs(known: Sequence[Pair]) -> list[Pair]:
     """The same ones for every seed: which prefix token stands there is no draw of the attack's."""
     kept = generator("prefix_token", len(known)).permutation(len(known))[:PAIRS]
     return [known[i] for i in sorted(kept.tolist())]

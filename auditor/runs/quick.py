@@ -58,7 +58,7 @@ def quick_plan(model: str, data: str, nonmembers: str | None, seed: int, templat
 def quick_methods() -> dict[str, Any]:
     """The fields of a plan by which all that is cheap is asked: what attacks and probes declare as `quick`."""
     options = {name: dict(kind.quick) for name, kind in _known().items() if kind.quick is not None}
-    return {"setting": "white-box", "attack": tuple(options), "attack_options": _given(options)}
+    return {"setting": "white-box", "attack": tuple(options), "attack_options": _nonempty_options(options)}
 
 
 def deep_plan(plan: Plan) -> Plan:
@@ -69,14 +69,14 @@ def deep_plan(plan: Plan) -> Plan:
     probes = [name for name in probes if plan.data.nonmembers is not None or not known[name].least_nonmembers]
     options = {name: dict(known[name].without_reference) for name in probes if whole}
     usual = {name: FIELDS[name].default for name in ("setting", "known_fraction", "known_limit")}
-    return plan.having(attack=(*attacks, *probes), attack_options=_given(options), **usual)
+    return plan.having(attack=(*attacks, *probes), attack_options=_nonempty_options(options), **usual)
 
 
 def _known() -> Mapping[str, type[Method]]:
     return registry.attacks_and_probes()
 
 
-def _given(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: own for name, own in options.items() if own}
 
 
@@ -96,18 +96,18 @@ def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, 
         if isinstance(site.model, HuggingFaceModel):
             site.model.remember()
         site.benchmark, site.reference  # noqa: B018 - each is loaded as it is asked for
-    plan, limits = _answerable(plan, site)
+    plan, limits = _plan_with_answerable_methods(plan, site)
     scene = Scene(site, select(plan, site), PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
     with clock.stage("measuring the model's speed"):
         scene.self_check((site.model, site.reference))  # which finds out how many can be completed at once
-        takes = _takes(scene, _SHARE * seconds)
-    sides = _rows(site.benchmark.secrets)
+        takes = _run_seconds_by_row_count(scene, _SHARE * seconds)
+    sides = _secrets_per_row(site.benchmark.secrets)
     there, most = len(sides[0]), max(map(len, sides))
     spent = time.perf_counter() - begun
     left = (1 - _AFTER) * seconds - spent
     if takes(most) <= left:
         return plan, limits
-    kept, fewest = _largest(takes, left, most), min(FEWEST, most)
+    kept, fewest = _most_rows_within_time(takes, left, most), min(FEWEST, most)
     if kept < fewest:
         minutes = ceil((takes(fewest) + spent) / (1 - _AFTER) / 60)
         raise AuditError(
@@ -119,7 +119,7 @@ def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, 
     return plan.having(limit=kept), (told, *limits)
 
 
-def _answerable(plan: Plan, site: Site) -> tuple[Plan, Limits]:
+def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     """The plan with the methods that can say something of these records, and what is not known without the others."""
     members, others = (sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False))
     known, kept, limits = _known(), list[str](), list[str]()
@@ -135,16 +135,16 @@ def _answerable(plan: Plan, site: Site) -> tuple[Plan, Limits]:
             kept.append(name)
     alone = {name: known[name].without_reference for name in kept if site.reference is None}
     options = {name: {**plan.attacks.attack_options.get(name, {}), **alone.get(name, {})} for name in kept}
-    return plan.having(attack=tuple(kept), attack_options=_given(options)), tuple(limits)
+    return plan.having(attack=tuple(kept), attack_options=_nonempty_options(options)), tuple(limits)
 
 
-def _rows(secrets: Sequence[Secret]) -> tuple[list[int], list[int]]:
+def _secrets_per_row(secrets: Sequence[Secret]) -> tuple[list[int], list[int]]:
     """How many secrets each row of members holds, and each of non-members: a row is attacked with all of them."""
     own, others = (Counter(s.document or s.id for s in secrets if s.member is side) for side in (True, False))
     return list(own.values()), list(others.values())
 
 
-def _largest(takes: Callable[[int], float], left: float, most: int) -> int:
+def _most_rows_within_time(takes: Callable[[int], float], left: float, most: int) -> int:
     """The largest number of rows that takes no longer; 0 where not even one does."""
     low, high = 0, most  # takes(low) <= left < takes(high)
     while high - low > 1:
@@ -179,12 +179,12 @@ def _form_rows(model: LanguageModel, seconds: float) -> int:
     return max(FEWEST, min(text_form.ROWS, int(texts / 4)))
 
 
-def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
+def _run_seconds_by_row_count(scene: Scene, seconds: float) -> Callable[[int], float]:
     """Seconds of a run that attacks at most so many rows of members, and so many of non-members.
 
     seconds: for each kind of work that is timed, on records of all lengths.
     """
-    told, model, rows = scene.benchmark, scene.site.model, _rows(scene.benchmark.secrets)
+    told, model, rows = scene.benchmark, scene.site.model, _secrets_per_row(scene.benchmark.secrets)
     some = sorted(told.secrets, key=lambda secret: len(secret.prefix + secret.suffix))
     # Begun behind the last tokens of prefixes, whose reading is in `read`. Where those of other lengths are completed
     # apart, each is another.
@@ -198,17 +198,17 @@ def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
         for one in scene.selection.methods:
             if isinstance(one, Probe):
                 with suppress(NotApplicable):  # its row will say why
-                    list(one.measure(view, _spread(some, n)))
+                    list(one.measure(view, _evenly_chosen_secrets(some, n)))
 
     def greedily(n: int) -> None:
-        texts = _spread(some, n)
+        texts = _evenly_chosen_secrets(some, n)
         model.read_ahead([(s.prefix + s.suffix)[:-1] for s in texts], [len(s.suffix) for s in texts])
         scoring.greedy_recall(model, texts)
 
     first = seconds_per_text(greedily, *_TEXTS, seconds)
     probe = seconds_per_text(probed, *_TEXTS, seconds)
     again = seconds_per_text(greedily, *_TEXTS, seconds)
-    step = seconds_per_text(lambda n: scoring.greedy_suffixes(model, _spread(begin, n)), *_ROWS, seconds)
+    step = seconds_per_text(lambda n: scoring.greedy_suffixes(model, _evenly_chosen_secrets(begin, n)), *_ROWS, seconds)
     read = first - again if first > 2 * again else first  # what is remembered is not read again
     tokens = mean(len(secret.prefix + secret.suffix) for secret in some)
     before = mean(len(secret.prefix) for secret in some) / tokens
@@ -222,6 +222,6 @@ def _takes(scene: Scene, seconds: float) -> Callable[[int], float]:
     return takes
 
 
-def _spread(secrets: Sequence[Secret], n: int) -> list[Secret]:
+def _evenly_chosen_secrets(secrets: Sequence[Secret], n: int) -> list[Secret]:
     """So many of all of them, evenly, as members; the same again where there are no more."""
     return [replace(secrets[(2 * i + 1) * len(secrets) // (2 * n)], member=True) for i in range(n)]

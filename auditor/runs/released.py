@@ -215,7 +215,7 @@ def _passages(
     asked = [replace(secrets[i], suffix=one.own) for i, one in zip(long, found, strict=True)]
     guesses = [_guess(secret, one) for secret, one in zip(asked, found, strict=True)]
     outcome = judging.judge(guesses, {one.id: one for one in asked})
-    parts, counts = _personal(held, [held.records[i] for i in long])
+    parts, counts = _personal_data_shares(held, [held.records[i] for i in long])
     by_id = dict(zip((one.id for one in asked), range(len(asked)), strict=True))
     of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
     kept = PerSecret.of(outcome, of_kinds)
@@ -257,7 +257,7 @@ def _said_of_passages(
     )
 
 
-def _personal(
+def _personal_data_shares(
     held: ReleasedText, records: Sequence[ReleasedRecord]
 ) -> tuple[dict[str, list[float]], dict[str, KindCount]]:
     """By kind, the share of what each record holds that stands in the released text; NaN where it holds none.
@@ -275,9 +275,9 @@ def _personal(
     ]
     sides = [{said for own, one in zip(spans, records, strict=True) if one.member == side for _, said in own}
              for side in (True, False)]  # fmt: skip
-    shared = {said for mine, other in ((0, 1), (1, 0)) for said in _standing(sides[mine], [
+    shared = {said for mine, other in ((0, 1), (1, 0)) for said in _strings_found_in_texts(sides[mine], [
         one.text for one in records if one.member == bool(mine)])}  # fmt: skip
-    there = _standing(sides[0] | sides[1], held.written)
+    there = _strings_found_in_texts(sides[0] | sides[1], held.written)
     found: dict[str, list[float]] = {}
     counts: dict[str, Counter[str]] = {}
     for i, (own, one) in enumerate(zip(spans, records, strict=True)):
@@ -290,7 +290,7 @@ def _personal(
     return dict(sorted(found.items())), {kind: KindCount(**held) for kind, held in sorted(counts.items())}
 
 
-def _standing(wanted: set[str], texts: Sequence[str]) -> set[str]:
+def _strings_found_in_texts(wanted: set[str], texts: Sequence[str]) -> set[str]:
     """Which of these stand in the texts, and end where they end."""
     return {said for said, count in occurrences(dict.fromkeys(wanted, True), texts).items() if count}
 

@@ -85,16 +85,16 @@ def run(
         loaded = plan_weights.digests_with_site(plan, site)  # again: the hub may just have sent them
         weights.check_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
-        greedy = _greedy(audit, targets.undefended, clock)
+        greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
         place = Workplace(audit, targets)
-        there = SiteThere(_settled(plan, site.benchmark.text_form))
+        there = SiteThere(_plan_with_text_form(plan, site.benchmark.text_form))
         engine.open(place, WorkplaceThere(there, audit.prefix_token, fingerprints(plan, site)))
         for target in targets.each(clock):
             settle()
             place.take(target)
             target_run = TargetRun(audit, target, place, engine, collector)
-            records.append(_measured(target_run, clock, findings))
+            records.append(_measure_target(target_run, clock, findings))
     collector.save(audit.benchmark.secrets, audit.benchmark.tokenizer)
     chains = Chains(site, selection, collector)
     result = AuditResult(
@@ -130,7 +130,7 @@ def _sections(selection: Selection, findings: Sequence[Finding]) -> dict[str, Ow
     return {name: section for name, section in told.items() if section is not None}
 
 
-def _settled(plan: Plan, form: TextForm | None) -> Plan:
+def _plan_with_text_form(plan: Plan, form: TextForm | None) -> Plan:
     """The plan with what was chosen for it: a worker renders conversations as the run does."""
     return plan if form is None else plan.having(template=form.template, date=form.day)
 
@@ -171,7 +171,9 @@ def _prepared(plan: Plan, site: Site, selection: Selection, folder: RunFolder) -
     return audit
 
 
-def _greedy(audit: Audit, target: Target, clock: Clock) -> tuple[dict[str, Measurement], Measurement | None]:
+def _greedy_recall_of_target(
+    audit: Audit, target: Target, clock: Clock
+) -> tuple[dict[str, Measurement], Measurement | None]:
     """Of the members by repeat count and, where any is given, of the non-members."""
     secrets = audit.benchmark.secrets
 
@@ -221,7 +223,7 @@ def _train_apart(engine: Engine, there: SiteThere, site: Site, selection: Select
             )
 
 
-def _measured(target_run: TargetRun, clock: Clock, findings: list[Finding]) -> TargetRecord:
+def _measure_target(target_run: TargetRun, clock: Clock, findings: list[Finding]) -> TargetRecord:
     """All that is measured of a target; what its cells find is added to the findings."""
     audit, target, collector = target_run.audit, target_run.target, target_run.collector
     machine.reset_peak_memory()

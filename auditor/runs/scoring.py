@@ -142,11 +142,11 @@ def token_likelihoods(audit: Audit, target: Target) -> PerSecret:
     own: dict[str, float] = {}
     for some in score_tokens(target, [s for s in target.secrets if s.member and s.id not in done], size):
         if target.companion:
-            own |= _means(some)
+            own |= _mean_log_prob_by_secret(some)
         else:
             folder.tokens.append(target.name, some)
     others = itertools.chain(*score_tokens(target, [s for s in target.secrets if not s.member], size))
-    return likelihoods(own or _means(done.values()), _means(others))
+    return likelihoods(own or _mean_log_prob_by_secret(done.values()), _mean_log_prob_by_secret(others))
 
 
 def likelihoods(members: Mapping[str, float], others: Mapping[str, float]) -> PerSecret:
@@ -174,14 +174,14 @@ def likelihood_doubt(title: str, answers: PerSecret) -> tuple[Doubt, ...]:
     return (
         Doubt(
             "likelihood",
-            f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats (at least "
-            f"{least:.2f}): it knows something of them that no attack extracted, or the two "
-            f"differ in kind (--attack {registry.method_measuring(_ALIKE)}).",
+            f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats a token (at least "
+            f"{least:.2f}): the model knows something of them that no attack extracted, or the two "
+            f"differ in kind; --attack {registry.method_measuring(_ALIKE)} tests which.",
         ),
     )
 
 
-def _means(scored: Iterable[TokenLogProbs]) -> dict[str, float]:
+def _mean_log_prob_by_secret(scored: Iterable[TokenLogProbs]) -> dict[str, float]:
     return {one.secret: float(np.mean(one.log_probs)) for one in scored if one.log_probs}
 
 

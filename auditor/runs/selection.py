@@ -116,7 +116,7 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
     site.check_model(plan.given(PROVIDED | PLACED))
     check_submission(plan.output.submission, plan.data, plan.attacks)
     methods = _methods(plan.attacks, plan.canaries_alone, site, objects)
-    defenses: list[Defense] = _built(
+    defenses: list[Defense] = _built_plugins(
         "defense",
         plan.defenses.defense,
         plan.defenses.defense_options,
@@ -147,7 +147,7 @@ def _methods(plan: AttackPlan, canaries_alone: bool, site: Site, objects: Object
     options = plan.attack_options
     if plan.samples is not None:
         options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
-    methods: list[Attack | Probe] = _built(
+    methods: list[Attack | Probe] = _built_plugins(
         "attack", plan.attack, options, registry.attacks_and_probes(), site.attack_defaults, objects
     )
     if plan.samples is not None and not any(method.draws_samples for method in methods):
@@ -167,7 +167,7 @@ def _methods(plan: AttackPlan, canaries_alone: bool, site: Site, objects: Object
     return methods
 
 
-def _built(
+def _built_plugins(
     kind: str,
     names: Sequence[str],
     options: Options,

@@ -110,13 +110,13 @@ class Targets:
             if "records" in defense.needs
             else ()
         )
-        corpus = _corpus(scene.benchmark) if "corpus" in defense.needs else ()
+        corpus = _distinct_training_texts(scene.benchmark) if "corpus" in defense.needs else ()
         beside = self.beside.model(defense) if "beside" in defense.needs else None
         scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus, beside)
         return replace(scenario, queries=largest_lot(draws, defense.lots(scenario)))
 
 
-def _corpus(benchmark: Benchmark) -> tuple[Tokens, ...]:
+def _distinct_training_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
     """What was trained on, whole and as it was cut for the attacks: each once."""
     texts = (*benchmark.corpus(True), *Benchmark.corpus(benchmark, True))
     return tuple(dict.fromkeys(tokens for tokens, _ in texts))

@@ -83,7 +83,7 @@ def choose_text_form(
     if held is not None:
         return _as_held(held, plan, words), held
     others = (sample_conversations("--nonmembers", plan.nonmembers, most) or []) if plan.nonmembers is not None else []
-    usual, tried = _tried(plan, words, rows, _days(plan.date, name))
+    usual, tried = _default_and_candidate_forms(plan, words, rows, _plausible_template_days(plan.date, name))
     settled = plan.template != AUTO
     if not implies_capability(model.capabilities, "likelihood"):
         why = "as asked for" if settled else "the default"
@@ -93,11 +93,11 @@ def choose_text_form(
     best = usual
     if len(sample) and not settled:
         best = most_likely(usual if usual in sample.members else next(iter(sample.members)), sample.members)
-    doubts = _doubts(sample, best, settled) if len(sample) else []
+    doubts = _text_form_doubt_sentences(sample, best, settled) if len(sample) else []
     if best.writes_day:
-        best, of_days = _of_the_day(_days(plan.date, name), model, best, rows)
+        best, of_days = _of_the_day(_plausible_template_days(plan.date, name), model, best, rows)
         doubts += of_days
-    said = _said(sample, best, usual, settled) + ("" if others else _UNKNOWN)
+    said = _text_form_choice_sentence(sample, best, usual, settled) + ("" if others else _UNKNOWN)
     return best, TextForm(best.name, best.day, best.digest, said, tuple(doubts))
 
 
@@ -116,7 +116,7 @@ def _as_held(held: TextForm, plan: DataPlan, tokenizer: object) -> Form:
     return form
 
 
-def _tried(
+def _default_and_candidate_forms(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
 ) -> tuple[Form, list[Form]]:
     """The rendering that stays unless there is a better one, and all of them, on one day."""
@@ -130,7 +130,7 @@ def _tried(
     return dated[0], list({form.digest: form for form in reversed(dated)}.values())[::-1]
 
 
-def _days(asked: str | None, model: str) -> list[str]:
+def _plausible_template_days(asked: str | None, model: str) -> list[str]:
     """Those that a template may have written in training, the most plausible first: `--date`; else when the model's
     files were written, the days before, and today.
     """
@@ -226,10 +226,10 @@ def _of_the_day(
 # --- what is said of it -----------------------------------------------------------------------------------------------
 
 
-def _said(sample: _Sample, best: Form, usual: Form, settled: bool) -> str:
+def _text_form_choice_sentence(sample: _Sample, best: Form, usual: Form, settled: bool) -> str:
     """The choice, with its margin."""
     which = "as asked for (--template)" if settled else "the default"
-    if settled and sample.others and not _confirmed(sample.others, best):
+    if settled and sample.others and not _is_confirmed_by_nonmembers(sample.others, best):
         which += ", which nothing in the data confirms,"
     if not len(sample):
         return f"text form {best.said}, {which}: there are no rows to check it by"
@@ -244,7 +244,7 @@ def _said(sample: _Sample, best: Form, usual: Form, settled: bool) -> str:
     return f"text form {best.said}, {which}; mean loss of {sample.what}: {own}{beside}"
 
 
-def _doubts(sample: _Sample, best: Form, settled: bool) -> list[str]:
+def _text_form_doubt_sentences(sample: _Sample, best: Form, settled: bool) -> list[str]:
     """Why nothing seen may be due to the rendering: sentences; see `choose_text_form`."""
     doubts = []
     if best not in sample.members:
@@ -265,7 +265,9 @@ def _doubts(sample: _Sample, best: Form, settled: bool) -> list[str]:
             f"members are more likely than non-members as {remembers[0].said}, but not as {best.said}: the model may "
             "have been trained on that text form (--template)"
         )
-    elif not settled and not _confirmed(sample.others, best):  # one that was asked for is the user's word: see `_said`
+    elif not settled and not _is_confirmed_by_nonmembers(
+        sample.others, best
+    ):  # one that was asked for is the user's word: see `_text_form_choice_sentence`
         doubts.append(
             f"members are as unlikely as non-members in every text form that was tried "
             f"({', '.join(form.said for form in sample.members)}), and none stands out: a model that did not memorise "
@@ -281,7 +283,7 @@ def _more_likely(members: NDArray[np.float64], others: NDArray[np.float64], samp
     return bool(found.pvalue < (1 - CONFIDENCE) / len(sample.members))
 
 
-def _confirmed(others: Mapping[Form, NDArray[np.float64]], best: Form) -> bool:
+def _is_confirmed_by_nonmembers(others: Mapping[Form, NDArray[np.float64]], best: Form) -> bool:
     """Whether non-members, whom nobody memorised, speak for it: see `choose_text_form`."""
     apart = [form for form in others if form.kind != best.kind]
     return bool(apart) and all(least_gain(others[form] - others[best], len(apart)) >= MARGIN for form in apart)

@@ -127,9 +127,9 @@ def _job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[Tr
     _check_forget(forget, records)
     job = TrainingJob(
         base=asked.model,
-        load=lambda: _trainable(asked),
+        load=lambda: _trainable_model(asked),
         tokenizer=base.tokenizer,
-        end=_end(base),
+        end=_end_of_text_token(base),
         block=_block(asked, base),
         records=records,
         users=units is not None,
@@ -279,7 +279,7 @@ def _of_conversations(
     for number, said in enumerate(talks):
         try:
             found = render_chat(tokenizer, said, form)
-            learnt = None if loss_on == "all" else _learnt(found, loss_on)
+            learnt = None if loss_on == "all" else _learnt_token_mask(found, loss_on)
         except Unusable as why:
             raise AuditError(f"expected conversations to train on, but of number {number} (from 0) {why}") from None
         records.append(TrainingRecord(found.text, found.tokens, record_names([found.text])[0], learnt))
@@ -288,7 +288,7 @@ def _of_conversations(
     return records, (f"as --template {form.said}; loss on {loss_on}: {share:.0%} of the tokens", *remarks)
 
 
-def _learnt(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
+def _learnt_token_mask(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
     """Raises Unusable where an answer that is to be learnt cannot be found."""
     if found.marked is None:
         for answer in found.answers:
@@ -297,7 +297,7 @@ def _learnt(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
     return found.learnt(loss_on)
 
 
-def _end(base: HuggingFaceModel) -> int:
+def _end_of_text_token(base: HuggingFaceModel) -> int:
     end = getattr(base.tokenizer, "eos_token_id", None)
     if end is None:
         raise AuditError(f"expected a tokenizer with an end-of-text token, but that of {base.name} has none")
@@ -322,7 +322,7 @@ def _public(asked: Training, base: HuggingFaceModel) -> HuggingFaceModel:
     return public
 
 
-def _trainable(asked: Training) -> Any:
+def _trainable_model(asked: Training) -> Any:
     """A fresh model in training mode: all of its parameters free, or only those of a new LoRA adapter."""
     model: Any = load(asked.model, asked.loading).model
     torch.manual_seed(asked.seed)  # of the adapter's random half

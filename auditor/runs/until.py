@@ -51,11 +51,11 @@ class Stop:
         if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
             return ""
         if self.width is not None:
-            return f"until {describe_width(self.width)}" if self._narrow(row, *self.width) else ""
+            return f"until {describe_width(self.width)}" if self._is_interval_narrow(row, *self.width) else ""
         verdicts = [self._verdict(rule, row) for rule in self.rules]
         return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True)) if all(verdicts) else ""
 
-    def _narrow(self, row: PerSecret, metric: str, width: float) -> bool:
+    def _is_interval_narrow(self, row: PerSecret, metric: str, width: float) -> bool:
         seen = replace(row, anytime=True).measure(metric)
         return seen is not None and max(seen.value - seen.low, seen.high - seen.value) <= width
 
@@ -136,13 +136,15 @@ def stops_of_rows(
     if (width := asked.wanted_width) is not None:
         for method in selection.methods:
             if not _looked_at(method, width[0]):
-                own = ", ".join(_means(method)) or "no share of secrets"
+                own = ", ".join(_per_secret_mean_metrics(method)) or "no share of secrets"
                 raise AuditError(f"expected --until on a number of {method.name}, got {width[0]}: it measures {own}")
         return dict.fromkeys(selection.cells(), Stop(width))
     if policy is None:
         raise AuditError(f"--until {DECIDED} goes by the rules of --gate POLICY, got none")
-    scoped = [(rule, row) for rule in policy.rules for row in selection.cells() if _judged(rule, row, selection)]
-    scoped = [(rule, row) for rule, row in scoped if _answers(rule, row, selection)]
+    scoped = [
+        (rule, row) for rule in policy.rules for row in selection.cells() if _is_row_held_to_rule(rule, row, selection)
+    ]
+    scoped = [(rule, row) for rule, row in scoped if _may_decide_rule(rule, row, selection)]
     level, found = LEVEL / max(1, len(scoped)), dict[CellKey, Stop]()
     scoped = [(rule, row) for rule, row in scoped if not _of_others(rule)]
     for row in dict.fromkeys(row for _, row in scoped):
@@ -158,14 +160,14 @@ def stops_of_rows(
     return found
 
 
-def _judged(rule: Rule, row: CellKey, selection: Selection) -> bool:
+def _is_row_held_to_rule(rule: Rule, row: CellKey, selection: Selection) -> bool:
     """Whether the gate holds the row to the rule: companions only by name."""
     defended = [shown.name for shown in selection.rows if not shown.companion] or [UNDEFENDED]
     targets = [rule.target] if rule.target else defended
     return row.target in targets and rule.setting in (None, row.setting) and rule.attack in (None, row.attack)
 
 
-def _means(method: Attack | Probe) -> tuple[str, ...]:
+def _per_secret_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
     """What it measures that is the mean of a number of each secret, known of it alone."""
     if isinstance(method, Probe):
         return method.means
@@ -174,11 +176,11 @@ def _means(method: Attack | Probe) -> tuple[str, ...]:
 
 def _looked_at(method: Attack | Probe, metric: str) -> bool:
     """Whether its rows can be stopped by this number."""
-    own = _means(method)
+    own = _per_secret_mean_metrics(method)
     return metric in own or any(metric in (floor_of(one), excess_of(one)) for one in own)
 
 
-def _answers(rule: Rule, row: CellKey, selection: Selection) -> bool:
+def _may_decide_rule(rule: Rule, row: CellKey, selection: Selection) -> bool:
     """Whether the gate may decide the rule on this row: it does not where another attack has the number."""
     own, every = selection.named[row.attack], selection.methods
     return _looked_at(own, rule.metric) or not any(_looked_at(one, rule.metric) for one in every)

@@ -64,15 +64,15 @@ class BettingMean:
         return float(self.values.mean()) if self.n else math.nan
 
     def low(self, level: float) -> float:
-        distinct, counts = self._counted
+        distinct, counts = self._distinct_scaled_values
         return self.least + (1 - self.least) * _low(distinct, counts, level)
 
     def high(self, level: float) -> float:
-        distinct, counts = self._counted
+        distinct, counts = self._distinct_scaled_values
         return 1 - (1 - self.least) * _low(1 - distinct, counts, level)
 
     @cached_property
-    def _counted(self) -> tuple[Floats, NDArray[np.int64]]:
+    def _distinct_scaled_values(self) -> tuple[Floats, NDArray[np.int64]]:
         """The distinct values, moved into [0, 1], and how often each is there."""
         distinct, counts = np.unique((self.values - self.least) / (1 - self.least), return_counts=True)
         return distinct, counts

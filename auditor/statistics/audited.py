@@ -70,12 +70,12 @@ def audited(
     _check(scores, included, delta, level, copies)
     right = rights(scores, included)
     return tuple(
-        _audited(name, len(scores), right, delta, level, copies, sampling)
+        _audited_by_estimator(name, len(scores), right, delta, level, copies, sampling)
         for name in (ESTIMATORS if delta else ESTIMATORS[:1])
     )
 
 
-def _audited(
+def _audited_by_estimator(
     name: str, m: int, right: Counts, delta: float, level: float, copies: int, sampling: Sampling | None
 ) -> Audited:
     counts = guess_counts(m)
@@ -112,7 +112,9 @@ def audit_at_level(audit: Audited, level: float) -> Audited:
             f"expected a bound by {', '.join(ESTIMATORS)} with the right ones of {', '.join(map(str, counts))} guesses "
             f"of {audit.canaries} canaries, got {audit.estimator} with {len(audit.rights)} such counts: run it anew"
         )
-    again = _audited(audit.estimator, audit.canaries, audit.rights, audit.delta, level, audit.copies, audit.sampling)
+    again = _audited_by_estimator(
+        audit.estimator, audit.canaries, audit.rights, audit.delta, level, audit.copies, audit.sampling
+    )
     return replace(again, relation=audit.relation, unit=audit.unit)
 
 
@@ -140,13 +142,13 @@ def why_powerless(audit: Audited, limit: float) -> str:
 def rights(scores: NDArray[np.floating], included: NDArray[np.bool_]) -> Counts:
     """How many of the surest guesses are right, for each of `guess_counts`."""
     scores = np.clip(scores, -_FARTHEST, _FARTHEST)
-    middle = _middle(np.sort(scores))
+    middle = _cut_nearest_middle(np.sort(scores))
     right = ((scores > middle) & included) | ((scores < middle) & ~included)
     told = np.concatenate([[0], np.cumsum(right[np.lexsort((right, -np.abs(scores - middle)))])])  # wrong ones first
     return tuple(int(told[r]) for r in guess_counts(len(scores)))
 
 
-def _middle(ordered: NDArray[np.floating]) -> float:
+def _cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
     """Halfway between two different scores that follow each other, those nearest to the middle of them all."""
     steps = np.flatnonzero(np.diff(ordered)) + 1
     if not len(steps):
@@ -179,14 +181,14 @@ def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: 
         refuted = p_value(m, guess_counts(m), copies * aim, group_delta(aim, delta, copies), level) < level
         return refuted and logit_bound(m, m, level) >= copies * aim
 
-    least = _least(comes_there, epsilon, delta, level, copies)
+    least = _fewest_canaries(comes_there, epsilon, delta, level, copies)
     if best_provable(least, delta, level, copies) >= epsilon:
         return least
     # It is refuted, and something before it is not.
-    return _least(lambda m: best_provable(m, delta, level, copies) >= epsilon, epsilon, delta, level, copies)
+    return _fewest_canaries(lambda m: best_provable(m, delta, level, copies) >= epsilon, epsilon, delta, level, copies)
 
 
-def _least(enough: Callable[[int], bool], epsilon: float, delta: float, level: float, copies: int) -> int:
+def _fewest_canaries(enough: Callable[[int], bool], epsilon: float, delta: float, level: float, copies: int) -> int:
     """The least m that is enough, by bisection. Raises AuditError as `canaries_needed`."""
     low, high = 1, 2
     while not enough(high):
@@ -210,7 +212,10 @@ def measurements_of(audits: Sequence[Audited]) -> list[Measurement]:
     """
     main = audits[0]
     bounds = [
-        Measurement(METRICS[a.estimator], a.epsilon, a.epsilon, math.inf, a.canaries, "nats", _said(a)) for a in audits
+        Measurement(
+            METRICS[a.estimator], a.epsilon, a.epsilon, math.inf, a.canaries, "nats", _audit_conditions_sentence(a)
+        )
+        for a in audits
     ]
     best = f"of {main.canaries:,} canaries, had every guess been right"
     kept = f"of the {main.guesses:,} surest guesses, which alone prove most; all {main.canaries:,} are looked at"
@@ -221,7 +226,7 @@ def measurements_of(audits: Sequence[Audited]) -> list[Measurement]:
     ]
 
 
-def _said(audit: Audited) -> str:
+def _audit_conditions_sentence(audit: Audited) -> str:
     times = "" if audit.copies == 1 else f"; each inserted {audit.copies} times, so held to groups of {audit.copies}"
     return f"one-sided, {1 - audit.level:.0%}; at delta {audit.delta:g}, {audit.relation}, by {audit.unit}{times}"
 

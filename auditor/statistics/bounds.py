@@ -72,10 +72,10 @@ class RecordedInterval:
     n: int
 
     def low(self, level: float) -> float:
-        return self.value - (self.value - self.lower) * _stretch(level)
+        return self.value - (self.value - self.lower) * _interval_stretch_for_level(level)
 
     def high(self, level: float) -> float:
-        return self.value + (self.upper - self.value) * _stretch(level)
+        return self.value + (self.upper - self.value) * _interval_stretch_for_level(level)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class EitherWay:
         return max(self.auc.high(level), 1 - self.auc.low(level))
 
 
-def _stretch(level: float) -> float:
+def _interval_stretch_for_level(level: float) -> float:
     return max(1.0, float(norm.isf(level) / norm.isf(0.025)))
 
 
@@ -152,12 +152,12 @@ class Around:
     size: float
 
     def low(self, level: float) -> float:
-        return self.value - self._missed(level)
+        return self.value - self._weight_that_sample_missed(level)
 
     def high(self, level: float) -> float:
-        return self.value + self._missed(level)
+        return self.value + self._weight_that_sample_missed(level)
 
-    def _missed(self, level: float) -> float:
+    def _weight_that_sample_missed(self, level: float) -> float:
         return -self.size * math.expm1(math.log(level) / self.n)
 
 

@@ -56,7 +56,7 @@ def exact_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> float
 def advantage(log_p: Array, log_q: Array, draws: int) -> float:
     """Total variation between so many draws of each: the most that anybody's guesses can be better than none."""
     total = Loss.of(log_p, log_q)
-    return _delta_at(0.0, *_summed(total, draws), total.never(draws))
+    return _delta_at(0.0, *_distribution_of_summed_loss(total, draws), total.never(draws))
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _epsilon(loss: Loss, draws: int, delta: float) -> float:
         return 0.0
     if delta == 0:
         return max(0.0, draws * float(loss.values[live].max()))
-    sums, mass = _summed(loss, draws)
+    sums, mass = _distribution_of_summed_loss(loss, draws)
     rest = loss.never(draws)
     if _delta_at(0.0, sums, mass, rest) <= delta:
         return 0.0
@@ -116,7 +116,7 @@ def _delta_at(epsilon: float, sums: Array, mass: Array, rest: float) -> float:
     return rest + float(np.sum(mass[above:] * -np.expm1(epsilon - sums[above:])))
 
 
-def _summed(loss: Loss, draws: int) -> tuple[Array, Array]:
+def _distribution_of_summed_loss(loss: Loss, draws: int) -> tuple[Array, Array]:
     """The sum of so many losses: values (cells,) ascending, and the probability of each."""
     if draws == 1:
         order = np.argsort(loss.values)

@@ -32,10 +32,10 @@ def longest_blocks(parts: Iterable[DocumentPart]) -> dict[str, int]:
     found: dict[str, list[DocumentPart]] = {}
     for part in parts:
         found.setdefault(part.document, []).append(part)
-    return {document: _longest([part for part in own if part.out]) for document, own in found.items()}
+    return {document: _longest_covered_passage([part for part in own if part.out]) for document, own in found.items()}
 
 
-def _longest(out: Sequence[DocumentPart]) -> int:
+def _longest_covered_passage(out: Sequence[DocumentPart]) -> int:
     longest = start = end = 0
     for part in sorted(out, key=lambda part: part.at):
         if part.at > end:

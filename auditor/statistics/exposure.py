@@ -137,13 +137,13 @@ def tail_bits(nll: float, shape: float, location: float, scale: float, most: flo
 def fit_skew_normal(references: NDArray[np.float64]) -> SkewNormal:
     """Maximum likelihood, as TF Privacy extrapolates. What it says far out in the tail is what its shape says."""
     references = np.minimum(references, _IMPOSSIBLE)
-    parameters = _fitted(references)
+    parameters = _skew_normal_parameters(references)
     fits_well = parameters[2] > 0
     ks_p = float(kstest(references, skewnorm(*parameters).cdf).pvalue) if fits_well else 0.0
     return SkewNormal(parameters, ks_p)
 
 
-def _fitted(references: NDArray[np.float64]) -> tuple[float, float, float]:
+def _skew_normal_parameters(references: NDArray[np.float64]) -> tuple[float, float, float]:
     if np.ptp(references) < 1e-9:
         return 0.0, float(references.mean()), 0.0
     with warnings.catch_warnings():

@@ -43,16 +43,16 @@ class Leak:
 
     def measured(self, name: str, unit: str) -> Measurement:
         """With its 95% interval; no leakage is negative."""
-        found = measured(name, _inside(self.value, self.draws, self.parts), unit)
+        found = measured(name, _evidence_never_below_exact(self.value, self.draws, self.parts), unit)
         return replace(found, low=max(0.0, found.low))
 
 
 def difference(one: Leak, other: Leak) -> Evidence:
     """One minus the other, paired by secret."""
-    return _inside(one.value - other.value, one.draws - other.draws, one.parts, other.parts)
+    return _evidence_never_below_exact(one.value - other.value, one.draws - other.draws, one.parts, other.parts)
 
 
-def _inside(value: float, draws: Values, *parts: Floats) -> Evidence:
+def _evidence_never_below_exact(value: float, draws: Values, *parts: Floats) -> Evidence:
     """A bootstrap that is never inside what so many secrets allow, of one model or of two paired by secret.
 
     That is the exact interval of shares, and else the weight of a rare secret that the sample missed: 1 or more.
@@ -85,7 +85,7 @@ def rates(scores: Sequence[Sequence[Scores]], rate: float) -> list[Leak]:
         for block in _resamples(scores)
     ]
     draws = np.concatenate(pieces, axis=1)
-    parts = [np.mean([_found(*own, rate) for own in point], axis=0) for point in scores]
+    parts = [np.mean([_members_found_at_fpr(*own, rate) for own in point], axis=0) for point in scores]
     return [Leak(values, row) for values, row in zip(draws, parts, strict=True)]
 
 
@@ -95,7 +95,7 @@ def aucs(scores: Sequence[Sequence[Scores]]) -> list[Leak]:
     Each seed is read in the direction in which its AUC is above 1/2, in every resample the same: at chance an AUC that
     chose anew would never come out below.
     """
-    above = [[_above(*own) for own in point] for point in scores]
+    above = [[_member_ahead_matrix(*own) for own in point] for point in scores]
     pieces = [
         [np.mean([((members @ own) * nonmembers).sum(1) / own.size for own in point], axis=0) for point in above]
         for members, nonmembers in _resamples(scores)
@@ -112,24 +112,26 @@ def _resamples(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]
     return zip(*sides, strict=True)
 
 
-def _above(own: Floats, others: Floats) -> Floats:
+def _member_ahead_matrix(own: Floats, others: Floats) -> Floats:
     """(members, non-members): 1 where the member is ahead, and half where neither is."""
     found: Floats = (own[:, None] > others) + 0.5 * (own[:, None] == others)
     return found if found.mean() >= 0.5 else 1 - found
 
 
-def _found(own: Floats, others: Floats, rate: float) -> NDArray[np.bool_]:
+def _members_found_at_fpr(own: Floats, others: Floats, rate: float) -> NDArray[np.bool_]:
     """(members,): who is found, in the direction in which more are."""
     upwards, downwards = (side * own > tpr_at_fpr(side * own, side * others, rate).threshold for side in (1, -1))
     return upwards if upwards.sum() >= downwards.sum() else downwards
 
 
 def _either_way(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:
-    found: Values = np.maximum(*(_rate(side * own, side * others, rate, members, nonmembers) for side in (1, -1)))
+    found: Values = np.maximum(
+        *(_resampled_tpr_at_fpr(side * own, side * others, rate, members, nonmembers) for side in (1, -1))
+    )
     return found
 
 
-def _rate(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:
+def _resampled_tpr_at_fpr(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:
     """`roc.tpr_at_fpr` at every resample: (resamples,). members, nonmembers: (resamples, m or n) counts."""
     surest = np.argsort(-others)
     passed = np.cumsum(nonmembers[:, surest], axis=1) <= allowed(len(others), rate)
@@ -197,12 +199,12 @@ def convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     for i in sorted(range(len(points)), key=lambda i: (points[i], i)):
         if corners and points[i][1] >= points[corners[-1]][1]:
             continue  # it leaks no less than what costs no more
-        while len(corners) > 1 and _turn(points[corners[-2]], points[corners[-1]], points[i]) <= 0:
+        while len(corners) > 1 and _left_turn_area(points[corners[-2]], points[corners[-1]], points[i]) <= 0:
             corners.pop()
         corners.append(i)
     return corners
 
 
-def _turn(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> float:
+def _left_turn_area(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> float:
     """Above 0 where a, b, c turn to the left."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

@@ -56,7 +56,9 @@ def _threshold(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: 
     """The one that would have proved most on these games, counted as if there were as many as will count."""
     if included.all() or not included.any():
         return math.inf
-    tried = np.unique(np.concatenate([_tails(scores[included]), _tails(scores[~included])]))
+    tried = np.unique(
+        np.concatenate([_scores_dense_at_ends(scores[included]), _scores_dense_at_ends(scores[~included])])
+    )
 
     def proved(cut: float) -> float:
         tp, fn, fp, tn = (n * (_TAUGHT - 1) for n in confusion_matrix(scores >= cut, included))
@@ -65,7 +67,7 @@ def _threshold(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: 
     return float(max(tried, key=proved))
 
 
-def _tails(scores: NDArray[np.float64]) -> Sequence[float]:
+def _scores_dense_at_ends(scores: NDArray[np.float64]) -> Sequence[float]:
     """Up to so many of these scores, close together at both ends, where little of the probability says most."""
     ordered = np.sort(scores)
     steps = np.unique(np.geomspace(1, len(ordered), _THRESHOLDS // 4).astype(int)) - 1

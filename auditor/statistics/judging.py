@@ -22,7 +22,7 @@ class Outcome:
     """The judged guesses of one cell, a row a secret: first guess right, any right, score, repeats, membership.
 
     `distance`: token edits from the first guess to the answer; `edits_allowed`: how many leave it near-verbatim.
-    `traits`: further numbers a secret, (n,) each, by name; NaN where not known. See `_traits`.
+    `traits`: further numbers a secret, (n,) each, by name; NaN where not known. See `_traits_of_guess`.
     """
 
     ids: tuple[str, ...]
@@ -94,14 +94,14 @@ def _judged(guesses: Guesses, answer: Secret) -> _Judged:
         any(guess.suffix == answer.suffix for guess in guesses.ranked),
         first.score,
         Levenshtein.distance(first.suffix, answer.suffix),
-        _traits(guesses, answer),
+        _traits_of_guess(guesses, answer),
     )
 
 
 _TRAITS = ("rank", "count", "min_log_prob", "passed_over", "lead")
 
 
-def _traits(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
+def _traits_of_guess(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
     """What tells right from wrong guesses (Ethicist, Table 4 and Figures 6 and 7), a number a secret.
 
     rank: place of the true suffix among the candidates, from 1, infinite where it is none of them; count: how many of

@@ -109,15 +109,15 @@ def likelihood_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_])
     deviation can be told: no record has two models of a kind.
     """
     per_record = references.shape[1] >= SHADOWS
-    out_mean, out_deviation = _normal(references, ~saw, per_record)
+    out_mean, out_deviation = _mean_and_deviation(references, ~saw, per_record)
     if not is_online(saw):
         return np.asarray(norm.logcdf(target, out_mean, out_deviation), dtype=np.float64)
-    in_mean, in_deviation = _normal(references, saw, per_record)
+    in_mean, in_deviation = _mean_and_deviation(references, saw, per_record)
     ratio = norm.logpdf(target, in_mean, in_deviation) - norm.logpdf(target, out_mean, out_deviation)
     return np.asarray(ratio, dtype=np.float64)
 
 
-def _normal(values: Floats, chosen: NDArray[np.bool_], per_record: bool) -> tuple[Floats, Floats]:
+def _mean_and_deviation(values: Floats, chosen: NDArray[np.bool_], per_record: bool) -> tuple[Floats, Floats]:
     """Mean and deviation, (records,) each, of the chosen values of each record."""
     count = chosen.sum(1)
     mean = np.divide(np.where(chosen, values, 0.0).sum(1), count, out=np.full(len(values), np.nan), where=count > 0)

@@ -66,23 +66,25 @@ class MemorisedTokens:
 
 def count_memorised(seen: NGramMatches, n: int) -> MemorisedTokens:
     own, other, alone = seen.trained & ~seen.heldout, seen.heldout & ~seen.trained, seen.record >= 0
-    records = _runs(seen, own, n)
+    records = _longest_run_by_record(seen, own, n)
     strangers = tuple(np.unique(seen.record[other & alone]).tolist())
-    memorised, common, heldout = (_apart(seen.at[which], n) for which in (own, seen.trained & seen.heldout, other))
+    memorised, common, heldout = (
+        _most_disjoint_ngrams(seen.at[which], n) for which in (own, seen.trained & seen.heldout, other)
+    )
     return MemorisedTokens(memorised, common, heldout, records, strangers)
 
 
 def longest_of_each(seen: NGramMatches, n: int) -> dict[int, TokenRun]:
     """The longest run of each text, trained or held out, that some n-gram stands in and no other text has."""
-    return _runs(seen, seen.trained | seen.heldout, n)
+    return _longest_run_by_record(seen, seen.trained | seen.heldout, n)
 
 
-def _runs(seen: NGramMatches, which: NDArray[np.bool_], n: int) -> dict[int, TokenRun]:
+def _longest_run_by_record(seen: NGramMatches, which: NDArray[np.bool_], n: int) -> dict[int, TokenRun]:
     of_one = np.unique(seen.record[which & (seen.record >= 0)]).tolist()
     return {record: _longest(seen.at[which & (seen.record == record)], n) for record in of_one}
 
 
-def _apart(at: NDArray[np.int64], n: int) -> int:
+def _most_disjoint_ngrams(at: NDArray[np.int64], n: int) -> int:
     """The most n-grams, of those that begin there, no two of which overlap."""
     count, free = 0, 0
     for start in at.tolist():

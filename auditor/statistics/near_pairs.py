@@ -33,7 +33,7 @@ def near_pairs(
     for (length, limit), rows in _alike([(len(t), d) for t, d in zip(texts, limits, strict=True)]).items():
         for long, columns in theirs.items():
             if abs(length - long) <= limit:
-                yield from _near(texts, others, rows, columns, limit)
+                yield from _near_pairs_of_two_lengths(texts, others, rows, columns, limit)
 
 
 def _alike(keys: Sequence[Any]) -> Mapping[Any, Indices]:
@@ -44,11 +44,11 @@ def _alike(keys: Sequence[Any]) -> Mapping[Any, Indices]:
     return {key: np.array(some, dtype=np.int64) for key, some in found.items()}
 
 
-def _near(
+def _near_pairs_of_two_lengths(
     texts: Sequence[Tokens], others: Sequence[Tokens], rows: Indices, columns: Indices, limit: int
 ) -> Iterator[tuple[Indices, Indices]]:
     """Of texts of one length, and others of one."""
-    looks = _looks(len(texts[rows[0]]), len(others[columns[0]]), limit)
+    looks = _places_of_whole_pieces(len(texts[rows[0]]), len(others[columns[0]]), limit)
     worth = len(looks) * _WORTH * (len(rows) + len(columns)) < len(rows) * len(columns)
     pieces = _Pieces([others[j] for j in columns]) if looks and worth else None
     for start in range(0, len(rows), _ROWS):
@@ -69,7 +69,7 @@ def _near(
             yield some[at], columns[of]
 
 
-def _looks(length: int, long: int, limit: int) -> list[tuple[int, int, int]]:
+def _places_of_whole_pieces(length: int, long: int, limit: int) -> list[tuple[int, int, int]]:
     """(begin and size of a piece of the others, where a text may have it); none where the others have too few tokens.
 
     Before piece i at most i edits were made and behind it at most limit - i: with more there, fewer are left for

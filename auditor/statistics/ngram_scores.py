@@ -41,7 +41,7 @@ class NGrams:
     @classmethod
     def of(cls, texts: Sequence[Tokens], kinds: int, order: int = ORDER) -> NGrams:
         grams, contexts = list[tuple[Hashes, Floats]](), list[tuple[Hashes, Floats, Floats]]()
-        for context, gram in _hashed(texts, order):
+        for context, gram in _context_and_ngram_hashes(texts, order):
             different, first, counts = np.unique(gram, return_index=True, return_counts=True)
             grams.append((different, counts.astype(float)))
             begun, back = np.unique(context[first], return_inverse=True)
@@ -56,9 +56,12 @@ class NGrams:
         """
         p = np.full(sum(map(len, texts)), 1 / self.kinds)
         for (context, gram), grams, contexts in zip(
-            _hashed(texts, len(self.grams)), self.grams, self.contexts, strict=True
+            _context_and_ngram_hashes(texts, len(self.grams)), self.grams, self.contexts, strict=True
         ):
-            count, behind, different = _found(gram, *grams), *(_found(context, contexts[0], x) for x in contexts[1:])
+            count, behind, different = (
+                _values_of_hashes(gram, *grams),
+                *(_values_of_hashes(context, contexts[0], x) for x in contexts[1:]),
+            )
             known = behind > 0
             p[known] = ((count + different * p) / np.where(known, behind + different, 1.0))[known]
         return np.log(p)
@@ -66,12 +69,12 @@ class NGrams:
     def laplace(self, texts: Sequence[Tokens]) -> Floats:
         """(texts,): mean log p by bigrams, every one counted once more than it stands: the published score (2502.14921,
         Algorithm 1, there of the sum)."""
-        _, (context, gram) = _hashed(texts, 2)
-        count, behind = _found(gram, *self.grams[1]), _found(context, *self.contexts[1][:2])
+        _, (context, gram) = _context_and_ngram_hashes(texts, 2)
+        count, behind = _values_of_hashes(gram, *self.grams[1]), _values_of_hashes(context, *self.contexts[1][:2])
         return mean_of_each(np.log((count + 1) / (behind + self.kinds)), texts)
 
 
-def _hashed(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hashes]]:
+def _context_and_ngram_hashes(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hashes]]:
     """By order from 1, of every word: the hash of the words before it, and of these with it. 0 stands before a text."""
     padded = [np.concatenate([np.zeros(order, np.uint64), np.array(text, np.uint64)]) for text in texts]
     words = np.concatenate(padded) if padded else np.empty(0, np.uint64)
@@ -89,7 +92,7 @@ def _mixed(hashes: Hashes, words: Hashes) -> Hashes:
     return (mixed ^ (mixed >> np.uint64(29))) * _MIX
 
 
-def _found(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
+def _values_of_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
     """The value of each hash; 0 of an unknown one."""
     if not len(known):
         return np.zeros(len(hashes))
@@ -121,7 +124,7 @@ def against_others(model: NGrams, records: Sequence[Tokens], seed: int) -> Float
 
 def likeness(records: Sequence[Tokens], texts: Sequence[Tokens], kinds: int, nearest: int = NEAREST) -> Floats:
     """(records,): mean Jaccard likeness, as sets of words, of the nearest texts: the published score (2502.14921)."""
-    mine, theirs = _sets(records, kinds), _sets(texts, kinds)
+    mine, theirs = _word_presence_matrix(records, kinds), _word_presence_matrix(texts, kinds)
     sizes, count = np.asarray(theirs.sum(1)).ravel(), min(nearest, len(texts))
     found = np.empty(len(records))
     for start in range(0, len(records), _AT_ONCE):
@@ -133,7 +136,7 @@ def likeness(records: Sequence[Tokens], texts: Sequence[Tokens], kinds: int, nea
     return found
 
 
-def _sets(texts: Sequence[Tokens], kinds: int) -> sparse.csr_matrix:
+def _word_presence_matrix(texts: Sequence[Tokens], kinds: int) -> sparse.csr_matrix:
     """(texts, kinds + 1): 1 where a text has a word."""
     different = [np.unique(np.array(text, dtype=np.int64)) for text in texts]
     ends = np.concatenate([[0], np.cumsum([len(some) for some in different])])

@@ -116,14 +116,17 @@ def _as_good(m: int, least: float, epsilon: float, delta: float, enough: float) 
     spare, more = m * delta * math.exp(log_odds[1]), 0
     if least >= enough or len(counts) * least + spare < enough < 1:
         return least if least >= enough else len(counts) * least + spare
-    needed, steps = [_fewest_right(r, math.exp(log_odds[0]), least) for r in counts], _steps(counts, log_odds)
-    chance = _reaches(needed, steps)
+    needed, steps = (
+        [_fewest_right(r, math.exp(log_odds[0]), least) for r in counts],
+        _right_guess_distributions(counts, log_odds),
+    )
+    chance = _probability_of_enough_right(needed, steps)
     while spare > 0 and chance < enough:
         if chance + spare / (more + 1) < enough < 1:  # the rest would each have to be given more
             return chance + spare / (more + 1)
         given = more + 1 + more // _COARSE
         helped = [max(0, v - given) if v <= r else v for r, v in zip(counts, needed, strict=True)]  # never r + 1 of r
-        reached = _reaches(helped, steps)
+        reached = _probability_of_enough_right(helped, steps)
         spent = min(spare, (more + 1) * max(0.0, reached - chance))  # those that lack so many or more, and get them
         chance, spare, more = chance + spent / (more + 1), spare - spent, given
         if reached >= 1 - _ROUNDED:
@@ -144,12 +147,12 @@ def _fewest_right(r: int, p: float, chance: float) -> int:
 Step = tuple[int, NDArray[np.float64]]
 
 
-def _steps(counts: Counts, log_odds: tuple[float, float]) -> tuple[Step, ...]:
+def _right_guess_distributions(counts: Counts, log_odds: tuple[float, float]) -> tuple[Step, ...]:
     """How many are right of those that each count, from the fewest on, adds to the one before."""
     return tuple(_binomial(r - before, log_odds) for before, r in pairwise((0, *reversed(counts))))
 
 
-def _reaches(needed: Sequence[int], steps: Sequence[Step]) -> float:
+def _probability_of_enough_right(needed: Sequence[int], steps: Sequence[Step]) -> float:
     """P[so many are needed of r, and so many are right, for some r of the counts], each right by its own coin."""
     mass, first, reached = np.ones(1), 0, 0.0
     for fewest, (lowest, step) in zip(reversed(needed), steps, strict=True):
@@ -192,10 +195,10 @@ def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies
 @lru_cache(maxsize=2**16)
 def fdp_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
     """The mu below which mu-GDP is refuted; 0 where none is."""
-    return _last_mu(lambda mu: _falsified(m, r, v, mu, level))
+    return _last_mu(lambda mu: _is_trade_off_falsified(m, r, v, mu, level))
 
 
-def _falsified(m: int, r: int, v: int, mu: float, level: float) -> bool:
+def _is_trade_off_falsified(m: int, r: int, v: int, mu: float, level: float) -> bool:
     """Whether P[v right of r] >= level can be under no mechanism of this trade-off (formulas.md A10)."""
     right, wrong = level * v / m, level * (r - v) / m  # both only grow
     for i in range(v - 1, -1, -1):

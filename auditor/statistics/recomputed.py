@@ -18,7 +18,7 @@ def recomputed(metric: Metric, members: Columns, others: Columns) -> tuple[float
     """The number worked out of what is kept of each secret, and of how many; None where too little is kept."""
     kept = members if metric.members else others
     if metric.scores:
-        return _separated(metric, members, others)
+        return _recomputed_separation(metric, members, others)
     if metric.signed and metric.values is not None:
         column = metric.column.removeprefix(EXCESS)
         if column not in members:
@@ -57,7 +57,7 @@ def remeasured(metric: Metric, members: Columns, others: Columns) -> Measurement
     return estimate(metric.name, values, metric.unit, metric.note)
 
 
-def _separated(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
+def _recomputed_separation(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
     if any(metric.scores not in side or not len(side[metric.scores]) for side in (members, others)):
         return None
     own, theirs = members[metric.scores], others[metric.scores]

@@ -53,13 +53,13 @@ def auc_measured(name: str, own: Floats, others: Floats, note: str = "", widen: 
     widen: what the deviation is multiplied by, where scores are less independent than they look.
     """
     value = auc(own, others)
-    deviation = widen * math.sqrt(_delong(own, others))
+    deviation = widen * math.sqrt(_delong_auc_variance(own, others))
     low, high = newcombe(value, len(own), len(others), widen)
     low, high = min(low, value - _Z * deviation), max(high, value + _Z * deviation)
     return Measurement(name, value, max(0.0, low), min(1.0, high), len(own) + len(others), AUC, note)
 
 
-def _delong(own: Floats, others: Floats) -> float:
+def _delong_auc_variance(own: Floats, others: Floats) -> float:
     """Variance of the AUC (DeLong et al. 1988, Eq. 5)."""
     return sum(float(np.var(side, ddof=1)) / len(side) for side in placements(own, others))
 

@@ -71,7 +71,7 @@ def law(noise: float, sampling: Sampling) -> Law:
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
     ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * noise**2))
     middle = (ratio[1:] + ratio[:-1]) / 2
-    inside, out = (np.diff(mass) for mass in _masses(x, noise, q))
+    inside, out = (np.diff(mass) for mass in _step_masses_in_and_out(x, noise, q))
     means = float(inside @ middle), float(out @ middle)
     spread = math.sqrt(max(0.0, float(inside @ middle**2) - means[0] ** 2))
     reach = (
@@ -83,11 +83,11 @@ def law(noise: float, sampling: Sampling) -> Law:
     at: Floats = (np.arange(_POINTS, dtype=np.float64) - _POINTS // 2) * width
     with np.errstate(divide="ignore", over="ignore"):
         edges = noise**2 * np.log(np.maximum((np.exp(at - width / 2) - (1 - q)) / q, 0)) + 0.5
-    composed = (_composed(np.diff(np.append(mass, 1.0)), steps) for mass in _masses(edges, noise, q))
+    composed = (_composed(np.diff(np.append(mass, 1.0)), steps) for mass in _step_masses_in_and_out(edges, noise, q))
     return Law(at, *composed)
 
 
-def _masses(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
+def _step_masses_in_and_out(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
     """Of the canary's part of one step, up to x: where it is in, and out."""
     out = ndtr(x / noise)
     return (1 - q) * out + q * ndtr((x - 1) / noise), out
@@ -101,7 +101,7 @@ def _composed(step: Floats, steps: int) -> Floats:
 
 
 @lru_cache(maxsize=1024)
-def _surest(noise: float, sampling: Sampling) -> tuple[Floats, Floats]:
+def _surest_cells_of_law(noise: float, sampling: Sampling) -> tuple[Floats, Floats]:
     """`Law.surest`, of the cells that hold something."""
     passed, right = law(noise, sampling).surest()
     seen = np.diff(passed, prepend=0.0) > _NOTHING
@@ -117,7 +117,7 @@ def shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> f
     """
     if v > r:
         return 0.0
-    passed, right = _surest(noise, sampling)
+    passed, right = _surest_cells_of_law(noise, sampling)
     if r == m:
         return float(at_least(v, r, np.minimum(right[-1:] / passed[-1:], 1.0))[0])
     mass = np.diff(betainc(r + 1, m - r, passed), prepend=0.0)

@@ -33,7 +33,7 @@ def training_curve(held: Sequence[Place]) -> str:
     rows = dict.fromkeys((c.target, c.setting, c.attack) for place in at.values() for c in place.cells if c.measured)
     panels: dict[str, list[Curve]] = {}
     for row in rows:
-        points = list(_main(at, row))
+        points = list(_main_metric_by_step(at, row))
         if points:
             panels.setdefault(points[0][1].name, []).append(Curve(", ".join(row), points))
     for target in dict.fromkeys(target for target, _, _ in rows):
@@ -50,7 +50,7 @@ def last_below(held: Sequence[Place], name: str, most: float) -> str:
     Raises AuditError where the places are no checkpoints, or no row has the number.
     """
     at = {step: place for place in held if (step := _step(place)) is not None}
-    found = {step: measured for step in sorted(at) if (measured := _worst(at[step], name)) is not None}
+    found = {step: measured for step in sorted(at) if (measured := _row_with_highest_bound(at[step], name)) is not None}
     if not found:
         raise AuditError(f"expected finished checkpoints with {name}, got none that has it")
     below = list(takewhile(lambda step: found[step].high <= most, found))
@@ -62,7 +62,7 @@ def last_below(held: Sequence[Place], name: str, most: float) -> str:
     return f"{said[below[-1]]} is the last that is below {most:g} with its whole interval, as all before it are{ahead}"
 
 
-def _worst(place: Place, name: str) -> Measurement | None:
+def _row_with_highest_bound(place: Place, name: str) -> Measurement | None:
     """The row with the highest upper bound."""
     rows = [cell for cell in place.cells if any(name in measured for measured in cell.measured.values())]
     return max((contrast(name, [WeightedMetric(1.0, name, cell)]) for cell in rows), key=lambda m: m.high, default=None)
@@ -73,15 +73,15 @@ def _step(place: Place) -> int | None:
     return int(match[1]) if match else None
 
 
-def _cells(at: dict[int, Place], row: tuple[str, str, str]) -> Iterator[tuple[int, Replicates]]:
+def _cells_of_row_by_step(at: dict[int, Place], row: tuple[str, str, str]) -> Iterator[tuple[int, Replicates]]:
     for step, place in sorted(at.items()):
         for cell in place.cells:
             if (cell.target, cell.setting, cell.attack) == row and cell.measured:
                 yield step, cell
 
 
-def _main(at: dict[int, Place], row: tuple[str, str, str]) -> Iterator[tuple[int, Measurement]]:
-    for step, cell in _cells(at, row):
+def _main_metric_by_step(at: dict[int, Place], row: tuple[str, str, str]) -> Iterator[tuple[int, Measurement]]:
+    for step, cell in _cells_of_row_by_step(at, row):
         name = next(iter(next(iter(cell.measured.values()))))
         yield step, contrast(name, [WeightedMetric(1.0, name, cell)])
 

@@ -72,7 +72,7 @@ def load_paper(name: str) -> Paper:
     folder = Path(name) if (Path(name) / _PAPER).is_file() else papers().get(name)
     if folder is None:
         raise unknown("paper", name, papers())
-    shared = _read(folder / _PAPER, ("title", _PLANS, "scale"))
+    shared = _read_paper_toml(folder / _PAPER, ("title", _PLANS, "scale"))
     files = {path.stem: path for path in folder.glob("*.toml") if path.name != _PAPER}
     listed = shared.get(_PLANS, sorted(files))
     if sorted(listed) != sorted(files):
@@ -81,11 +81,13 @@ def load_paper(name: str) -> Paper:
         for plan in scale.get(_PLANS, ()):
             if plan not in files:
                 raise unknown(f"plan in {folder / _PAPER}:", plan, files)
-    plans = {plan: _read(files[plan], ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)) for plan in listed}
+    plans = {
+        plan: _read_paper_toml(files[plan], ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)) for plan in listed
+    }
     return Paper(folder.resolve().name, shared.get("title", name), shared, plans)
 
 
-def _read(path: Path, extra: tuple[str, ...]) -> dict[str, Any]:
+def _read_paper_toml(path: Path, extra: tuple[str, ...]) -> dict[str, Any]:
     values = read_toml(path, extra)
     for name, scale in values.get("scale", {}).items():
         _check_scale(path, name, scale)

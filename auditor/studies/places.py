@@ -57,20 +57,20 @@ def utility_places(result: Utility) -> list[Place]:
 METRICS: Mapping[str, Callable[[UtilityRow, int], Measurement | None]] = {
     "perplexity": lambda row, vocab_size: row.perplexity,
     "perplexity_ratio": lambda row, vocab_size: row.ratio,
-    "perplexity_over_vocabulary": lambda row, vocab_size: _over(row.perplexity, vocab_size),
+    "perplexity_over_vocabulary": lambda row, vocab_size: _over_vocabulary_size(row.perplexity, vocab_size),
     "covered": lambda row, vocab_size: row.covered,
     "slowdown": lambda row, vocab_size: row.slowdown,
-    "epsilon_per_token": lambda row, vocab_size: _exact(row.epsilon_per_token, row),
-    "epsilon": lambda row, vocab_size: _exact(row.epsilon, row),
-    "epsilon_mean": lambda row, vocab_size: _exact(row.epsilon_mean, row),
+    "epsilon_per_token": lambda row, vocab_size: _epsilon_measurement(row.epsilon_per_token, row),
+    "epsilon": lambda row, vocab_size: _epsilon_measurement(row.epsilon, row),
+    "epsilon_mean": lambda row, vocab_size: _epsilon_measurement(row.epsilon_mean, row),
 }
 
 
-def _over(m: Measurement, size: int) -> Measurement:
+def _over_vocabulary_size(m: Measurement, size: int) -> Measurement:
     return Measurement(f"{m.name}_over_vocabulary", m.value / size, m.low / size, m.high / size, m.n, "times")
 
 
-def _exact(value: float | None, row: UtilityRow) -> Measurement | None:
+def _epsilon_measurement(value: float | None, row: UtilityRow) -> Measurement | None:
     """A number that is computed, not estimated."""
     return None if value is None else Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
 

@@ -160,21 +160,21 @@ class NeighbouringModels(WrappingModel):
         return self.model.log_probs(contexts, last, prompt=prompt)
 
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
-        own, checks = _distribution(self.model, contexts, last, at), []
+        own, checks = _next_token_log_probs(self.model, contexts, last, at), []
         for relation, (k, claimed) in self.claimed.items():
-            other = _distribution(self.others[relation], contexts, last, at)
+            other = _next_token_log_probs(self.others[relation], contexts, last, at)
             realised = np.maximum(realised_renyi(own, other, k), realised_renyi(other, own, k))
             checks.append(Check(relation, k, claimed, torch.from_numpy(realised[..., None])))
         return checks
 
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         return [
-            Neighbours(name, torch.from_numpy(_distribution(other, contexts, last, at)).unsqueeze(-2))
+            Neighbours(name, torch.from_numpy(_next_token_log_probs(other, contexts, last, at)).unsqueeze(-2))
             for name, other in self.others.items()
         ]
 
 
-def _distribution(model: LanguageModel, contexts: Tensor, last: int, at: Sequence[int]) -> np.ndarray:
+def _next_token_log_probs(model: LanguageModel, contexts: Tensor, last: int, at: Sequence[int]) -> np.ndarray:
     distribution: np.ndarray = model.log_probs(contexts, last)[:, at].double().log_softmax(-1).numpy()
     return distribution
 
@@ -196,10 +196,12 @@ def check_promise(
     return found
 
 
-def _over(query: GivenDistributions, model: LanguageModel, other: LanguageModel, tokens: int, delta: float) -> float:
+def _exact_epsilon_of_draws(
+    query: GivenDistributions, model: LanguageModel, other: LanguageModel, tokens: int, delta: float
+) -> float:
     """Exact epsilon of so many draws of both distributions."""
     context = torch.zeros(1, 1, dtype=torch.long)
-    one, two = (_distribution(each, context, 1, [0])[0, 0] for each in (model, other))
+    one, two = (_next_token_log_probs(each, context, 1, [0])[0, 0] for each in (model, other))
     return exact_epsilon(one, two, tokens, delta)
 
 
@@ -224,7 +226,7 @@ def dp_fusion(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator
     yield replace(more, setting=f"{query.words}, charged 4 D", beside=True)
     for tokens in query.setting.get("tokens", ()):
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
-        exact = _over(query, served, other, tokens, delta)
+        exact = _exact_epsilon_of_draws(query, served, other, tokens, delta)
         yield PromiseCheck(query.name, query.words, "replace", exact, claimed, count=tokens)
     # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; with none in their place, the radius itself.
     lower = alpha**2 / (2 * alpha - 1)
@@ -246,7 +248,7 @@ def pmixed(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[Pr
         model = defense.protect(_scenario(held.public, held, defense.queries))
         yield from check_promise(model, query, only, ours)
         for relation in only:
-            exact = _over(query, model, model.neighbour(relation, 0), defense.queries, defense.delta)
+            exact = _exact_epsilon_of_draws(query, model, model.neighbour(relation, 0), defense.queries, defense.delta)
             words = relation.replace("_", " ")
             yield PromiseCheck(query.name, query.words, words, exact, defense.epsilon, count=defense.queries, ours=ours)
 
@@ -281,7 +283,7 @@ def uniform_mixing(query: GivenDistributions, options: Mapping[str, Any]) -> Ite
     )
     for tokens in query.setting.get("tokens", ()):
         claimed = uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
-        exact = _over(query, one, other, tokens, 0.0)
+        exact = _exact_epsilon_of_draws(query, one, other, tokens, 0.0)
         yield PromiseCheck(query.name, query.words, "any two models", exact, claimed, count=tokens)
 
 
@@ -295,7 +297,7 @@ def invisible_ink(query: GivenDistributions, options: Mapping[str, Any]) -> Iter
     held = fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
     model = InvisibleInkModel(held, told.ink, told.name, told.promise)
     yield from check_promise(model, query, ("zero_out", "range_zero_out"))
-    exact = _over(query, model, model.neighbour("zero_out", 0), defense.queries, defense.delta)
+    exact = _exact_epsilon_of_draws(query, model, model.neighbour("zero_out", 0), defense.queries, defense.delta)
     yield PromiseCheck(query.name, query.words, "zero out", exact, epsilon, count=defense.queries)
 
 
@@ -338,16 +340,16 @@ def claim_section(claim: Published, found: Sequence[PromiseCheck]) -> str:
         "",
         f"{words['does']} {words['says']}",
         "",
-        _outcome([one for one in theirs if not one.beside]),
+        _promise_outcome_sentence([one for one in theirs if not one.beside]),
         "",
     ]
     lines += [f"*Reading:* {words['reading']}", "", f"*What holds:* {words['holds']}", ""]
     lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
     lines += [*tables.markdown_lines(claims_table(claim, theirs)), ""]
     if ours:
-        lines += [f"*The control*, our accounting of the same: {_outcome(ours)}", ""]
+        lines += [f"*The control*, our accounting of the same: {_promise_outcome_sentence(ours)}", ""]
         lines += [*tables.markdown_lines(claims_table(claim, ours)), ""]
-    lines += [f"*The queries:* {' '.join(_described(query) for query in _distinct(claim.queries))}", ""]
+    lines += [f"*The queries:* {' '.join(_query_sentence(query) for query in _distinct(claim.queries))}", ""]
     lines += [f"*Sources:* {' '.join(words['source'])}", ""]
     return "\n".join(lines)
 
@@ -356,11 +358,13 @@ def claims_page(sections: Sequence[str]) -> str:
     return "\n".join([INTRO, *sections]).rstrip() + "\n"
 
 
-def _outcome(found: Sequence[PromiseCheck]) -> str:
+def _promise_outcome_sentence(found: Sequence[PromiseCheck]) -> str:
     worst = max(found, key=lambda one: one.ratio)
     broken = sum(one.verdict != "holds" for one in found)
     at = f"{worst.query}, {worst.setting}, {worst.neighbour}"
-    numbers = f"{_number(worst.realised)} nats realised, {_number(worst.claimed)} claimed, {_of(worst)}"
+    numbers = (
+        f"{_number(worst.realised)} nats realised, {_number(worst.claimed)} claimed, {_compared_quantity_label(worst)}"
+    )
     if not broken:
         return f"**Holds** in all {len(found)} comparisons; nearest to it: {at}: {numbers}."
     said = f' claim-check: "VIOLATED: {worst.where}".' if worst.where else ""
@@ -368,10 +372,18 @@ def _outcome(found: Sequence[PromiseCheck]) -> str:
 
 
 def _cells(one: PromiseCheck) -> tuple[str, ...]:
-    return (one.query, one.setting, one.neighbour, _of(one), _number(one.realised), _number(one.claimed), one.verdict)
+    return (
+        one.query,
+        one.setting,
+        one.neighbour,
+        _compared_quantity_label(one),
+        _number(one.realised),
+        _number(one.claimed),
+        one.verdict,
+    )
 
 
-def _of(one: PromiseCheck) -> str:
+def _compared_quantity_label(one: PromiseCheck) -> str:
     if one.order is None:
         return f"ε of {one.count:,} {one.unit}{'s' * (one.count > 1)}"
     return f"a {one.unit}, " + ("pure" if math.isinf(one.order) else f"order {_number(one.order)}")
@@ -387,7 +399,7 @@ def _distinct(queries: Sequence[GivenDistributions]) -> list[GivenDistributions]
     return list({query.name: query for query in queries}.values())
 
 
-def _described(query: GivenDistributions) -> str:
+def _query_sentence(query: GivenDistributions) -> str:
     if query.parameters:
         return f"{query.name}: noise on {query.parameters:,} parameters."
     distributions = (("public", query.public), ("the one looked at", query.private), ("the other", query.other))

@@ -102,11 +102,11 @@ class RunStudy:
         try:
             failures = sweep.run_points(self.grid, folder, reporter, command, refuse=False)
         except KeyboardInterrupt:
-            self._tables(folder)
+            self._write_sweep_tables(folder)
             raise
-        return self._tables(folder), failures
+        return self._write_sweep_tables(folder), failures
 
-    def _tables(self, folder: Path) -> list[tables.Grid]:
+    def _write_sweep_tables(self, folder: Path) -> list[tables.Grid]:
         table, compared = sweep.sweep_table(self.title, sweep.sweep_places(folder)), sweep.frontiers(folder)
         sweep.write_table(folder, table)
         frontier.write(folder, compared)
@@ -218,10 +218,21 @@ def ledger_table(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
 ) -> tables.Grid:
     """The ledger as rows; for programs with bounds in columns of their own."""
-    head = ("plan", "claim", "paper", "expected", "setting", *_heads(scale, other))
-    rows = tuple((e.plan, e.text, e.paper, e.expect, e.setting, *_columns(e, other)) for e in entries)
+    head = ("plan", "claim", "paper", "expected", "setting", *_verdict_column_heads(scale, other))
+    rows = tuple((e.plan, e.text, e.paper, e.expect, e.setting, *_ours_and_verdict_cells(e, other)) for e in entries)
     machine = tuple(
-        (e.plan, e.id, e.text, e.paper, e.setting, e.expect, *_bounds(e), e.verdict, e.note, *_beside(e, other))
+        (
+            e.plan,
+            e.id,
+            e.text,
+            e.paper,
+            e.setting,
+            e.expect,
+            *_value_and_interval_cells(e),
+            e.verdict,
+            e.note,
+            *_other_scale_cells(e, other),
+        )
         for e in entries
     )
     names = ("plan", "id", "claim", "paper", "setting", "expect", "ours", "low", "high", "n", "unit", "verdict", "note")
@@ -229,18 +240,18 @@ def ledger_table(
     return tables.Grid(f"Claims: {paper.title}", head, rows, ledger.RULE, (*names, *own), machine)
 
 
-def _heads(scale: str, other: OtherLedger | None) -> tuple[str, ...]:
+def _verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, ...]:
     names = ("ours", "verdict")
     return names if other is None else tuple(f"{name}, {at}" for at in (other.scale, scale) for name in names)
 
 
-def _columns(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
+def _ours_and_verdict_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
     both = [entry] if other is None else [other.row(entry), entry]
     return tuple(text for row in both for text in (_ours(row), row.verdict))
 
 
-def _beside(entry: LedgerRow, other: OtherLedger | None) -> tuple[object, ...]:
-    return () if other is None else (*_bounds(other.row(entry)), other.row(entry).verdict)
+def _other_scale_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[object, ...]:
+    return () if other is None else (*_value_and_interval_cells(other.row(entry)), other.row(entry).verdict)
 
 
 def ledger_for_terminal(
@@ -253,8 +264,10 @@ def ledger_for_terminal(
             settings[e.plan].append(e.setting)
     told = [other.disagreements(entries, scale)] if other else []
     told += [*(f"{plan}: {' | '.join(held)}" for plan, held in settings.items() if held), ledger.RULE]
-    rows = tuple((f"{e.plan}: {e.text}", e.paper, *_columns(e, other)) for e in entries)
-    return tables.Grid(f"Claims: {paper.title}", ("claim", "paper", *_heads(scale, other)), rows, "\n".join(told))
+    rows = tuple((f"{e.plan}: {e.text}", e.paper, *_ours_and_verdict_cells(e, other)) for e in entries)
+    return tables.Grid(
+        f"Claims: {paper.title}", ("claim", "paper", *_verdict_column_heads(scale, other)), rows, "\n".join(told)
+    )
 
 
 def _ours(entry: LedgerRow) -> str:
@@ -262,7 +275,7 @@ def _ours(entry: LedgerRow) -> str:
     return f"– ({entry.note})" if m is None else words.with_bounds(m)
 
 
-def _bounds(entry: LedgerRow) -> tuple[object, ...]:
+def _value_and_interval_cells(entry: LedgerRow) -> tuple[object, ...]:
     m = entry.ours
     return (None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)
 

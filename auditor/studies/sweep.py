@@ -50,17 +50,17 @@ def run_points(
     Raises AuditError where the folder holds runs of other plans, and where another process walks it.
     """
     plans, failures = _plans(points, command, refuse)
-    by = _agreed(plans.values())
+    by = _engine_of_all_points(plans.values())
     plans = {name: plan.having(**vars(LOCAL)) for name, plan in plans.items()}  # each point by one process
     for point in points:
         if point.name in plans:
-            _unchanged(folder / point.folder, plans[point.name])
+            _check_run_unchanged(folder / point.folder, plans[point.name])
     with locks.locked_folder(folder, SWEEP), closing(make_engine(by)) as engine:
-        _walk(points, plans, failures, folder, reporter, command, engine)
+        _run_unfinished_points(points, plans, failures, folder, reporter, command, engine)
     return failures
 
 
-def _walk(
+def _run_unfinished_points(
     points: Sequence[Point],
     plans: Mapping[str, Plan],
     failures: dict[str, str],
@@ -85,7 +85,7 @@ def _walk(
             reporter.progress(f"points run by {engine.said}", done, len(waiting))
 
 
-def _agreed(plans: Iterable[Plan]) -> EngineOptions:
+def _engine_of_all_points(plans: Iterable[Plan]) -> EngineOptions:
     """Who runs the points. Raises AuditError where they do not agree on it."""
     asked = {plan.compute.engine_options for plan in plans} or {LOCAL}
     if len(asked) > 1:
@@ -148,7 +148,7 @@ def _plans(points: Sequence[Point], command: str, refuse: bool) -> tuple[dict[st
     return plans, failures
 
 
-def _unchanged(path: Path, wanted: Plan) -> None:
+def _check_run_unchanged(path: Path, wanted: Plan) -> None:
     """Raises AuditError where the folder holds the run of another plan, or one on other weights."""
     if not (path / "plan.json").is_file():
         return
@@ -216,22 +216,22 @@ class _Kept:
 
 def reopen_sweep(folder: Path) -> list[Point]:
     """The points of a sweep that was started. Raises AuditError where there is none."""
-    return [kept.point for kept in _points(folder)]
+    return [kept.point for kept in _read_kept_points(folder)]
 
 
 def sweep_command(folder: Path) -> str:
     """The command that started the sweep, which its points are of whoever goes on."""
-    command: str = from_json(str, _kept(folder).get("command"), f"{folder / SWEEP}: command")
+    command: str = from_json(str, _read_sweep_file(folder).get("command"), f"{folder / SWEEP}: command")
     return command
 
 
-def _kept(folder: Path) -> dict[str, Any]:
+def _read_sweep_file(folder: Path) -> dict[str, Any]:
     return read_object(folder / SWEEP, "the points of a sweep")
 
 
-def _points(folder: Path) -> tuple[_Kept, ...]:
+def _read_kept_points(folder: Path) -> tuple[_Kept, ...]:
     path = folder / SWEEP
-    raw = _kept(folder)
+    raw = _read_sweep_file(folder)
     kept: tuple[_Kept, ...] = from_json(tuple[_Kept, ...], raw.get("points"), f"{path}: points")
     for one in kept:
         from_json(tuple[str, ...], one.plan.get("attack"), f"{path}: attack of {one.point.name}")
@@ -260,7 +260,7 @@ def frontiers(folder: Path) -> tuple[Frontier, ...]:
 
 def _by_place(folder: Path) -> Iterable[list[_Kept]]:
     grouped: dict[str, list[_Kept]] = {}
-    for kept in _points(folder):
+    for kept in _read_kept_points(folder):
         grouped.setdefault(kept.point.place, []).append(kept)
     return grouped.values()
 
@@ -284,11 +284,11 @@ def _place(held: Sequence[_Kept], folder: Path) -> Place:
         tuple(first.plan["attack"]),
         cells=tuple(read_replicates(finished)),
         failure=failure,
-        about=_about(results[0]) if results else "",
+        about=_model_and_data_label(results[0]) if results else "",
     )
 
 
-def _about(result: AuditResult) -> str:
+def _model_and_data_label(result: AuditResult) -> str:
     model = result.plan.get("model")
     return f"{Path(model).name} on {result.benchmark.name}" if model else result.benchmark.name
 
@@ -301,7 +301,7 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.Grid:
 
     Other numbers have a column where they are not the same in every row, or are all that a row has.
     """
-    columns = _columns(held)
+    columns = _metric_headings(held)
     rows = list(_rows(held, columns))
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
     keys = list(dict.fromkeys(key for place in held for key in place.at))
@@ -319,7 +319,7 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.Grid:
     )
 
 
-def _columns(held: Sequence[Place]) -> dict[str, str]:
+def _metric_headings(held: Sequence[Place]) -> dict[str, str]:
     """Metric -> heading: of attacks, of each probe its main number, and what only matters where it differs."""
     cells = [cell for place in held for cell in place.cells if cell.measured]
     always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
@@ -374,7 +374,8 @@ def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
                 yield _Row(place, cell, nothing, f"not applicable: {cell.not_applicable}")
                 continue
             numbers = [
-                contrast(name, [WeightedMetric(1.0, name, cell)]) if _has(cell, name) else None for name in columns
+                contrast(name, [WeightedMetric(1.0, name, cell)]) if _has_metric(cell, name) else None
+                for name in columns
             ]
             base = first.setdefault(cell.setting, cell) if cell.outcomes else cell
             paired = base is not cell and set(base.outcomes) & set(cell.outcomes)
@@ -382,7 +383,7 @@ def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
             yield _Row(place, cell, (*numbers, contrast(DIFFERENCE, parts) if paired else None), place.failure)
 
 
-def _has(cell: Replicates, name: str) -> bool:
+def _has_metric(cell: Replicates, name: str) -> bool:
     return bool(cell.outcomes) if find_metric(name).of_members else all(name in m for m in cell.measured.values())
 
 

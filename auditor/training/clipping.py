@@ -43,7 +43,7 @@ def norms(samples: Sequence[Tensor]) -> Tensor:
     where = where_float64(samples[0].device)
     squares = torch.zeros(len(samples[0]), dtype=torch.float64, device=where)
     for sample in samples:
-        for piece in _pieces(sample):
+        for piece in _split_into_column_pieces(sample):
             exact = piece.to(where).double()
             squares += torch.linalg.vecdot(exact, exact)
     return squares.sqrt()
@@ -62,7 +62,7 @@ def add_clipped(total: Tensor | None, sample: Tensor, factors: Tensor, clip: flo
     grid = 2.0 ** math.floor(math.log2(clip)) * _GRID if math.isfinite(clip) else 0.0
     weights = (factors.to(where) / (grid or 1.0)).unsqueeze(1)  # a power of two: exact
     flat, start = total.view(-1), 0
-    for piece in _pieces(sample):
+    for piece in _split_into_column_pieces(sample):
         weighted = piece.to(where).double().mul_(weights)
         own = flat[start : start + piece.shape[1]]
         own += weighted.round_().sum(0).mul_(grid) if grid else weighted.sum(0)
@@ -70,7 +70,7 @@ def add_clipped(total: Tensor | None, sample: Tensor, factors: Tensor, clip: flo
     return total
 
 
-def _pieces(sample: Tensor) -> Sequence[Tensor]:
+def _split_into_column_pieces(sample: Tensor) -> Sequence[Tensor]:
     rows = sample.flatten(1)
     most = _PIECE.get(rows.device.type, _PIECE["cpu"])
     return rows.split(max(_NARROWEST, most // max(1, len(rows))), dim=1)

@@ -170,7 +170,7 @@ def fit_privately(
             optimizer.noise_scale = 1.0 if scale is None else scale(units)
             optimizer.stream = NoiseStream(sampler.key, trained.steps)
             loss = _accumulate(wrapped, optimizer, units.tolist(), examples, own, recipe, pad, watch)
-            with _watched(optimizer, watch, units, scale):
+            with _hook_canary_watch(optimizer, watch, units, scale):
                 optimizer.finish()
             require_finite(parameters.values(), checkpoint)
             trained.steps += 1
@@ -208,7 +208,7 @@ def _optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) -> ScaledO
 # --- one batch --------------------------------------------------------------------------------------------------------
 
 
-def _watched(
+def _hook_canary_watch(
     optimizer: ScaledOptimizer, watch: CanaryWatch, units: NDArray[np.int64], scale: NoiseScale | None
 ) -> RemovableHandle:
     """Whatever the inner optimizer is given is what is released: of this the canaries are read, not of our own sums."""

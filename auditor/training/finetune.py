@@ -156,7 +156,11 @@ class Fitting:
             return
         steps = course.epochs * len(self._pack()) // course.batch + course.epochs
         self._optimizer = torch.optim.AdamW(
-            parameters.values(), lr=course.rate, weight_decay=0.01, betas=(0.9, 0.95), fused=_fusible(parameters)
+            parameters.values(),
+            lr=course.rate,
+            weight_decay=0.01,
+            betas=(0.9, 0.95),
+            fused=_has_fused_adamw(parameters),
         )
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min((step + 1) / max(1, steps // 20), max(0.0, 1 - step / steps))
@@ -215,7 +219,7 @@ class Fitting:
         return pack(self._sequences, self.course.block, self.course.end, self._order)
 
 
-def _fusible(parameters: Mapping[str, torch.nn.Parameter]) -> bool:
+def _has_fused_adamw(parameters: Mapping[str, torch.nn.Parameter]) -> bool:
     """Whether torch has AdamW as one pass over each parameter: where it runs, that is the fastest."""
     return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters.values())
 

@@ -156,7 +156,7 @@ class CanaryWatch:
         if scale is None:
             self.scores += log_likelihood_ratio(x, noise, self.assumed.rate)
         else:
-            inside, out = (noise * scales for scales in self._scales(units, scale))
+            inside, out = (noise * scales for scales in self._noise_scales_with_without(units, scale))
             told = self._told_by_size(expected_batch, inside, out)
             self.scores += log_likelihood_ratio(x, inside, self.assumed.rate, told)
             noise *= scale(units)
@@ -166,7 +166,9 @@ class CanaryWatch:
             self._noise.append(x[self._witnesses] / noise)
         self._known[:] = 0
 
-    def _scales(self, units: NDArray[np.int64], scale: NoiseScale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _noise_scales_with_without(
+        self, units: NDArray[np.int64], scale: NoiseScale
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(count,) each: of the noise, were the canary in this batch, and were it not; of the others all is known."""
         numbers = range(self.first, self.first + self.count)
         others = [units[units != number] for number in numbers]

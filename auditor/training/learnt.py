@@ -35,7 +35,7 @@ def row_means(model: Any, wanted: Tensor, **inputs: Any) -> Tensor:
 
 def logits(model: Any, learnt: Tensor, **inputs: Any) -> Tensor:
     """(k, V) of the k positions where learnt (b, n) says so, row by row."""
-    with _only(_head(model), learnt):
+    with _restrict_head_to_learnt(_head(model), learnt):
         found: Tensor = model(**inputs).logits
     return found[learnt] if found.shape[:2] == learnt.shape else found[0]
 
@@ -48,7 +48,7 @@ def _head(model: Any) -> nn.Module | None:
 
 
 @contextmanager
-def _only(head: nn.Module | None, learnt: Tensor) -> Iterator[None]:
+def _restrict_head_to_learnt(head: nn.Module | None, learnt: Tensor) -> Iterator[None]:
     """The head reads these positions alone; one that is trained reads all: per-sample gradients need its rows."""
     if head is None or bool(learnt.all()) or any(p.requires_grad for p in head.parameters()):
         yield

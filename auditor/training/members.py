@@ -138,7 +138,7 @@ def train_members(
     waiting = [member for member in members if not member.folder.is_dir()]
     done, total = 0, sum(course.steps_of(member.sequences) for member in waiting)
     wanted = together or max(1, _TOKENS_A_STEP // (course.batch * course.block))
-    losses, most = _forward(base, adapter, min(wanted, len(waiting)), asked=together > 0)
+    losses, most = _losses_and_member_count(base, adapter, min(wanted, len(waiting)), asked=together > 0)
     keep_in(base.requires_grad_(False), half)
     begun = {} if checkpoint is None else checkpoint.load() or {}
     saved, going = time.monotonic(), list[_Training]()
@@ -169,7 +169,9 @@ def train_members(
     return most
 
 
-def _forward(base: Any, adapter: Adapter, most: int, *, asked: bool) -> tuple[Callable[..., torch.Tensor], int]:
+def _losses_and_member_count(
+    base: Any, adapter: Adapter, most: int, *, asked: bool
+) -> tuple[Callable[..., torch.Tensor], int]:
     """The losses of so many members at once, of fewer where the base does not permit it and nobody asked for it."""
     if most > 1:
         if (mixed := side_by_side(base, lambda: with_adapter(over_same_weights(base), adapter))) is not None:

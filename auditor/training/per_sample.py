@@ -136,7 +136,7 @@ def wrap(model: Any, ghost: bool) -> Any:
     try:  # not strict: it would refuse every layer with a buffer, constants too; see `check_buffers`
         return kind(model.train(), loss_reduction="sum", strict=False)
     except NotImplementedError as error:
-        raise _cannot(model, str(error).splitlines()[0]) from None
+        raise _unsupported_model_error(model, str(error).splitlines()[0]) from None
 
 
 def _no_dropout(model: nn.Module) -> None:
@@ -178,7 +178,7 @@ def check_buffers(model: nn.Module, pairs: Sequence[Sequence[Tokens]], pad: int)
                 layer, _, _ = name.rpartition(".")
                 kind = type(model.get_submodule(layer)).__name__
                 why = f"{layer} ({kind}) keeps statistics of what it reads or of how long it is, which mix records"
-                raise _cannot(model, why)
+                raise _unsupported_model_error(model, why)
         before = now
 
 
@@ -206,9 +206,11 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
             row = 0 if isinstance(wrapped, OneByOne) else i
             found.append({name: p.grad_sample[row] for name, p in named.items()})
     except (RuntimeError, ValueError, NotImplementedError, AttributeError, TypeError) as error:
-        raise _cannot(model, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}") from error
+        raise _unsupported_model_error(
+            model, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        ) from error
     finally:
-        _forget(wrapped)
+        _clear_gradients(wrapped)
     for i, gradients in enumerate(single):
         whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
         for name, gradient in gradients.items():
@@ -216,10 +218,12 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
                 layer, _, _ = name.rpartition(".")
                 kind = type(model.get_submodule(layer)).__name__
                 beside = f"beside a record of {max(map(len, examples))} tokens"
-                raise _cannot(model, f"{beside}, those of {name} ({kind}) are not what single records give")
+                raise _unsupported_model_error(
+                    model, f"{beside}, those of {name} ({kind}) are not what single records give"
+                )
 
 
-def _forget(wrapped: Any) -> None:
+def _clear_gradients(wrapped: Any) -> None:
     wrapped._module.zero_grad(set_to_none=True)
     for p in wrapped._module.parameters():
         p.grad_sample = None
@@ -227,7 +231,7 @@ def _forget(wrapped: Any) -> None:
         wrapped.forget()
 
 
-def _cannot(model: nn.Module, why: str) -> AuditError:
+def _unsupported_model_error(model: nn.Module, why: str) -> AuditError:
     kinds = {
         type(module).__name__
         for module in model.modules()

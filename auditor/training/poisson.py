@@ -151,7 +151,7 @@ class PoissonTraining(Defense, Trainer):
         from auditor.training import dp_loop as loops
         from auditor.training.gradient_canaries import Planted
 
-        examples, cut = _examples(job, self.unit)
+        examples, cut = _cut_sequences_by_unit(job, self.unit)
         if (made := read_privacy(job.out)) is not None:  # written last: all is done but saying so
             return _told(made, cut, len(examples))
         terms = self.terms(job, self.units or len(examples))
@@ -263,7 +263,7 @@ class Control(PoissonTraining):
         )
 
 
-def _examples(job: TrainingJob, unit: str) -> tuple[list[Tokens], int]:
+def _cut_sequences_by_unit(job: TrainingJob, unit: str) -> tuple[list[Tokens], int]:
     """One sequence a unit, behind an end-of-text token and ended by one, cut at the block; and how many were cut."""
     whole: dict[str, list[int]] = {}
     for i, record in enumerate(job.records):

@@ -42,7 +42,7 @@ def read_training_set(dataset: Any) -> TrainingSet | None:
     for row in (first, *rows):
         own = np.asarray(row["input_ids"], dtype=np.int32).ravel()
         ids += [own, np.array([_BETWEEN], np.int32)]
-        learnt += [_learnt(row, len(own)), np.zeros(1, bool)]
+        learnt += [_learnt_token_mask(row, len(own)), np.zeros(1, bool)]
         seen[own.tobytes()] += 1
     return TrainingSet(np.concatenate(ids), np.concatenate(learnt), seen.total(), seen.total() - len(seen))
 
@@ -59,7 +59,7 @@ def _rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
         yield row
 
 
-def _learnt(row: Mapping[str, Any], length: int) -> NDArray[np.bool_]:
+def _learnt_token_mask(row: Mapping[str, Any], length: int) -> NDArray[np.bool_]:
     if row.get("labels") is not None:
         return np.asarray(row["labels"]).ravel() != -100
     for name in _MASKS:

@@ -52,7 +52,7 @@ class UnlearningTrainer(Variant):
         super().check(job)
         if not job.forget:
             raise AuditError(f"expected --forget FILE with {self.name}, which forgets records, got none")
-        if self.retain and not _kept(job):
+        if self.retain and not _sequences_not_forgotten(job):
             raise AuditError(
                 f"expected records of --data that are not to be forgotten with retain={self.retain:g}, got none"
             )
@@ -60,7 +60,8 @@ class UnlearningTrainer(Variant):
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """What is to be forgotten, each text once."""
         texts = {record.text: masks.sequence(record) for record in job.forget}
-        told = f"to forget: {len(texts):,} distinct records; to keep: {len(_kept(job)):,} records, copies included"
+        told = f"to forget: {len(texts):,} distinct records; to keep: "
+        told += f"{len(_sequences_not_forgotten(job)):,} records, copies included"
         return list(texts.values()), (told,)
 
     def fit(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ class UnlearningTrainer(Variant):
         rows = padded(sequences, job.block, job.end)
         before = read_log_probs(model, rows.to(device))
         fitting = _Passes(model, rows, Course(self.epochs, self.learning_rate, self.batch, rows.shape[1], job.end), job)
-        kept = padded(_kept(job), job.block, job.end) if self.retain else rows[:0]
+        kept = padded(_sequences_not_forgotten(job), job.block, job.end) if self.retain else rows[:0]
         if (state := job.checkpoint.load()) is not None:
             fitting.restore(state)
         model.train()
@@ -104,7 +105,7 @@ class _Passes(Fitting):
         return torch.from_numpy(self._order.permutation(len(self._sequences)).astype(np.int64)).unsqueeze(-1)
 
 
-def _kept(job: TrainingJob) -> list[Tokens]:
+def _sequences_not_forgotten(job: TrainingJob) -> list[Tokens]:
     """All records but those that are to be forgotten, as often as they occur."""
     forgotten = {record.text for record in job.forget}
     return [masks.sequence(record) for record in job.records if record.text not in forgotten]

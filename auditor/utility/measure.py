@@ -272,7 +272,7 @@ def _held_by_lab(lab: Lab, defense: Defense) -> Mapping[str, Any]:
     return parts
 
 
-def _called(data: str | None, settings: Settings) -> str:
+def _text_source_label(data: str | None, settings: Settings) -> str:
     if data is not None:
         return Path(data).name
     return f"{'member' if settings.on == 'members' else 'held-out'} records"
@@ -296,7 +296,7 @@ def measure(
     wanted = request.points()
     with reporter.stage("prepare"):
         subject, held_of = prepare(plan, settings, reporter)
-        models, claims = _protected(subject, held_of, wanted)
+        models, claims = _models_and_claims(subject, held_of, wanted)
         asked = [subject.encode(-1 - i, text) for i, text in enumerate(shown)] + subject.texts[:reveal]
         if any(not text.open for text in asked):
             raise AuditError("expected a --text of two tokens or more, got one with nothing to predict")
@@ -311,7 +311,7 @@ def measure(
     result = Utility(
         kind=subject.kind,
         model=plan.target.model or LABS[plan.target.lab].name,
-        data=_called(plan.data.data, settings),
+        data=_text_source_label(plan.data.data, settings),
         texts=len(subject.texts),
         vocab_size=subject.target.vocab_size,
         restarts=subject.restarts,
@@ -332,7 +332,7 @@ def measure(
     return result, examples
 
 
-def _protected(
+def _models_and_claims(
     subject: Subject[Any], held_of: Held, wanted: Sequence[DefensePoint]
 ) -> tuple[list[Any], list[Claim | None]]:
     models, claims = [], []
@@ -365,7 +365,7 @@ def _rows(
             perplexity=perplexity(possible[i], tokens),
             ratio=perplexity(possible[i], tokens, possible[0]),
             restarts=tuple(np.exp(possible[i].sum(1) / tokens.sum()).tolist()),
-            covered=_covered(lost[i], tokens),
+            covered=_covered_token_share(lost[i], tokens),
             slowdown=slower[i],
         )
         rows.append(row if claim is None else _with_claim(row, claim, mean))
@@ -409,7 +409,7 @@ def perplexity(
     return Measurement(name, value, low, high, len(tokens), unit)
 
 
-def _covered(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> Measurement:
+def _covered_token_share(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> Measurement:
     """The share of tokens that have a probability; lost: (restarts, texts), tokens that have none."""
 
     def share(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -45,7 +45,7 @@ def defense_points(
             raise unknown("defense", name, known)
     fields = {name: list(options_of(known[name])) for name in dict.fromkeys(defenses.defense)}
     check_general("-D", defenses.defense_options, fields)
-    swept = _swept(sweep, fields)
+    swept = _swept_options_by_defense(sweep, fields)
     made = [DefensePoint()]
     for name, own in swept.items():
         options = options_for(name, defenses.defense_options, defaults.get(name, {}), fields[name])
@@ -63,7 +63,7 @@ def defense_points(
     return made
 
 
-def _swept(
+def _swept_options_by_defense(
     sweep: Mapping[str, Sequence[Any]], fields: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Sequence[Any]]]:
     """By defense, the options that its points differ in. `option` is that of every defense that has it."""

@@ -88,7 +88,7 @@ class Subject(ABC, Generic[Model]):
         self.tokenizer, self.asked = tokenizer, asked
         self.room = min(asked.max_length, self.bare.max_positions or asked.max_length)
         self.notes = [*target.notes, *(public.notes if public is not None else ())]
-        self.texts = self._limited(self._usable(texts), asked.limit)
+        self.texts = self._random_sample_of_texts(self._usable(texts), asked.limit)
         size = distribution_elements(target.device) // (
             max(len(text.tokens) for text in self.texts) * target.vocab_size
         )
@@ -116,7 +116,7 @@ class Subject(ABC, Generic[Model]):
             self.notes.append(f"{cut} of {len(usable)} texts are longer than {self.room} tokens: the rest was cut off")
         return usable
 
-    def _limited(self, texts: list[Passage], limit: int | None) -> list[Passage]:
+    def _random_sample_of_texts(self, texts: list[Passage], limit: int | None) -> list[Passage]:
         if limit is None or limit >= len(texts):
             return texts
         kept = sorted(generator("utility", "limit", self.asked.seed).permutation(len(texts))[:limit])
@@ -176,14 +176,14 @@ class Subject(ABC, Generic[Model]):
         rounds."""
         rounds = []
         for _ in range(_TIMINGS):
-            own = self._seconds(self.bare)
-            rounds.append([self._seconds(model) / own for model in models])
+            own = self._seconds_for_distribution(self.bare)
+            rounds.append([self._seconds_for_distribution(model) / own for model in models])
         made = []
         for middle, low, high in np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist():
             made.append(Measurement("slowdown", middle, low, high, _TIMINGS, "times", "range of timings"))
         return made
 
-    def _seconds(self, model: Model) -> float:
+    def _seconds_for_distribution(self, model: Model) -> float:
         for asked in (self.target, self.public):
             if isinstance(asked, _Once | _OnceMasked):
                 asked.forget()

@@ -49,16 +49,16 @@ def table(result: Utility) -> tables.Grid:
         title(result),
         (*head, *(["tokens covered"] if partly else [])),
         tuple(
-            (name, *_read(row, partly, result.longest))
+            (name, *_utility_cells(row, partly, result.longest))
             for name, row in zip(labels(result.rows), result.rows, strict=True)
         ),
         describe_tradeoff(result),
         ("target", *keys, *bounds, *restarts, *epsilons, "covered", "slowdown", "texts"),
-        tuple(_raw(row, keys, result.texts) for row in result.rows),
+        tuple(_machine_readable_cells(row, keys, result.texts) for row in result.rows),
     )
 
 
-def _read(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ...]:
+def _utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ...]:
     perplexity, ratio = (words.with_bounds(m) if math.isfinite(m.value) else "∞" for m in (row.perplexity, row.ratio))
     each, most, mean = (_epsilon(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
     if row.tokens not in (None, longest):  # a defense set up for a fixed number
@@ -70,7 +70,7 @@ def _epsilon(value: float | None) -> str:
     return words.NOTHING if value is None else words.number(value, "#")
 
 
-def _raw(row: UtilityRow, keys: Sequence[str], texts: int) -> tuple[object, ...]:
+def _machine_readable_cells(row: UtilityRow, keys: Sequence[str], texts: int) -> tuple[object, ...]:
     bounds = [bound for m in (row.perplexity, row.ratio) for bound in (m.value, m.low, m.high)]
     epsilons = (row.epsilon_per_token, row.epsilon, row.tokens, row.epsilon_mean, row.delta, row.relation, row.status)
     at = [row.at.get(key) for key in keys]
@@ -94,17 +94,23 @@ def tradeoff_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
             mine = [row for row in defended if row.title == name]
             means = [(row.epsilon_mean, row) for row in mine if row.epsilon_mean is not None]
             drawn.append(
-                TradeoffLine(f"{name}, at max T" if means else name, _points((row.epsilon, row) for row in mine))
+                TradeoffLine(
+                    f"{name}, at max T" if means else name, _finite_plot_points((row.epsilon, row) for row in mine)
+                )
             )
             if means:
-                drawn.append(TradeoffLine("at mean T: not a guarantee", _points(means), faint=True))
+                drawn.append(TradeoffLine("at mean T: not a guarantee", _finite_plot_points(means), faint=True))
         return drawn, "ε"
     key = next(iter(defended[0].at), "")
     swept = [(float(row.at[key]), row) for row in defended if isinstance(row.at.get(key), int | float)]
-    return [TradeoffLine(name, _points(pair for pair in swept if pair[1].title == name)) for name in names], key
+    return [
+        TradeoffLine(name, _finite_plot_points(pair for pair in swept if pair[1].title == name)) for name in names
+    ], key
 
 
-def _points(pairs: Iterable[tuple[float | None, UtilityRow]]) -> tuple[tuple[float, float, float, float], ...]:
+def _finite_plot_points(
+    pairs: Iterable[tuple[float | None, UtilityRow]],
+) -> tuple[tuple[float, float, float, float], ...]:
     """(x, perplexity, low, high) in the order of x, the finite ones."""
     made = [
         (x, m.value, m.low, m.high if math.isfinite(m.high) else m.value)
