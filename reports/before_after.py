@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Measurement, TargetRecord
 from auditor.gate.compare import Comparison, ComparisonRow
+from auditor.records.signals import assess_signals
 from auditor.reports import comparison as side_by_side
-from auditor.reports import html, inert, words
+from auditor.reports import html, inert, severity, words
 from auditor.reports import markdown as marked
 from auditor.reports.blocks import Bullets, Document, FactList, Paragraph, Section, Table
 
@@ -53,7 +54,7 @@ def terminal(found: BeforeAfter) -> Iterator[str]:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
     if len(rows) > _MOST:
         yield f"{len(rows) - _MOST} more in the page"
-    for name, said in _prediction_promise_facts(found):
+    for name, said in _severity_prediction_promise(found):
         yield f"{name + ':':11} {said}"
 
 
@@ -85,8 +86,16 @@ def _undefended_target(result: AuditResult) -> TargetRecord:
     return result.target(UNDEFENDED)
 
 
-def _prediction_promise_facts(found: BeforeAfter) -> tuple[tuple[str, str], ...]:
-    return ("predicted", _said_predicted(found)), ("promised", _said_promised(found.after))
+def _severity_prediction_promise(found: BeforeAfter) -> tuple[tuple[str, str], ...]:
+    return (
+        ("severity", f"{_severity_word(found.before)} before, {_severity_word(found.after)} after"),
+        ("predicted", _said_predicted(found)),
+        ("promised", _said_promised(found.after)),
+    )
+
+
+def _severity_word(result: AuditResult) -> str:
+    return severity.severity_of_target(assess_signals(result), UNDEFENDED).word
 
 
 def _said_predicted(found: BeforeAfter) -> str:
@@ -140,7 +149,9 @@ def _document(found: BeforeAfter) -> Document:
         sections=(
             Section("rows", "Leakage", (rows,)),
             Section("utility", "Utility", (cost,)),
-            Section("expected", "Prediction and promise", (FactList("", _prediction_promise_facts(found)),)),
+            Section(
+                "expected", "Severity, prediction and promise", (FactList("", _severity_prediction_promise(found)),)
+            ),
             Section("training", "What was done", (told,)),
         ),
         kind="A mitigated model",

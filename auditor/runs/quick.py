@@ -114,7 +114,7 @@ def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, 
             f"expected {words.duration(seconds)} to be enough for {fewest} records of {plan.target.model}, but this "
             f"machine, as busy as it is now, takes longer: --minutes {minutes}"
         )
-    pairs = f" ({known:,} more are known pairs)" if (known := len(site.data().known)) else ""
+    pairs = f" ({known:,} more are auxiliary data)" if (known := len(site.data().known)) else ""
     told = f"{min(kept, there):,} of {there:,} records checked{pairs}: what fits in {words.duration(seconds)}."
     return plan.having(limit=kept), (told, *limits)
 

@@ -88,7 +88,7 @@ def test_fewer_records_are_taken_than_would_take_longer_and_that_is_said(
     assert check(given, "--minutes", "2") == 0
     checked = result()["benchmark"]["members"]
     assert quick.FEWEST <= checked < 18
-    assert f"{checked} of 18 records checked (2 more are known pairs)" in screen(capsys)
+    assert f"{checked} of 18 records checked (2 more are auxiliary data)" in screen(capsys)
 
 
 def test_an_adapter_is_held_against_its_own_base(given: Path, capsys: Said) -> None:

@@ -159,7 +159,7 @@ def test_as_many_records_are_taken_as_fit(
     plan, (limit,) = fitted(given, seconds)
     known = round(quick.KNOWN * MEMBERS)
     assert plan.data.limit == 12 and limit.startswith(
-        f"12 of {MEMBERS - known} records checked ({known} more are known pairs)"
+        f"12 of {MEMBERS - known} records checked ({known} more are auxiliary data)"
     )
     more, (limit,) = fitted(given, 1.5 * seconds)
     assert more.data.limit is not None and more.data.limit > 12
