@@ -336,7 +336,8 @@ def _extraction_by_copies_entry(result: AuditResult, seen: Assessment) -> _Entry
     for finding in result.findings:
         if finding.target == UNDEFENDED and (measured := words.exposures(finding)):
             told = ", ".join(f"{count}: {words.value(m)} bits" for count, m in measured)
-            items.append(f"exposure of canaries by copies {told}")
+            few = " (a single canary each)" if all(m.n == 1 for _, m in measured) else ""
+            items.append(f"exposure of canaries by copies {told}{few}")
     return _Entry("WHERE", tuple(items), 2)
 
 
