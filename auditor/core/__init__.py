@@ -1,1 +1,1 @@
-"""Nouns (secrets, findings, results), errors, files: what everybody stands on."""
+"""Nouns (plan, secrets, findings, results), errors, files: what everybody stands on."""

@@ -1,1 +1,1 @@
-"""Finished runs against limits and against each other."""
+"""Finished runs against limits and against each other; how many secrets a limit takes."""

@@ -1,1 +1,1 @@
-"""A model behind an API: what its server really does, and what asking it costs."""
+"""A model behind an API: the connection, what its server really does, and what asking it costs."""

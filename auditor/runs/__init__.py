@@ -1,1 +1,1 @@
-"""One audit: its plan, where it takes place, its targets and cells, and the findings that they become."""
+"""One audit: where it takes place, in which text form, its targets and cells, the findings that they become; mitigation."""

@@ -1,1 +1,1 @@
-"""Numbers with intervals."""
+"""Numbers with intervals, and scores that tell members."""

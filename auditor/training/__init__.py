@@ -1,1 +1,1 @@
-"""Fine-tuning, private or not."""
+"""Fine-tuning and unlearning, private or not; canaries among gradients."""
