@@ -81,10 +81,14 @@ class EpsilonAudit(Probe):
             raise NotApplicable(
                 "nothing stands before the first token of these canaries: give --prefix-token eos, for example"
             )
-        for secret, seen in self._by_samples(view, secrets) if self.draws_samples else self._by_loss(view, secrets):
+        for secret, seen in (
+            self._sample_agreement_by_secret(view, secrets)
+            if self.draws_samples
+            else self._losses_by_secret(view, secrets)
+        ):
             yield Observation(secret.id, seen)
 
-    def _by_loss(self, view: View, secrets: Sequence[Secret]) -> Iterator[tuple[Secret, dict[str, float]]]:
+    def _losses_by_secret(self, view: View, secrets: Sequence[Secret]) -> Iterator[tuple[Secret, dict[str, float]]]:
         """The mean nll, in nats a token, of the secret behind its prefix; the prefix itself is not scored."""
         models = {"nll": view.target}
         if self.score != "loss" and view.reference is not None:
@@ -98,7 +102,9 @@ class EpsilonAudit(Probe):
             for secret, *nll in zip(some, *columns, strict=True):
                 yield secret, dict(zip(models, nll, strict=True))
 
-    def _by_samples(self, view: View, secrets: Sequence[Secret]) -> Iterator[tuple[Secret, dict[str, float]]]:
+    def _sample_agreement_by_secret(
+        self, view: View, secrets: Sequence[Secret]
+    ) -> Iterator[tuple[Secret, dict[str, float]]]:
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
                 f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not be charged to it: "

@@ -81,12 +81,12 @@ class Exposure(Probe):
         fitted = column(observations, "extrapolated_bits") / most
         extrapolated = beside_the_floor("exposure_extrapolated", fitted, member, _FITTED, excess=False)
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
-        main, *others = (_in_bits(m, most) for m in (*measured, *pointwise))
+        main, *others = (_measurement_in_bits(m, most) for m in (*measured, *pointwise))
         chosen = [o for o, own in zip(observations, member, strict=True) if own]
         exposed = share(
             "exposed_share", self._significantly_exposed(secrets, observations), f"Holm-corrected, {self.alpha:g}"
         )
-        return [_not_narrower(main, chosen), exposed, *others]
+        return [_widened_by_canary_bounds(main, chosen), exposed, *others]
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         most = _most(observations)
@@ -95,7 +95,9 @@ class Exposure(Probe):
             count: [o for s, o in zip(secrets, observations, strict=True) if s.member and str(s.repeats) == count]
             for count in groups
         }
-        return {count: _not_narrower(_in_bits(m, most), held[count]) for count, m in groups.items()}
+        return {
+            count: _widened_by_canary_bounds(_measurement_in_bits(m, most), held[count]) for count, m in groups.items()
+        }
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         return {
@@ -267,12 +269,12 @@ def _most(observations: Sequence[Observation]) -> float:
     return float(column(observations, "space_bits").max())
 
 
-def _in_bits(m: Measurement, most: float) -> Measurement:
+def _measurement_in_bits(m: Measurement, most: float) -> Measurement:
     value, low, high = (most * x for x in (m.value, m.low, m.high))
     return replace(m, value=value, low=low, high=high, unit="bits")
 
 
-def _not_narrower(m: Measurement, observations: Sequence[Observation]) -> Measurement:
+def _widened_by_canary_bounds(m: Measurement, observations: Sequence[Observation]) -> Measurement:
     """No narrower than what is not known of the canaries themselves: bounds, estimates."""
     if not observations or math.isnan(m.value):
         return m

@@ -183,8 +183,8 @@ class ExtractionProbability(DistributionProbe):
         found = {_NEAR: any_of(column(observations, "log_p_near"), 1)}
         found["rank_bound"] = np.exp2(-column(observations, "rank_bits"))
         for length in self.lengths():
-            found[f"window_bound_{length}"] = np.exp2(-column(observations, _bits_of(length)))
-            found[f"greedy_windows_{length}"] = column(observations, _greedy_of(length))
+            found[f"window_bound_{length}"] = np.exp2(-column(observations, _window_bits_name(length)))
+            found[f"greedy_windows_{length}"] = column(observations, _greedy_windows_name(length))
         return found
 
     def _secrets_above_threshold(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.bool_]]:
@@ -263,11 +263,11 @@ _CEILING = "no temperature, top-k or top-p makes one sample more likely than thi
 _NEAR = "near_verbatim_probability"
 
 
-def _bits_of(length: int) -> str:
+def _window_bits_name(length: int) -> str:
     return f"window_bits_{length}"
 
 
-def _greedy_of(length: int) -> str:
+def _greedy_windows_name(length: int) -> str:
     return f"greedy_windows_{length}"
 
 
@@ -329,8 +329,10 @@ def observe(
         parts["log_p_ancestral"].append(distribution.gather(-1, own.unsqueeze(-1)).squeeze(-1).double().sum(-1))
     found = {name: torch.cat(values).cpu() for name, values in parts.items()}
     bits = found["rank_bits"]
-    of_windows = {_bits_of(length): torch.from_numpy(window_bits(bits.numpy(), length)) for length in windows}
-    of_windows |= {_greedy_of(length): torch.from_numpy(greedy_windows(bits.numpy(), length)) for length in windows}
+    of_windows = {_window_bits_name(length): torch.from_numpy(window_bits(bits.numpy(), length)) for length in windows}
+    of_windows |= {
+        _greedy_windows_name(length): torch.from_numpy(greedy_windows(bits.numpy(), length)) for length in windows
+    }
     return {**found, "rank_bits": bits.sum(-1), **of_windows}
 
 

@@ -96,11 +96,11 @@ class Membership(Probe):
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             own, found = read_tokens(view.target, prefixes, suffixes), list[Observation]()
             below = read_tokens(reference, prefixes, suffixes) if reference else None
-            others = self._of_others(references, batch, prefixes, suffixes)
+            others = self._reference_model_scores(references, batch, prefixes, suffixes)
             lowered = self._lowercase_log_probs(view, batch) if self.lowercase else []
             for i, secret in enumerate(batch):
                 seen = self._scores(own.row(i), below.row(i) if below else None)
-                seen |= self._of_text(view, secret, seen["loss"], lowered[i] if lowered else None)
+                seen |= self._text_scores(view, secret, seen["loss"], lowered[i] if lowered else None)
                 found.append(Observation(secret.id, {**seen, "tokens": float(len(secret.suffix)), **others[i]}))
             return found
 
@@ -152,7 +152,7 @@ class Membership(Probe):
             "reference_alone": float(below.log_probs.mean()),
         }
 
-    def _of_text(self, view: View, secret: Secret, mean: float, lowered: float | None) -> dict[str, float]:
+    def _text_scores(self, view: View, secret: Secret, mean: float, lowered: float | None) -> dict[str, float]:
         """What takes the characters of the text; nothing without a tokenizer."""
         if view.tokenizer is None:
             return {}
@@ -172,7 +172,7 @@ class Membership(Probe):
             pairs.append((secret.prefix, tuple(tokens) or secret.suffix))
         return [-nll for nll in view.mean_nll(view.target, pairs)]
 
-    def _of_others(
+    def _reference_model_scores(
         self, references: References | None, batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor
     ) -> list[dict[str, float]]:
         """Under each reference model, the mean log-probability of each text, and whether it was trained on it."""
@@ -194,8 +194,8 @@ class Membership(Probe):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
         group = learned.near_duplicate_groups(texts)
-        added = self._by_references(observations, member, group)
-        single = {name: _scores_of(name, observations, added) for name in _STACKED}
+        added = self._rmia_and_lira_scores(observations, member, group)
+        single = {name: _record_scores(name, observations, added) for name in _STACKED}
         fit = [scores for name, scores in single.items() if not self._unfit_reason(name, scores, observations)]
         usable = [scores for scores in fit if np.isfinite(scores).all()]
         if usable:
@@ -209,7 +209,7 @@ class Membership(Probe):
             for i, seen in enumerate(observations)
         ]
 
-    def _by_references(
+    def _rmia_and_lira_scores(
         self, observations: Sequence[Observation], member: NDArray[np.bool_], group: NDArray[np.int64]
     ) -> dict[str, NDArray[np.float64]]:
         count = _reference_count(observations)
@@ -229,44 +229,44 @@ class Membership(Probe):
         member = is_member(secrets)
         if said := _too_few(member):
             raise NotApplicable(said)
-        main = _scores_of(self.score, observations)
+        main = _record_scores(self.score, observations)
         if fault := self._unfit_reason(self.score, main, observations):
             raise NotApplicable(f"{SCORES[self.score]} {fault}")
         widen = _auc_widening(observations, member)
         found = {**self._control_scores(observations), **self._sound_scores(observations)}
         measured = [auc_and_rates("", main, member, widen[self.score], SCORES[self.score])]
         measured += [auc_and_rates(name, scores, member, widen[name]) for name, scores in found.items()]
-        return [*(m for part in measured for m in part), *self._of_people(secrets, observations)]
+        return [*(m for part in measured for m in part), *self._people_measured(secrets, observations)]
 
-    def _of_people(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Measurement, ...]:
+    def _people_measured(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Measurement, ...]:
         """Of people, by what was not trained on: mean log ratio to the reference, else the main score; its control."""
         if all(secret.user is None for secret in secrets):
             return ()
         chosen = "reference" if "reference" in self._sound_scores(observations) else self.score
-        scores = {people.INFERENCE: _scores_of(chosen, observations)}
+        scores = {people.INFERENCE: _record_scores(chosen, observations)}
         if "reference_alone" in self._control_scores(observations):
-            scores[people.INFERENCE_CONTROL] = _scores_of("reference_alone", observations)
+            scores[people.INFERENCE_CONTROL] = _record_scores("reference_alone", observations)
         return people.infer(secrets, scores, f"mean of {SCORES[chosen]} over a person's records")
 
     def _control_scores(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """What tells members from non-members and has not seen the target."""
-        found = {name: _scores_of(name, observations) for name in ("blind", "reference_alone")}
+        found = {name: _record_scores(name, observations) for name in ("blind", "reference_alone")}
         return {name: scores for name, scores in found.items() if not _score_fault(scores)}
 
     def _sound_scores(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """The scores that rank the records, in the table's order."""
-        found = {name: _scores_of(name, observations) for name in SCORES}
+        found = {name: _record_scores(name, observations) for name in SCORES}
         return {name: scores for name, scores in found.items() if not self._unfit_reason(name, scores, observations)}
 
     def _unfit_reason(self, name: str, scores: NDArray[np.float64], observations: Sequence[Observation]) -> str:
         """Why a score ranks nothing; "" where it does."""
-        if name in _OF_REFERENCE and not _scores_of("reference", observations).any():
+        if name in _OF_REFERENCE and not _record_scores("reference", observations).any():
             return "tells nothing: the reference is the target itself"
         return _score_fault(scores)
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         """The main AUC of the members of each repeat count against all non-members."""
-        main, member = _scores_of(self.score, observations), is_member(secrets)
+        main, member = _record_scores(self.score, observations), is_member(secrets)
         repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
         counts = [r for r in sorted(set(repeats.tolist()) - {-1}) if (repeats == r).sum() >= roc.LEAST]
         widen = _auc_widening(observations, member)[self.score]
@@ -274,7 +274,7 @@ class Membership(Probe):
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         """Scores, of which every number of the row is worked out again."""
-        main, sound = _scores_of(self.score, observations), self._sound_scores(observations)
+        main, sound = _record_scores(self.score, observations), self._sound_scores(observations)
         found = {"": main, **self._control_scores(observations), **sound}
         return {score_of(name): scores.tolist() for name, scores in found.items()}
 
@@ -301,14 +301,14 @@ class Membership(Probe):
                 "no blind baseline: too few distinct records to fit a classifier, so whether members and non-members "
                 "differ in kind is not known"
             )
-        return (*said, *self._of_controls(observations, member), *self._of_reference_models(observations))
+        return (*said, *self._control_notes(observations, member), *self._reference_notes(observations))
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
         """The scores that are not shown, with why."""
         found = {}
         for name in SCORES:
             if name in observations[0].values:
-                if fault := self._unfit_reason(name, _scores_of(name, observations), observations):
+                if fault := self._unfit_reason(name, _record_scores(name, observations), observations):
                     found[name] = f"not applicable: it {fault}"
             elif name == "lowercase" and not self.lowercase:
                 found[name] = "not asked for (-A membership.lowercase=false)"
@@ -322,7 +322,7 @@ class Membership(Probe):
                 found[name] = "not applicable: there are no reference models (-A membership.references=)"
         return found
 
-    def _of_controls(self, observations: Sequence[Observation], member: NDArray[np.bool_]) -> Iterator[str]:
+    def _control_notes(self, observations: Sequence[Observation], member: NDArray[np.bool_]) -> Iterator[str]:
         widen = _auc_widening(observations, member)
         for name, scores in self._control_scores(observations).items():
             m = roc.auc_measured(auc_of(name), scores[member], scores[~member], widen=widen[name])
@@ -339,7 +339,7 @@ class Membership(Probe):
                     f"{m.high:.3f}): it saw some of them, or the two differ in kind"
                 )
 
-    def _of_reference_models(self, observations: Sequence[Observation]) -> Iterator[str]:
+    def _reference_notes(self, observations: Sequence[Observation]) -> Iterator[str]:
         if count := _reference_count(observations):
             saw = np.column_stack([column(observations, f"saw_{i}") for i in range(count)]) == 1
             kind = "online: every record is in some and out of others"
@@ -366,7 +366,7 @@ def _auc_widening(observations: Sequence[Observation], member: NDArray[np.bool_]
     return defaultdict(lambda: 1.0, blind=learnt, stacked=learnt)
 
 
-def _scores_of(
+def _record_scores(
     name: str, observations: Sequence[Observation], added: Mapping[str, NDArray[np.float64]] | None = None
 ) -> NDArray[np.float64]:
     """(records,) of one score; NaN where it was not to be had."""

@@ -120,7 +120,9 @@ def beam_bound(
         exact = torch.where(verbatim, children.gather(-1, truth.unsqueeze(-1)).squeeze(-1), -torch.inf)
         children = torch.where(near, children, -torch.inf)
         if position + 1 == length:
-            return _sum_by(owner, children.logsumexp(-1), count), _sum_by(owner, exact, count)
+            return _log_sum_exp_by_secret(owner, children.logsumexp(-1), count), _log_sum_exp_by_secret(
+                owner, exact, count
+            )
         parents, tokens = _prune_beams_keep_verbatim(children, owner, beams, exact, truth)
         if not len(parents):
             break
@@ -179,7 +181,7 @@ def _prune_beams_keep_verbatim(
     return torch.cat([parents, row[~kept]]), torch.cat([tokens, truth[row[~kept]]])
 
 
-def _sum_by(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
+def _log_sum_exp_by_secret(owner: Tensor, log_q: Tensor, count: int) -> Tensor:
     """(count,): log of the sum of exp(log_q) over the rows of each secret; -inf where it has none."""
     total = torch.zeros(count, dtype=torch.float64, device=owner.device)
     peak = torch.full_like(total, -torch.inf).scatter_reduce(0, owner, log_q, "amax")

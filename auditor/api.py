@@ -180,7 +180,12 @@ def prepare_audit(
     with ExitStack() as stack:
         stack.enter_context(live_models.restoring_models(*given.values()))
         live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
-        values = {**_as_text(plan), "data": data, "command": "audit()", **_of_live(live)}
+        values = {
+            **_plan_with_paths_as_text(plan),
+            "data": data,
+            "command": "audit()",
+            **_live_model_device_and_dtype(live),
+        }
         values |= stack.enter_context(_written({name: values.get(name) for name in _ROWS}))
         values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}
         values |= {name: live_models.live_model_name(one) for name, one in given.items()}
@@ -223,11 +228,11 @@ def _check_audit_arguments(tokenizer: Any, live: Mapping[str, Any], plan: Mappin
     check_no_shared_weights(live)
 
 
-def _as_text(plan: Mapping[str, Any]) -> dict[str, Any]:
+def _plan_with_paths_as_text(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in plan.items()}
 
 
-def _of_live(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
+def _live_model_device_and_dtype(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
     """Where live models are, and in which precision: what is loaded beside the main one follows it."""
     from auditor.models.huggingface import HuggingFaceModel
 

@@ -215,14 +215,14 @@ class AuditCallback(TrainerCallback):
             target = with_prefix_token(
                 HuggingFaceModel(model, self.tokenizer, live_model_name(model)), self.prefix_token.tokens
             )
-            values = dict(self._of_records(target))
+            values = dict(self._mean_probability_and_loss(target))
             if self.canaries:
                 values[EXPOSURE] = self._exposure(target)
         self.rows.append({"step": step, **values})
         self.trainer.log({f"{PREFIX}{name}": value for name, value in values.items()})
         return values
 
-    def _of_records(self, target: LanguageModel) -> dict[str, float]:
+    def _mean_probability_and_loss(self, target: LanguageModel) -> dict[str, float]:
         probe = self.probes[0]
         seen = {one.secret: one for one in probe.measure(self._view(target), self.secrets)}
         observations = [seen[secret.id] for secret in self.secrets]

@@ -83,8 +83,8 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
     and measurements that lie in their intervals.
     """
     plugin = small(attack) if isinstance(attack, type) else attack
-    contract = _of_probe(plugin) if isinstance(plugin, Probe) else _of_attack(plugin)
-    _raise_if_broken(plugin.name, _of_plugin(plugin, [*agreement.CAPABILITIES, "training"]), contract)
+    contract = _probe_faults(plugin) if isinstance(plugin, Probe) else _attack_faults(plugin)
+    _raise_if_broken(plugin.name, _plugin_faults(plugin, [*agreement.CAPABILITIES, "training"]), contract)
 
 
 def check_defense(defense: Defense | type[Defense]) -> None:
@@ -94,7 +94,7 @@ def check_defense(defense: Defense | type[Defense]) -> None:
     """
     plugin = defense() if isinstance(defense, type) else defense
     needs = ("public", "ensemble", "trained", "whole", "records", "corpus")
-    _raise_if_broken(plugin.name, _of_plugin(plugin, needs), _of_defense(plugin))
+    _raise_if_broken(plugin.name, _plugin_faults(plugin, needs), _defense_faults(plugin))
 
 
 def check_model(model: LanguageModel) -> None:
@@ -102,7 +102,7 @@ def check_model(model: LanguageModel) -> None:
 
     Raises ContractBroken with all that does not hold.
     """
-    _raise_if_broken(model.name, _of_model(model))
+    _raise_if_broken(model.name, _model_faults(model))
 
 
 def _raise_if_broken(name: str, *broken: Iterator[str]) -> None:
@@ -110,7 +110,7 @@ def _raise_if_broken(name: str, *broken: Iterator[str]) -> None:
         raise ContractBroken("\n".join(said))
 
 
-def _of_plugin(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
+def _plugin_faults(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
     kind = type(plugin)
     if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         yield "expected a frozen dataclass, whose fields are its options"
@@ -120,7 +120,7 @@ def _of_plugin(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
         yield f"expected needs among {', '.join(sorted(needs))}, got {min(strange)!r}"
 
 
-def _of_attack(attack: Attack) -> Iterator[str]:
+def _attack_faults(attack: Attack) -> Iterator[str]:
     asked = queries()
     for setting in (TEXT_ONLY, WHITE_BOX):
         try:
@@ -129,12 +129,12 @@ def _of_attack(attack: Attack) -> Iterator[str]:
             if not str(why) or is_given(attack.required, setting):
                 yield f"expected answers in the setting {setting.name}, which gives all that it needs, got {str(why)!r}"
             continue
-        yield from _of_answers(found, asked, setting.name)
+        yield from _answer_faults(found, asked, setting.name)
         if setting is WHITE_BOX and set(found) == {query.id for query in asked}:
-            yield from _of_batches(attack, asked, found)
+            yield from _batch_and_draw_faults(attack, asked, found)
 
 
-def _of_batches(attack: Attack, asked: Sequence[Query], everything: dict[str, Guesses]) -> Iterator[str]:
+def _batch_and_draw_faults(attack: Attack, asked: Sequence[Query], everything: dict[str, Guesses]) -> Iterator[str]:
     for batch_size in (1, 2):
         alone = answers(attack, view(tiny_model(), WHITE_BOX, batch_size=batch_size), asked[2:4])
         for name, guesses in alone.items():
@@ -147,7 +147,7 @@ def _of_batches(attack: Attack, asked: Sequence[Query], everything: dict[str, Gu
         yield f"expected so many drawn tokens as samples_by_recipe() says, {planned}, got {drawn}"
 
 
-def _of_answers(found: dict[str, Guesses], asked: Sequence[Query], setting: str) -> Iterator[str]:
+def _answer_faults(found: dict[str, Guesses], asked: Sequence[Query], setting: str) -> Iterator[str]:
     if set(found) != {query.id for query in asked}:
         missing = sorted({query.id for query in asked} - set(found))
         yield f"expected an answer to every query in the setting {setting}, got none to {missing}"
@@ -176,7 +176,7 @@ def _near(one: float, other: float) -> bool:
     return one == other or math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
 
 
-def _of_probe(probe: Probe) -> Iterator[str]:
+def _probe_faults(probe: Probe) -> Iterator[str]:
     model, asked = tiny_model(), subjects(probe, tiny_model())
     target = attacked(probe, model)
     for setting in (TEXT_ONLY, WHITE_BOX):
@@ -199,10 +199,10 @@ def _of_probe(probe: Probe) -> Iterator[str]:
         for name, one in observed(probe, view(target, WHITE_BOX, batch_size=batch_size), asked[3:7]).items():
             if any(not _near(value, everything[name].values[key]) for key, value in one.values.items()):
                 yield f"expected what is seen of {name} to depend on it alone; in batches of {batch_size} it does not"
-    yield from _of_measurements(probe, view(target, WHITE_BOX), asked, everything)
+    yield from _measurement_faults(probe, view(target, WHITE_BOX), asked, everything)
 
 
-def _of_measurements(probe: Probe, at: View, asked: list[Secret], found: dict[str, Observation]) -> Iterator[str]:
+def _measurement_faults(probe: Probe, at: View, asked: list[Secret], found: dict[str, Observation]) -> Iterator[str]:
     seen = [found[secret.id] for secret in asked]
     completed = Observed(probe.complete(asked, seen), probe.facts(at, asked, seen))
     if probe.complete(asked, completed) != completed:
@@ -222,12 +222,12 @@ def _of_measurements(probe: Probe, at: View, asked: list[Secret], found: dict[st
         yield "expected notes that say something, got an empty one"
 
 
-def _of_defense(defense: Defense) -> Iterator[str]:
+def _defense_faults(defense: Defense) -> Iterator[str]:
     among = scenario()
     model = defense.protect(among)
     if model.vocab_size != among.target.vocab_size:
         yield f"expected a model of the target's {among.target.vocab_size} tokens, got {model.vocab_size}"
-    yield from _of_model(model)
+    yield from _model_faults(model)
     claims = [defense.claim(among, spent) for spent in (0, 20, 60)]
     first = claims[0]
     if first is None:
@@ -245,7 +245,7 @@ def _of_defense(defense: Defense) -> Iterator[str]:
             yield f"expected more queries to spend more of {relation}, from 0 to at most {most}, got {spent}"
 
 
-def _of_model(model: LanguageModel) -> Iterator[str]:
+def _model_faults(model: LanguageModel) -> Iterator[str]:
     yield from agreement.disagreements(model)
     prefix = torch.tensor([[1, 2, 3]], device=model.device)
     if "draw" in model.capabilities:

@@ -165,7 +165,7 @@ def _written(
 
 
 def _answer(text: str, offsets: Sequence[tuple[int, int]], span: _Span) -> Answer | Unusable:
-    tokens = _tokens_of(text, offsets, *span.said)
+    tokens = _token_range_of_text(text, offsets, *span.said)
     if tokens is None:
         return Unusable("an answer does not begin at a token boundary")
     start, end = span.learnt
@@ -233,7 +233,7 @@ def _assistant_answer_spans(
         if bounds is None:
             continue  # a thought of an earlier turn, which templates leave out
         found += 1
-        yield _Span(bounds, _turn_of(rendered, whole, with_mark[: turn + 1], bounds), key)
+        yield _Span(bounds, _answer_turn_bounds(rendered, whole, with_mark[: turn + 1], bounds), key)
     if not found and not any(value.strip() for _, value, _ in _reasoning_and_content_parts(message)):
         yield Unusable("an assistant turn that only calls tools" if message.get("tool_calls") else "an empty answer")
 
@@ -275,7 +275,7 @@ def _stripped(text: str, start: int, end: int) -> tuple[int, int] | None:
     return (start, start + len(inside.strip())) if inside.strip() else None
 
 
-def _turn_of(
+def _answer_turn_bounds(
     rendered: Callable[..., str], whole: str, so_far: Sequence[Message], bounds: tuple[int, int]
 ) -> tuple[int, int]:
     """The turn behind its header, with its end: what the conversation up to here (with the mark in the answer's place)
@@ -315,7 +315,7 @@ def _first(offsets: Sequence[tuple[int, int]], at: int) -> int:
     return next((i for i, (_, end) in enumerate(offsets) if end > at), len(offsets))
 
 
-def _tokens_of(text: str, offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
+def _token_range_of_text(text: str, offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
     """The tokens that say text[start:end]; a space before it may be part of the first one. None: no token begins there.
 
     A last token that says more than white space behind the end is none of them.

@@ -120,7 +120,7 @@ def marks_of(table: RecordTable) -> list[tuple[Mark, ...]]:
     if marks.COLUMN not in table.columns:
         return [()] * table.rows
     found = []
-    said = zip(*(map(_text_in, table.column(name)) for name in layout_of(table)), strict=True)
+    said = zip(*(map(_cell_text, table.column(name)) for name in layout_of(table)), strict=True)
     for row, (value, parts) in enumerate(zip(table.column(marks.COLUMN), said, strict=True)):
         where = cell(table, row, marks.COLUMN)
         try:
@@ -138,10 +138,10 @@ def marks_of(table: RecordTable) -> list[tuple[Mark, ...]]:
     return found
 
 
-def _text_in(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     """All that a cell says: of a conversation, message by message."""
     if isinstance(value, dict | list):
-        return "\n".join(map(_text_in, value.values() if isinstance(value, dict) else value))
+        return "\n".join(map(_cell_text, value.values() if isinstance(value, dict) else value))
     return value if isinstance(value, str) else ""
 
 
@@ -150,7 +150,7 @@ def groups_of(table: RecordTable, column: str | None, needed: bool) -> Sequence[
 
     Reports show these values, so a column that names people rather than groups is refused.
     """
-    if column is None or not _is_there(table, "--group-column", column, needed):
+    if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows
     values = [_group(table, row, column, value) for row, value in enumerate(table.column(column))]
     if len(set(values)) > _GROUPS:
@@ -174,12 +174,12 @@ def _group(table: RecordTable, row: int, column: str, value: Any) -> str:
 
 def users_of(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
     """Whose each row is, None where no column is asked for. Raises AuditError as `units_of`, and for no such column."""
-    if column is None or not _is_there(table, "--user-column", column, needed):
+    if column is None or not _has_one_column(table, "--user-column", column, needed):
         return [None] * table.rows
     return units_of(table, column)
 
 
-def _is_there(table: RecordTable, flag: str, column: str, needed: bool) -> bool:
+def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) -> bool:
     """Raises AuditError where there are several, and for none that is needed."""
     if column not in table.columns and not needed:
         return False

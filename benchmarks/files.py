@@ -155,7 +155,7 @@ def _source(
             records.append(replace(record, user=users[one.row]))
             standing.append(one.stands or wording.whole)
     if flag == "--data" and "repeats" not in table.columns:
-        records = _with_occurrences(records, standing, texts)
+        records = _records_with_copy_counts(records, standing, texts)
     if marks.COLUMN in table.columns:
         records = _records_with_marks(records, table)
     if not records:
@@ -169,7 +169,7 @@ def _source(
     return Source(table.where, tuple(records), reasons, tuple(f"{table.where}: {note}" for note in notes), form)
 
 
-def _with_occurrences(records: Sequence[Record], standing: Sequence[str], texts: Sequence[str]) -> list[Record]:
+def _records_with_copy_counts(records: Sequence[Record], standing: Sequence[str], texts: Sequence[str]) -> list[Record]:
     """The records with how often each stands in the texts, letter for letter, its suffix right behind its prefix.
 
     Of rows that say the same the first has all of it: where they are merged their counts add up.

@@ -35,14 +35,14 @@ def digest(recipe: Recipe, texts: LabTexts, more: Mapping[str, str] = MappingPro
 
 def counted(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe weights here depend on; fields about canaries of an audit count where there are any."""
-    fields = dataclasses.asdict(_with_default(recipe, "prefix_length", "suffix_length", *ENSEMBLE))
+    fields = dataclasses.asdict(_recipe_with_defaults(recipe, "prefix_length", "suffix_length", *ENSEMBLE))
     left_out = () if recipe.audit_canaries else AUDIT
     return {name: value for name, value in fields.items() if name not in left_out}
 
 
 def ensemble_version(recipe: Recipe) -> str:
     """Tells ensembles apart that stand beside the same models."""
-    if recipe == _with_default(recipe, *ENSEMBLE):
+    if recipe == _recipe_with_defaults(recipe, *ENSEMBLE):
         return ""
     return f"_{_hash([getattr(recipe, name) for name in ENSEMBLE])}"
 
@@ -51,7 +51,7 @@ def references_part(count: int) -> str:
     return f"references-{count}"
 
 
-def _with_default(recipe: Recipe, *names: str) -> Recipe:
+def _recipe_with_defaults(recipe: Recipe, *names: str) -> Recipe:
     default = type(recipe)()
     return dataclasses.replace(recipe, **{name: getattr(default, name) for name in names})
 

@@ -49,7 +49,7 @@ def cut_secrets(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
     secrets += records("nonmember", texts.nonmembers, 0)
     canaries = tuple(_canary(tokenizer, *canary, i) for i, canary in enumerate(recipe.canaries))
     text_of |= {one.id: one.canary.text for one in canaries if one.canary}
-    return LabSecrets(tuple(secrets), tuple(known), canaries, text_of, _to_forget(recipe, canaries))
+    return LabSecrets(tuple(secrets), tuple(known), canaries, text_of, _secret_ids_to_forget(recipe, canaries))
 
 
 def _secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: str, text: str, repeats: int) -> Secret:
@@ -78,7 +78,7 @@ def _canary(tokenizer: Any, digits: str, count: int, index: int) -> Secret:
     return Secret(id, (), tokens, count, member=count > 0, canary=Canary(text, CANARY_SPACE))
 
 
-def _to_forget(recipe: Recipe, canaries: Sequence[Secret]) -> frozenset[str]:
+def _secret_ids_to_forget(recipe: Recipe, canaries: Sequence[Secret]) -> frozenset[str]:
     """Ids of the secrets that a model which unlearns is to forget.
 
     Of the attacked records a random half at each count, rounded up; of the canaries, every other one, from the

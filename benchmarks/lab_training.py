@@ -93,7 +93,7 @@ class LabTraining:
             model = self._model_with_merged_adapter(path / WHOLE)
             shutil.rmtree(path / WHOLE)
         else:
-            model = self._to_train(self.base)
+            model = self._load_model_to_train(self.base)
             self._fit_private(model, learnt, "target")
         model.save_pretrained(path)
 
@@ -118,7 +118,7 @@ class LabTraining:
         for folder, texts in folders if only is None else folders[only : only + 1]:
             if folder.is_dir():
                 continue
-            model = self._to_train(self.base)
+            model = self._load_model_to_train(self.base)
             self._fit_private(model, texts, f"reference model {folder.name}")
             model.save_pretrained(folder)
             write_shard(folder, texts)
@@ -160,7 +160,7 @@ class LabTraining:
         plain = isinstance(trainer, FineTuning)  # as the target is trained
 
         def to_train() -> Any:
-            model = self._to_train(base) if plain else AutoModelForCausalLM.from_pretrained(base)
+            model = self._load_model_to_train(base) if plain else AutoModelForCausalLM.from_pretrained(base)
             torch.manual_seed(recipe.seed)  # of the adapter's random half
             return (with_adapter(model, Adapter(rank, recipe.private_alpha, "all")) if rank else model).train()
 
@@ -207,7 +207,7 @@ class LabTraining:
         public = AutoModelForCausalLM.from_pretrained(self.base)
         return PeftModel.from_pretrained(public, adapter).merge_and_unload()
 
-    def _to_train(self, folder: Path) -> Any:
+    def _load_model_to_train(self, folder: Path) -> Any:
         """Attention in steps: in bfloat16 on a CPU the fused one takes twice as long backwards."""
         return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
 
@@ -226,7 +226,7 @@ class LabTraining:
         )
         with threads.at_most(self.threads):
             train_members(
-                self._to_train(self.base),
+                self._load_model_to_train(self.base),
                 adapter,
                 [self._member(what, i, *one) for i, one in enumerate(folders) if only in (None, i)],
                 course,

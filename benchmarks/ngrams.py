@@ -71,7 +71,7 @@ class NGramIndex:
         behind = np.concatenate(
             [np.empty(0, np.int64), *(self._suffix_array_bound(some, True) for some in _pieces(windows[here]))]
         )
-        trained, heldout, record = self._texts_of(first[here], behind)
+        trained, heldout, record = self._texts_of_suffix_ranges(first[here], behind)
         owner, at = owner[here], at[here]
         ends = np.searchsorted(owner, np.arange(len(texts) + 1))  # windows come text by text
         parts = (slice(start, end) for start, end in pairwise(ends.tolist()))
@@ -136,7 +136,9 @@ class NGramIndex:
             alike = alike[side[alike] == 0]
         return side
 
-    def _texts_of(self, low: Integers, high: Integers) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Integers]:
+    def _texts_of_suffix_ranges(
+        self, low: Integers, high: Integers
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Integers]:
         """Of the suffixes low:high of `order`, (k,) each: is any of a trained text, of a held-out one; the one text."""
         ranges, back = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
         least, most = (np.empty(ranges.shape[1], np.int64) for _ in range(2))

@@ -83,7 +83,7 @@ class LabParts:
         self.progress(what, done, total)
         if self._under_way and time.monotonic() - self._under_way[-1][1] >= _BETWEEN:
             final, _ = self._under_way.pop()
-            disk.replace(_progress_of(final), json.dumps([what, done, total]))
+            disk.replace(_progress_path(final), json.dumps([what, done, total]))
             self._under_way.append((final, time.monotonic()))
 
     def _lock(self, final: Path) -> FileLock:
@@ -95,7 +95,7 @@ class LabParts:
                 return lock
             except Timeout:
                 with suppress(OSError, ValueError):  # it has said nothing yet
-                    self.progress(*json.loads(_progress_of(final).read_text()))
+                    self.progress(*json.loads(_progress_path(final).read_text()))
 
     def alone(self, part: str, make: Callable[[], object]) -> Alone:
         """A part that is one model."""
@@ -124,7 +124,7 @@ class LabParts:
                 build(made)
             finally:
                 self._under_way.pop()
-                _progress_of(final).unlink(missing_ok=True)
+                _progress_path(final).unlink(missing_ok=True)
             elsewhere = sum(_recorded_build_seconds(piece) for piece in pieces)
             (made / _SECONDS).write_text(json.dumps(time.perf_counter() - start + elsewhere))
             (made / _SUMS).write_text(json.dumps(_file_digests(made)))
@@ -132,7 +132,7 @@ class LabParts:
             shutil.rmtree(piece)
 
 
-def _progress_of(final: Path) -> Path:
+def _progress_path(final: Path) -> Path:
     return final.with_name(f"{final.name}.progress")
 
 

@@ -138,7 +138,7 @@ class _Sieve:
     def _candidate_spans(self, text: str, marked: Sequence[Mark], kinds: Collection[str]) -> Iterator[pii.Span]:
         if not kinds or set(kinds) - {RANDOM}:
             yield from pii.find_personal_data(text, marked, self._recognisers)
-        if RANDOM in kinds and (span := _at_random(text, self._asked.suffix_length, self._noise)):
+        if RANDOM in kinds and (span := _random_word_span(text, self._asked.suffix_length, self._noise)):
             yield span
 
     def _is_added_if_distinct(self, one: Picked | str) -> bool:
@@ -189,7 +189,7 @@ def pick_secrets(
         others.fill(heldout, {kind: _CHOICE * count for kind, count in members.counts.items()})
     counted = _occurrences_in_data(data, (*(one.whole for one in members.taken), *(one.said for one in others.taken)))
     rows = tuple({**one.row(), "repeats": counted[one.whole]} for one in members.taken)
-    said = _of_members(data, members, [counted[one.whole] for one in members.taken])
+    said = _member_picks_sentence(data, members, [counted[one.whole] for one in members.taken])
     if heldout is None:
         return PickedSecrets(rows, notes=(said,))
     unseen = [one for one in others.taken if not counted[one.said]]
@@ -198,7 +198,7 @@ def pick_secrets(
     if not matched:
         raise AuditError(f"no non-member is left of {heldout.where}: {others.why_nothing()}")
     chosen = [other for _, other in matched]
-    notes = (said, _of_others(heldout, others, chosen))
+    notes = (said, _nonmember_picks_sentence(heldout, others, chosen))
     return PickedSecrets(rows, tuple(one.row() for one in chosen), notes, tuple(_warnings(members.taken, matched)))
 
 
@@ -250,7 +250,7 @@ def _pick_span_or_reason(text: str, span: pii.Span, length: int) -> Picked | str
     return Picked(span.kind, prefix, text[middle : span.end], said)
 
 
-def _at_random(text: str, length: int, noise: np.random.Generator) -> pii.Span | None:
+def _random_word_span(text: str, length: int, noise: np.random.Generator) -> pii.Span | None:
     """Whole words of at most so many characters, and of at least half of them; None where there is no room."""
     starts = [match.start() for match in _WORD.finditer(text) if _LEAST < match.start() <= len(text) - length]
     if not starts:
@@ -294,7 +294,7 @@ def _warnings(members: Sequence[Picked], matched: Sequence[tuple[Picked, Picked]
 # --- in words ---------------------------------------------------------------------------------------------------------
 
 
-def _of_members(data: MarkedTexts, sieve: _Sieve, repeats: Sequence[int]) -> str:
+def _member_picks_sentence(data: MarkedTexts, sieve: _Sieve, repeats: Sequence[int]) -> str:
     least, most = min(repeats), max(repeats)
     times = f"{least:,} to {most:,}" if most > least else f"{least:,}"
     return (
@@ -303,7 +303,7 @@ def _of_members(data: MarkedTexts, sieve: _Sieve, repeats: Sequence[int]) -> str
     )
 
 
-def _of_others(heldout: MarkedTexts, sieve: _Sieve, chosen: Sequence[Picked]) -> str:
+def _nonmember_picks_sentence(heldout: MarkedTexts, sieve: _Sieve, chosen: Sequence[Picked]) -> str:
     counts = Counter(one.kind for one in chosen)
     return (
         f"{heldout.where}: {_counts_by_kind_label(counts)}, matched by kind and by length, not by subject"

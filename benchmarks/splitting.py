@@ -120,7 +120,7 @@ def split_records(
     sources = (members, known, nonmembers, forget)
     notes = [note for source in sources if source is not None for note in _source_notes(source)]
     unique = merge_duplicates(_require_records(members))
-    lost = _to_forget(forget, unique) if forget is not None else set[int]()
+    lost = _member_rows_to_forget(forget, unique) if forget is not None else set[int]()
     if known is not None:
         given = merge_duplicates(_require_records(known))
         pairs = {record.pair for record in given}
@@ -164,7 +164,7 @@ def split_records(
     return SplitData(tuple(secrets), tuple(record.pair for record in given), heldout, tuple(notes), forgotten)
 
 
-def _to_forget(forget: Source, members: Sequence[Record]) -> set[int]:
+def _member_rows_to_forget(forget: Source, members: Sequence[Record]) -> set[int]:
     """The rows of the members that are to be forgotten, whole. Raises AuditError for a record that is none of them."""
     row_of = {record.pair: record.row for record in members}
     wanted = _require_records(forget)

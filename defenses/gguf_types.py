@@ -75,12 +75,12 @@ def matrices(model: Any, type: str) -> Iterator[tuple[Matrix, str]]:
         if parameter.dim() == 2 and not name.endswith(_POSITIONS)
     ]
     usual, more = MIXED.get(type, (type, type))
-    raised = _with_more_bits(model, [one.name for one in found]) if type in MIXED else set[str]()
+    raised = _tensors_with_more_bits(model, [one.name for one in found]) if type in MIXED else set[str]()
     for one in found:
         yield one, more if one.name in raised else usual
 
 
-def _with_more_bits(model: Any, names: list[str]) -> set[str]:
+def _tensors_with_more_bits(model: Any, names: list[str]) -> set[str]:
     """Values and what leads out of the feed-forward block in half of the layers, and the output (llama-quant.cpp)."""
     layers = [int(found[1]) for name in names if (found := _LAYER.search(name))]
     count = max(layers, default=-1) + 1
@@ -108,7 +108,9 @@ def as_gguf(weight: Rows, type: str) -> Rows:
     import gguf
 
     kind = gguf.GGMLQuantizationType[_type_for_width(type, weight.shape[1]).upper()]
-    written = gguf.quants.quantize(weight, kind) if kind.name.lower() in PLAIN else _by_llama_cpp(weight, int(kind))
+    written = (
+        gguf.quants.quantize(weight, kind) if kind.name.lower() in PLAIN else _quantise_by_llama_cpp(weight, int(kind))
+    )
     found: Rows = gguf.quants.dequantize(written, kind)
     return found
 
@@ -122,7 +124,7 @@ def _type_for_width(type: str, width: int) -> str:
     return type if width % block == 0 else "f16"
 
 
-def _by_llama_cpp(weight: Rows, kind: int) -> NDArray[np.uint8]:
+def _quantise_by_llama_cpp(weight: Rows, kind: int) -> NDArray[np.uint8]:
     """`ggml_quantize_chunk` without an importance matrix."""
     import gguf
 

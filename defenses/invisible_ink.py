@@ -95,7 +95,7 @@ class InvisibleInk(Defense):
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = self._ink(scenario)
         return InvisibleInkModel(
-            _in_context(scenario, self.batch), ink, "InvisibleInk", BoundedRange.of(ink, self.batch)
+            _in_context_over_records(scenario, self.batch), ink, "InvisibleInk", BoundedRange.of(ink, self.batch)
         )
 
     def budget(self, scenario: Scenario) -> Budget | None:
@@ -194,7 +194,7 @@ class Unclipped(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = Ink(math.inf, self.temperature, 0)
-        return InvisibleInkModel(_in_context(scenario, self.batch), ink, "references without clipping")
+        return InvisibleInkModel(_in_context_over_records(scenario, self.batch), ink, "references without clipping")
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def batches_of_records(scenario: Scenario, size: int) -> Batches:
     return Batches(batches, size, asked)
 
 
-def _in_context(scenario: Scenario, size: int) -> InContext:
+def _in_context_over_records(scenario: Scenario, size: int) -> InContext:
     assert scenario.public is not None  # the run has seen to what is needed
     return InContext(scenario.public, batches_of_records(scenario, size))
 

@@ -192,7 +192,7 @@ class PMixedModel(WrappingModel):
                 neighbours = self._neighbours(adjacency, distributions)
                 realised = np.maximum(_divergence(own, neighbours, k), _divergence(neighbours, own, k))
                 checks.append(Check(adjacency, k, claimed, torch.from_numpy(realised)))
-        by_size = _by_size(self.projection, distributions)
+        by_size = _member_weights_by_size(self.projection, distributions)
         return [*checks, *_projection_checks(promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size)]
 
     @torch.no_grad()
@@ -230,7 +230,7 @@ class PMixedModel(WrappingModel):
         fewer = adjacency == "add_remove" and self.ensemble.size > 1
         served, exact = self.served(self.ensemble.size - 1) if fewer else self.projection, _probabilities(distributions)
         return neighbour_distributions(
-            adjacency, exact[..., 0, :], exact[..., 1:, :], _by_size(served, distributions), self.q
+            adjacency, exact[..., 0, :], exact[..., 1:, :], _member_weights_by_size(served, distributions), self.q
         )
 
     def claim_premises(self) -> Mapping[str, int]:
@@ -243,7 +243,7 @@ class PMixedModel(WrappingModel):
         )  # a draw asks one member at most
 
 
-def _by_size(projection: Projection, distributions: Tensor) -> np.ndarray:
+def _member_weights_by_size(projection: Projection, distributions: Tensor) -> np.ndarray:
     """(..., sizes or 1, N): each member's weight; distributions (..., 1 + N, V), the public one first."""
     weights = [
         projection.weights(distributions[..., 1:, :], distributions[..., :1, :], radius)

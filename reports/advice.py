@@ -61,7 +61,7 @@ def advice(result: AuditResult, details: Details = NO_DETAILS, run: str = RUN) -
     return (
         *_advice_on_doubts(seen),
         *_leaks(result, seen, run),
-        *_of_outcomes(result, details),
+        *_verbatim_leakage_advice(result, details),
         *_clear_and_untested_advice(result, seen, run),
     )
 
@@ -102,7 +102,7 @@ def _clear_and_untested_advice(result: AuditResult, seen: Assessment, run: str) 
             yield Advice(TEST, ", ".join(told), on or "audit run")
 
 
-def _of_outcomes(result: AuditResult, details: Details) -> tuple[Advice, ...]:
+def _verbatim_leakage_advice(result: AuditResult, details: Details) -> tuple[Advice, ...]:
     """Where the verbatim leakage sits, what fewer copies would leave, what each defense that was measured changes."""
     known = _worst_row_with_members(result, details)
     if known is None:
@@ -110,7 +110,7 @@ def _of_outcomes(result: AuditResult, details: Details) -> tuple[Advice, ...]:
     worst, members = known
     row = titled(result, worst)
     facts = {secret.id: secret for secret in details.secrets}
-    if _in_parts(details, members):
+    if _has_document_parts(details, members):
         why = "the secrets are parts of documents and not independent: no part is tested, nothing predicted or compared"
         return (Advice(WHERE, why, row),)
     sits = (Advice(WHERE, said, row) for said in _concentration_sentences(members, facts))
@@ -132,7 +132,7 @@ def _worst_row_with_members(result: AuditResult, details: Details) -> tuple[Find
     return (worst, members) if members.hit.any() else None
 
 
-def _in_parts(details: Details, members: Outcome) -> bool:
+def _has_document_parts(details: Details, members: Outcome) -> bool:
     """Whether some of the secrets are parts of documents, and so not independent."""
     asked = set(members.ids)
     return any(secret.document is not None for secret in details.secrets if secret.id in asked)
@@ -143,7 +143,11 @@ def _in_parts(details: Details, members: Outcome) -> bool:
 
 def _concentration_sentences(members: Outcome, facts: Mapping[str, SecretFacts]) -> Iterator[str]:
     """The part of the members, by repeats, by group and by length, that leads beyond chance."""
-    for parts in (_by_repeats(members), _by_group(members, facts), _by_length(members, facts)):
+    for parts in (
+        _member_masks_by_copies(members),
+        _member_masks_by_group(members, facts),
+        _member_masks_by_length(members, facts),
+    ):
         if (one := dose.concentrated(parts, members.hit, _LEVEL)) is not None:
             yield (
                 f"{one.hits:,} of the {one.of_hits:,} extracted members are {one.part}, as are {one.members:,} of all "
@@ -151,20 +155,20 @@ def _concentration_sentences(members: Outcome, facts: Mapping[str, SecretFacts])
             )
 
 
-def _by_repeats(members: Outcome) -> dict[str, NDArray[np.bool_]]:
+def _member_masks_by_copies(members: Outcome) -> dict[str, NDArray[np.bool_]]:
     if None in members.repeats:
         return {}
     times = np.array(members.repeats)
     return {f"those trained on {count:,} times or more": times >= count for count in np.unique(times)[1:]}
 
 
-def _by_group(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
+def _member_masks_by_group(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
     of = [facts[id].group if id in facts else None for id in members.ids]
     names = sorted({name for name in of if name is not None})
     return {f"of the group {inert.clean(name)}": np.array([own == name for own in of]) for name in names}
 
 
-def _by_length(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
+def _member_masks_by_length(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
     lengths = np.array([(facts[id].length or 0) if id in facts else 0 for id in members.ids])
     half = int(np.median(lengths))
     shorter = lengths <= half
@@ -201,7 +205,7 @@ def fewer_copies(result: AuditResult, details: Details) -> str:
     "" where copies are not known, parts of documents were attacked, or nothing is extracted.
     """
     known = _worst_row_with_members(result, details)
-    limits = [] if known is None or _in_parts(details, known[1]) else list(_recall_by_copy_limit(known[1]))
+    limits = [] if known is None or _has_document_parts(details, known[1]) else list(_recall_by_copy_limit(known[1]))
     if not limits:
         return ""
     within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
@@ -217,7 +221,7 @@ def recall_with_copies_left(
     None where nothing is extracted, parts of documents were attacked, or a count that would be left was not measured.
     """
     known = _worst_row_with_members(result, details)
-    if known is None or _in_parts(details, known[1]) or None in known[1].repeats:
+    if known is None or _has_document_parts(details, known[1]) or None in known[1].repeats:
         return None
     worst, members = known
     whole = details.rows[worst.key].outcome

@@ -89,8 +89,8 @@ def _undefended_target(result: AuditResult) -> TargetRecord:
 def _severity_prediction_promise(found: BeforeAfter) -> tuple[tuple[str, str], ...]:
     return (
         ("severity", f"{_severity_word(found.before)} before, {_severity_word(found.after)} after"),
-        ("predicted", _said_predicted(found)),
-        ("promised", _said_promised(found.after)),
+        ("predicted", _prediction_sentence(found)),
+        ("promised", _promise_sentence(found.after)),
     )
 
 
@@ -98,7 +98,7 @@ def _severity_word(result: AuditResult) -> str:
     return severity.severity_of_target(assess_signals(result), UNDEFENDED).word
 
 
-def _said_predicted(found: BeforeAfter) -> str:
+def _prediction_sentence(found: BeforeAfter) -> str:
     """The prediction, and how what was measured lies to it."""
     if found.predicted is None:
         return _NOT_PREDICTED
@@ -113,7 +113,7 @@ def _said_predicted(found: BeforeAfter) -> str:
     return f"{said}; measured {words.with_bounds(recall)}, {how}"
 
 
-def _said_promised(result: AuditResult) -> str:
+def _promise_sentence(result: AuditResult) -> str:
     target = _undefended_target(result)
     if target.claim is not None:
         epsilon = target.claim.epsilon.get(target.claim.relation)

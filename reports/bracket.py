@@ -38,21 +38,24 @@ def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
 
 
 def _title(result: AuditResult, finding: Finding) -> str:
-    return f"{titled(result, finding)} · {words.decoding(finding)} · 1 in {_one_in(finding):,}"
+    return f"{titled(result, finding)} · {words.decoding(finding)} · 1 in {_option_one_in(finding):,}"
 
 
-def _one_in(finding: Finding) -> int:
+def _option_one_in(finding: Finding) -> int:
     return int(finding.options["one_in"])
 
 
 def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
-    ceiling, above = finding.measurement("rank_bound"), finding.measurement(f"rank_bound_1_in_{_one_in(finding)}")
+    ceiling, above = (
+        finding.measurement("rank_bound"),
+        finding.measurement(f"rank_bound_1_in_{_option_one_in(finding)}"),
+    )
     floor, mean = finding.measurement(floor_of("rank_bound")), words.with_bounds(ceiling)
     beside = f" (non-members: {words.with_bounds(floor)})" if floor else ""
     return (
         f"{titled(result, finding)}: whatever temperature, top-k or top-p the product uses, one sample is a member's "
         f"suffix, token for token, with a probability of at most {mean} on average{beside}; for all but "
-        f"{words.share(above)} of them it is below 1 in {_one_in(finding):,}."
+        f"{words.share(above)} of them it is below 1 in {_option_one_in(finding):,}."
     )
 
 
@@ -72,7 +75,7 @@ def _probability_bracket_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         **{f"of its windows of {n} tokens, greedy decoding's": (f"greedy_windows_{n}", "") for n in windows},
     }
     for title, (mean, above) in kinds.items():
-        share = f"{above}_1_in_{_one_in(finding)}"
+        share = f"{above}_1_in_{_option_one_in(finding)}"
         means = (words.with_bounds(finding.measurement(name)) for name in (mean, floor_of(mean)))
         shares = (words.share(finding.measurement(name)) for name in (share, floor_of(share)))
         yield (title, *means, *shares)

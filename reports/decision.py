@@ -39,17 +39,17 @@ def markdown(decision: Decision) -> str:
     table = cut(Table("gate", "", HEAD, (Group("", found),), NUMERIC))
     about = inert.markdown(words.shorten(inert.clean(decision.about), _LONGEST))
     parts = [f"## Leakage {inert.markdown(decision.headline)}", inert.markdown(title), about, table if found else ""]
-    said = [f"{r.row}: {r.reason}" for r in _worst_first(decision) if not r.n][:_MOST_SAID]
+    said = [f"{r.row}: {r.reason}" for r in _rulings_worst_first(decision) if not r.n][:_MOST_SAID]
     parts += [f"- {inert.markdown(words.shorten(inert.clean(text), _LONGEST))}" for text in said]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
     """A row a ruling under HEAD, the worst first."""
-    return tuple(map(_cells, _worst_first(decision)))
+    return tuple(map(_cells, _rulings_worst_first(decision)))
 
 
-def _worst_first(decision: Decision) -> list[Ruling]:
+def _rulings_worst_first(decision: Decision) -> list[Ruling]:
     return sorted(decision.rulings, key=lambda ruling: _WORST.index(ruling.verdict))
 
 

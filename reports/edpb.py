@@ -123,7 +123,7 @@ def _number(m: Measurement) -> str:
     return f"{words.with_bounds(m)} of {m.n:,}"
 
 
-def _most_exposed(e: EdpbEvidence) -> list[str]:
+def _most_extracted_copies_sentences(e: EdpbEvidence) -> list[str]:
     """The repeat count at which most is extracted, of each target's row with the highest such number."""
     found = []
     for target in _targets_without_companions(e):
@@ -243,7 +243,7 @@ def _recall(row: Finding) -> float:
     return recall.value if recall else -1.0
 
 
-def _by_kind(e: EdpbEvidence) -> list[str]:
+def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
     """By kind of personal data, of each target's row with most of it; only kinds whose names are ours."""
     found = []
     for target in _targets_without_companions(e):
@@ -257,7 +257,7 @@ def _by_kind(e: EdpbEvidence) -> list[str]:
 _SHOWN = 5  # rulings, with what each would have missed
 
 
-def _held_to(e: EdpbEvidence) -> list[str]:
+def _gate_verdict_sentences(e: EdpbEvidence) -> list[str]:
     return [f"Gate {one.decision.verdict}, decided {one.decided}: {_ruling_counts_sentence(one)}." for one in e.gates]
 
 
@@ -271,11 +271,11 @@ def _ruling_counts_sentence(one: KeptDecision) -> str:
     return (", ".join(f"{n} {what}" for what, n in counts if n) or "nothing was judged") + from_on
 
 
-def _no_answer(e: EdpbEvidence) -> list[str]:
+def _empty_answer(e: EdpbEvidence) -> list[str]:
     return []
 
 
-def _of_plugin(what: str) -> Callable[[EdpbEvidence], list[str]]:
+def _answer_by_main_numbers(what: str) -> Callable[[EdpbEvidence], list[str]]:
     """The main number of each row whose attack or probe declares to measure this."""
 
     def answer(e: EdpbEvidence) -> list[str]:
@@ -311,7 +311,7 @@ QUESTIONS = (
     _opinion(
         "¶43",
         "Does that hold for every person, not on average?",
-        _most_exposed,
+        _most_extracted_copies_sentences,
         "The worst repeat count, not the worst person: no sample shows what holds for everyone.",
         "repeat counts in the data (a repeats column) would",
     ),
@@ -344,14 +344,14 @@ QUESTIONS = (
         measured_by=("verbatim",),
     ),
     *(
-        _opinion("¶55", asked, _of_plugin(what), _OF_PLUGIN, measured_by=(what,))
+        _opinion("¶55", asked, _answer_by_main_numbers(what), _OF_PLUGIN, measured_by=(what,))
         for asked, what in (
             ("Attribute inference", "attribute inference"),
             ("Model inversion", "model inversion"),
             ("Reconstruction of records from nothing, or from gradients", "reconstruction"),
         )
     ),
-    _opinion("¶58 (a), (b)", "Impact assessment, and the advice of the officer", _no_answer, "", _FOR_YOU),
+    _opinion("¶58 (a), (b)", "Impact assessment, and the advice of the officer", _empty_answer, "", _FOR_YOU),
     _opinion(
         "¶58 (c), (d)",
         "Which technical measures lower the likelihood, and by how much?",
@@ -366,7 +366,7 @@ QUESTIONS = (
         "An ε holds for its unit, relation, access, decoding and number of drawn tokens; an audit can only refute it.",
         "a model or a defense that claims one would: `audit list` says what each claims",
     ),
-    _opinion("¶58 (e)(i)", "Ratio of training data to parameters", _no_answer, ""),
+    _opinion("¶58 (e)(i)", "Ratio of training data to parameters", _empty_answer, ""),
     _opinion(
         "¶58 (e)(ii)",
         "Metrics of the likelihood of re-identification",
@@ -383,20 +383,20 @@ QUESTIONS = (
         "By whom, the controller adds. The hashes tie this page to the run folder.",
         "",
     ),
-    _opinion("¶58 (f)", "What deployers and data subjects are told", _no_answer, "", _FOR_YOU),
-    _assessment("35(7)(a), (b)", "Purpose, necessity, proportionality", _no_answer, "", _FOR_YOU),
+    _opinion("¶58 (f)", "What deployers and data subjects are told", _empty_answer, "", _FOR_YOU),
+    _assessment("35(7)(a), (b)", "Purpose, necessity, proportionality", _empty_answer, "", _FOR_YOU),
     _assessment(
         "35(7)(c)",
         "Likelihood of the risk, by kind of personal data",
-        _by_kind,
+        _personal_data_kind_sentences,
         "Kinds that patterns find, or the data mark; texts that no pattern knows are not counted.",
         "data with such texts in the attacked suffixes (`audit secrets`) would",
     ),
-    _assessment("35(7)(c)", "Severity of the risk for the person", _no_answer, "", _FOR_YOU),
+    _assessment("35(7)(c)", "Severity of the risk for the person", _empty_answer, "", _FOR_YOU),
     _assessment(
         "35(7)(d)",
         "Was the residual risk held to a limit?",
-        _held_to,
+        _gate_verdict_sentences,
         "Held: the one-sided 95% upper bound is within the controller's limit; no audit shows that ε is small.",
         "`audit gate RUN --max recall=0.05` would",
     ),

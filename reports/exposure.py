@@ -44,14 +44,14 @@ def _exposure(result: AuditResult, details: Details) -> list[Block]:
     head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
     axes = ("Exposure (bits)", "Share with at least as much")
     null = Series(
-        "", tuple(PlotPoint(x, 2**-x, 2**-x, null_band(x, n)) for x in np.linspace(0, _most_bits(series), 41))
+        "", tuple(PlotPoint(x, 2**-x, 2**-x, null_band(x, n)) for x in np.linspace(0, _largest_x_in_bits(series), 41))
     )
     return [
         Figures((Figure("exposure-plot", "exposure", title, text, head, groups, series=series, axes=axes, null=null),))
     ]
 
 
-def _most_bits(series: Sequence[Series]) -> float:
+def _largest_x_in_bits(series: Sequence[Series]) -> float:
     return max(point.x for one in series for point in one.points)
 
 

@@ -22,7 +22,7 @@ def all_figures(result: AuditResult) -> list[Figure]:
         findings = tuple(f for f in words.rows(result) if f.setting == setting and not f.not_applicable)
         figures += _repeats_figure(result, setting, findings)
         figures += _errors_figure(result, setting, findings)
-        figures += _any_of_figure(result, setting, findings)
+        figures += _any_of_n_samples_figures(result, setting, findings)
         figures += _exposure_figure(result, setting, findings)
     return figures
 
@@ -64,13 +64,13 @@ def _errors_figure(result: AuditResult, setting: str, findings: Sequence[Finding
     return [Figure(f"errors-{setting}", "errors", title, description, head, groups, shown)]
 
 
-def _any_of_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
+def _any_of_n_samples_figures(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
     shown = tuple(f for f in findings if words.any_of_n(f))
     if not shown:
         return []
     title = f"Expected recall of any of n samples, {setting}"
     description = "Exact, without sampling: the mean probability that one of n samples is the secret, word for word."
-    groups = tuple(Group(words.row_title(result, f), tuple(_any_of_rows(f))) for f in shown)
+    groups = tuple(Group(words.row_title(result, f), tuple(_any_of_n_samples_rows(f))) for f in shown)
     head = ("Samples", "Members", "Non-members")
     return [Figure(f"any-of-{setting}", "any_of_n", title, description, head, groups, shown)]
 
@@ -96,7 +96,7 @@ def _exposure_figure(result: AuditResult, setting: str, findings: Sequence[Findi
     ]
 
 
-def _any_of_rows(finding: Finding) -> list[tuple[str, ...]]:
+def _any_of_n_samples_rows(finding: Finding) -> list[tuple[str, ...]]:
     floor = words.any_of_n(finding, "_nonmembers")
     return [
         (f"{n:,}", words.with_bounds(m), words.with_bounds(floor.get(n))) for n, m in words.any_of_n(finding).items()

@@ -66,7 +66,7 @@ def render(
     parts += [f"… and {counted(left, 'more target')}, in report.html."] if left > 0 else []
     parts += [escape(doc.rule)]
     for section in shown:
-        parts += [f"### {escape(section.title)}", *_at_once(section)]
+        parts += [f"### {escape(section.title)}", *_unfolded_section_parts(section)]
     parts += [escape(words.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT))]
     parts += [_bullets(words.shorten(said, _MOST_CLAIM) for said in _violations(result)[:_MOST_CLAIMS])]
     parts += [_bullets(words.shorten(claim, _MOST_CLAIM) for claim in _claims(result)[:_MOST_CLAIMS])]
@@ -84,7 +84,7 @@ def _standing(standing: TargetSummary) -> str:
     return f"- {opening}: {escape(why)}. {escape(said)}".rstrip()
 
 
-def _at_once(section: Section) -> list[str]:
+def _unfolded_section_parts(section: Section) -> list[str]:
     """What of it is not folded: its tables, cut, and the first points of its lists."""
     parts = list[str]()
     for block in section.blocks:

@@ -45,10 +45,10 @@ def _membership_tables(result: AuditResult) -> list[Block]:
     head = ("Score", "AUC", *found, f"Mean up to {100 * BELOW:g}%", f"Counts behind the {rates[0]}%")
     groups = tuple(Group(titled(result, f), tuple(_score_rows(f))) for f in shown)
     table = Table("membership-table", "Members told from non-members, by score", head, groups, frozenset({1, 2, 3, 4}))
-    return [table, *_other_way(result, shown), *_by_repeats(result, shown), Paragraph(_NOTE)]
+    return [table, *_reversed_score_blocks(result, shown), *_auc_by_copies_blocks(result, shown), Paragraph(_NOTE)]
 
 
-def _other_way(result: AuditResult, shown: list[Finding]) -> list[Block]:
+def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
     """The rows whose score finds members by what is least likely, as where a defense forbids what it was trained on."""
     found = [(titled(result, f), m) for f in shown if (m := f.measurement(auc_of(""))) is not None and m.high < 0.5]
     said = (
@@ -75,7 +75,7 @@ def _too_few(rate: float) -> str:
     return f"needs {roc.needed(rate):,} non-members"
 
 
-def _by_repeats(result: AuditResult, shown: list[Finding]) -> list[Block]:
+def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
     known = [finding for finding in shown if finding.by_repeats]
     if not known:
         return []

@@ -81,7 +81,7 @@ def _errors(axes: Axes, block: Block) -> None:
 
 def _draw_recall_by_copies(axes: Axes, block: Block) -> None:
     """One line a finding with its intervals, the findings a little apart so that error bars stand side by side."""
-    _beside_each_other(axes, block.findings)
+    _plot_numbers_by_copies(axes, block.findings)
     axes.set_xlabel("Repetitions in the training data")
     shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
     axes.set_ylabel("Recall" if shares else "Mean")
@@ -91,13 +91,13 @@ def _draw_recall_by_copies(axes: Axes, block: Block) -> None:
 def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
     """One line a target over the number of insertions, from no bit to the most there are."""
     findings = block.findings
-    _beside_each_other(axes, findings)
+    _plot_numbers_by_copies(axes, findings)
     axes.axhline(1 / math.log(2), color=INK, linewidth=0.9, linestyle=FLOOR["linestyle"], zorder=0)
     axes.set_ylim(-0.4, max(m.high for f in findings for m in f.by_repeats.values()) + 0.4)
     lined(axes, "Insertions into the training data", "Exposure, bits")
 
 
-def _beside_each_other(axes: Axes, findings: Sequence[Finding]) -> None:
+def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
     """The numbers by repeat count with their intervals."""
     names = sorted({name for f in findings for name in f.by_repeats}, key=words.repeats_sort_key)
     apart = min(0.1, 0.7 / len(findings))
@@ -111,7 +111,7 @@ def _beside_each_other(axes: Axes, findings: Sequence[Finding]) -> None:
     axes.set_xticks(range(len(names)), [words.shorten(name, 10) for name in names])
 
 
-def _any_of_n(axes: Axes, block: Block) -> None:
+def _plot_any_of_n_samples(axes: Axes, block: Block) -> None:
     """Two lines a finding, members and non-members, over a logarithmic number of samples."""
     for finding, style in zip(block.findings, styles(block.findings), strict=True):
         for measured, own in (
@@ -242,7 +242,7 @@ def _thinned(curve: Sequence[tuple[int, float]], most: int) -> list[tuple[int, f
 PLOTS: dict[str, Callable[[Axes, Block], None]] = {
     "errors": _errors,
     "repeats": _draw_recall_by_copies,
-    "any_of_n": _any_of_n,
+    "any_of_n": _plot_any_of_n_samples,
     "shares": _shares,
     "calibration": _draw_calibration,
     "exposure": _draw_exposure_tail,

@@ -77,7 +77,7 @@ def _rows(result: AuditResult, width: int) -> Iterator[RenderableType]:
         yield from _heading(title, facts, claim, width)
         for finding in group:
             yield (
-                _not_applicable(finding, widths[0], gap)
+                _not_applicable_line(finding, widths[0], gap)
                 if finding.not_applicable
                 else _line(_cells(finding), widths, gap)
             )
@@ -116,7 +116,7 @@ def _line(cells: tuple[str, ...], widths: list[int], gap: int, style: str = "") 
     return _indented(table)
 
 
-def _not_applicable(finding: Finding, width: int, gap: int) -> Padding:
+def _not_applicable_line(finding: Finding, width: int, gap: int) -> Padding:
     name = words.shorten(finding.attack, width)
     return _indented(Text(f"{name:{width + gap}}not applicable: {finding.not_applicable}"))
 
@@ -149,7 +149,7 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
         if told is not None and told.chain is not None:
             yield _effect_of_changes_text(target.title, told, told.chain)
         if target.likelihood is not None:
-            yield _more_likely(target.title, target.likelihood)
+            yield _likelihood_causes_line(target.title, target.likelihood)
     for one in result.unlearning:
         yield Text.assemble(("forgotten", "bold"), "  ", unlearning.sentence(result, one))
     if result.prefix_token:
@@ -172,7 +172,7 @@ def _sparkline(finding: Finding) -> Text:
     )
 
 
-def _more_likely(title: str, chain: Chain) -> Text:
+def _likelihood_causes_line(title: str, chain: Chain) -> Text:
     """What no guess shows: how much of the members' advantage in likelihood each cause takes."""
     told = " · ".join(map(words.step_effect, words.measured_steps(chain.steps)))
     of = f" ({words.MORE_LIKELY}, n {chain.whole.n:,})"

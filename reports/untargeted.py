@@ -57,7 +57,7 @@ def _rates_and_rankings_blocks(result: AuditResult) -> list[Block]:
     shown = rows(result)
     if not shown:
         return []
-    return [_rates(result, shown), _to_come(result, shown), *_rankings(result, shown), Paragraph(_NOTE)]
+    return [_rates(result, shown), _records_to_come_table(result, shown), *_rankings(result, shown), Paragraph(_NOTE)]
 
 
 def _rates(result: AuditResult, shown: list[Finding]) -> Table:
@@ -80,7 +80,7 @@ def _drawn(finding: Finding) -> str:
     return f"{main.n:,}" if main else words.NOTHING
 
 
-def _to_come(result: AuditResult, shown: list[Finding]) -> Table:
+def _records_to_come_table(result: AuditResult, shown: list[Finding]) -> Table:
     head = ("Target", "Records extracted", "Non-members", f"New in the next {PER:,}", "In the end, at least")
     told = tuple(
         (

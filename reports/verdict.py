@@ -47,7 +47,7 @@ def verdict(result: AuditResult) -> str:
 
 def verdict_by_question(result: AuditResult) -> Facts:
     """The verdict by question, for a page: what leaks of each target, at what cost, what is promised, how sure."""
-    return (*_verdict_facts(result), ("How sure", _how_sure(result)))
+    return (*_verdict_facts(result), ("How sure", _certainty_sentences(result)))
 
 
 def _named(result: AuditResult) -> set[str]:
@@ -102,7 +102,7 @@ def _promise_sentences(result: AuditResult) -> list[str]:
     ]
 
 
-def _how_sure(result: AuditResult) -> str:
+def _certainty_sentences(result: AuditResult) -> str:
     n, rows = result.benchmark.members, sum(1 for f in result.findings if f.main and not f.not_applicable)
     least = fewest_attacked(result)
     of = "" if least == n else f", where only {least:,} were attacked"
@@ -238,10 +238,10 @@ def explain_effect(result: AuditResult, target: TargetRecord) -> str:
     opening = f"Of {target.title}'s {words.points(whole)} against no defense ({of})"
     beyond = words.steps(finding.chain, target.name, beyond=True)
     further = (f"One step further, {words.step_effect_in_full(step)}." for step in beyond)
-    return " ".join((f"{opening}, by control rows: {told}.", *further, *_more_likely(target)))
+    return " ".join((f"{opening}, by control rows: {told}.", *further, *_likelihood_causes_sentences(target)))
 
 
-def _more_likely(target: TargetRecord) -> list[str]:
+def _likelihood_causes_sentences(target: TargetRecord) -> list[str]:
     """What no guess shows: what each cause takes of the members' advantage in likelihood."""
     if target.likelihood is None:
         return []

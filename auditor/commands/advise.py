@@ -29,15 +29,15 @@ def advise(
     from auditor.studies import sweep
 
     if (folder / sweep.SWEEP).is_file():
-        typer.echo(_of_checkpoints(folder, at_most))
+        typer.echo(_last_checkpoint_below_limit(folder, at_most))
         return
     if at_most is not None:
         raise AuditError(f"--max is about checkpoints, but {str(folder)!r} is a single run")
-    for sentence in _of_run(folder):
+    for sentence in _run_advice_lines(folder):
         typer.echo(sentence)
 
 
-def _of_run(folder: Path) -> list[str]:
+def _run_advice_lines(folder: Path) -> list[str]:
     from auditor.gate.decide import read_run
     from auditor.records import details
     from auditor.reports import advice, inert, words
@@ -49,7 +49,7 @@ def _of_run(folder: Path) -> list[str]:
     return [inert.clean(one.line) for one in found]
 
 
-def _of_checkpoints(folder: Path, at_most: str | None) -> str:
+def _last_checkpoint_below_limit(folder: Path, at_most: str | None) -> str:
     from auditor.studies import checkpoints, sweep
 
     name, _, limit = (at_most or "").partition("=")

@@ -198,14 +198,14 @@ def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     """The flag's value, or the group made of the values of its flags; of a plan's fields those that were given."""
     if (asked := _plan_flags(kind)) is not None:
         values = {one: flags[one] for one in asked.names.split() if flags[one] is not None}
-        return _with_forms(values) if asked.forms else values
+        return _values_with_split_forms(values) if asked.forms else values
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return flags[name]
     kinds = _annotated_type_hints(kind)
     return kind(**{one.name: _value_from_flags(one.name, kinds[one.name], flags) for one in dataclasses.fields(kind)})
 
 
-def _with_forms(values: Values) -> Values:
+def _values_with_split_forms(values: Values) -> Values:
     """Lists of forms taken apart at their commas; of several models the first is attacked, the others are its forms."""
     model, *named = values.pop("model", None) or [None]
     forms = [*named, *(form.strip() for given in values.pop("forms", None) or [] for form in given.split(","))]
@@ -251,7 +251,7 @@ class Allowed:
     @classmethod
     def by(cls, values: Mapping[str, Any]) -> Allowed:
         """What these values of a plan ask for. Raises AuditError for code with --safe."""
-        found = cls(_with_risk(values))
+        found = cls(_risky_field_values(values))
         for name, value in found._each():
             if name in ("plugin", "trust_remote_code"):
                 guard.refuse(f"{' '.join(_written(name, value))}: {FIELDS[name].said.risk}")
@@ -275,7 +275,7 @@ class Allowed:
     def check(self, plan: Mapping[str, Any], where: str) -> None:
         """Raises AuditError for a plan that asks for more. where: whose plan it is, for the sentence."""
         named = set(map(_name_and_absolute_path, self._each()))
-        for name, value in Allowed(_with_risk(plan))._each():
+        for name, value in Allowed(_risky_field_values(plan))._each():
             if _name_and_absolute_path((name, value)) not in named:
                 to = "" if value is True else f" to {value!r}"
                 raise AuditError(
@@ -290,7 +290,7 @@ class Allowed:
                 yield name, one
 
 
-def _with_risk(values: Mapping[str, Any]) -> Values:
+def _risky_field_values(values: Mapping[str, Any]) -> Values:
     """Of the fields with a risk, those that hold a value that has it."""
     found: Values = {}
     for name in _RISKS:

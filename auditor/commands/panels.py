@@ -85,7 +85,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
-def _write_said(formatter: Any, text: str) -> None:
+def _write_text_with_examples(formatter: Any, text: str) -> None:
     said = Said.of(text)
     _write_paragraph(formatter, said.first)
     if said.examples:
@@ -103,7 +103,7 @@ class PanelCommand(TyperCommand):
     """A command whose flags stand in panels."""
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        _write_said(formatter, self.help or "")
+        _write_text_with_examples(formatter, self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write(formatter, sections(self, ctx))
@@ -129,7 +129,7 @@ class PanelGroup(TyperGroup):
         return [] if ctx.meta.get(_UNREAD) else super().get_params(ctx)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        _write_said(formatter, self.help or "")
+        _write_text_with_examples(formatter, self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         found: dict[str, Rows] = {}

@@ -43,7 +43,7 @@ def report(
     if form is not None:
         if baseline is not None or markdown is not None or reveal:
             raise AuditError("--format edpb is a page of its own: give no --baseline, --markdown or --reveal with it")
-        _for_the_file(folder, form)
+        _write_edpb_documents(folder, form)
         return
     written = files.render_all(folder, None if baseline is None else changes(baseline, folder), reveal)
     if markdown is not None:
@@ -55,7 +55,7 @@ def report(
         say_revealed(folder)
 
 
-def _for_the_file(folder: Path, form: str) -> None:
+def _write_edpb_documents(folder: Path, form: str) -> None:
     from auditor.reports import edpb, html, markdown
 
     if form != "edpb":

@@ -146,7 +146,7 @@ def run(
     if single.estimate and isinstance(asked, Plan):
         _show_cost_estimate(asked)
         return
-    folder = _run_one(asked, out, (policy, base), single, verbose)
+    folder = _run_or_resume_plan(asked, out, (policy, base), single, verbose)
     if policy is not None:
         outputs = gates.Outputs(junit=folder / "gate.xml", markdown=folder / "gate.md")
         raise typer.Exit(gates.hold(folder, policy, base, outputs))
@@ -251,7 +251,9 @@ def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config
         raise AuditError(f"{len(failures)} of {len(points)} points failed; {name}: {why}")
 
 
-def _run_one(asked: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool) -> Path:
+def _run_or_resume_plan(
+    asked: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool
+) -> Path:
     """Runs a plan, or goes on with the folder of one. Returns the folder of the run, with its reports in it."""
     from auditor.gate.decide import check_metrics, check_rows
     from auditor.records.folder import RunFolder

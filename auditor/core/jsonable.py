@@ -65,19 +65,19 @@ def _validator(kind: Any) -> SchemaValidator:
 def _core_schema(kind: Any) -> Any:
     from pydantic import TypeAdapter
 
-    return _as_written(TypeAdapter(kind).core_schema)
+    return _schema_of_written_json(TypeAdapter(kind).core_schema)
 
 
 _INNER = {"schema", "fields", "definitions", "choices", "items_schema", "keys_schema", "values_schema"}
 
 
-def _as_written(schema: Any) -> Any:
+def _schema_of_written_json(schema: Any) -> Any:
     """pydantic's schema of a type, as `to_json` writes it: floats by name, lists for tuples, and no further fields."""
     if isinstance(schema, list):
-        return [_as_written(item) for item in schema]
+        return [_schema_of_written_json(item) for item in schema]
     if not isinstance(schema, dict):  # the name of a field
         return schema
-    found = {key: _as_written(item) if key in _INNER else item for key, item in schema.items()}
+    found = {key: _schema_of_written_json(item) if key in _INNER else item for key, item in schema.items()}
     match found["type"]:
         case "float":
             by_name = {"type": "no-info", "function": float}

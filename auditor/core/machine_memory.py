@@ -12,10 +12,10 @@ _NO_LIMIT = 2**60  # bytes: what a control group without a limit says is more
 
 def free_bytes() -> int:
     """Bytes, within the limits set to the process and to the container or job that it runs in."""
-    return max(0, min(psutil.virtual_memory().available, _left_to_the_group(), _left_to_the_process()))
+    return max(0, min(psutil.virtual_memory().available, _control_group_free_bytes(), _process_limit_free_bytes()))
 
 
-def _left_to_the_group() -> int:
+def _control_group_free_bytes() -> int:
     """Of the control group that a container, or a job of a cluster, runs in; pages of files make room."""
     try:
         limit, used = ((_GROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
@@ -25,7 +25,7 @@ def _left_to_the_group() -> int:
         return _NO_LIMIT
 
 
-def _left_to_the_process() -> int:
+def _process_limit_free_bytes() -> int:
     """Of `ulimit -v`."""
     try:
         import resource

@@ -57,7 +57,7 @@ class Plan:
             part.check()
         self._check_place()
         self._check_unlearning()
-        self._check_until()
+        self._check_until_conflicts()
         for name, value in self.values().items():
             least = FIELDS[name].said.least
             if least is not None and value is not None and value < least:
@@ -107,7 +107,7 @@ class Plan:
         if self.loading.dtype == "float16":
             raise AuditError("--relearn goes with --dtype float32 or bfloat16: training steps in float16 round to zero")
 
-    def _check_until(self) -> None:
+    def _check_until_conflicts(self) -> None:
         """Refuses what is of all secrets beside what may ask some. Raises AuditError."""
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):

@@ -121,7 +121,7 @@ def fresh(runs: Runs) -> LoopCheck:
         for trace in runs.traces
         for a, b in itertools.pairwise(trace.steps)
     ]
-    most, of_pairs, pair = _most_alike([step.noise for step in noisy], size)
+    most, of_pairs, pair = _largest_noise_correlation([step.noise for step in noisy], size)
     found = {
         "in any two steps": (most, of_pairs),
         "from step to step": _correlation(follow),
@@ -146,7 +146,7 @@ def fresh(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
-def _most_alike(noises: Sequence[Array], free: float) -> tuple[float, float, tuple[int, int]]:
+def _largest_noise_correlation(noises: Sequence[Array], free: float) -> tuple[float, float, tuple[int, int]]:
     """The largest correlation of any two, its p-value among so many pairs, and which two.
 
     Of one noise given the other, the direction is uniform in its own dimensions (at least `free`), so the correlation

@@ -102,7 +102,9 @@ def clipped(runs: Runs) -> LoopCheck:
     """How far a record reaches follows neither its gradient's norm, beyond the bound, nor who else is in the batch."""
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
     shares = {what: _shared(runs.steps, parts) for what, parts in _COMPANY.items()}
-    found = {what: one for what, one in {_NORM: _by_norm(runs.steps, promised), **shares}.items() if one}
+    found = {
+        what: one for what, one in {_NORM: _norm_dependence_of_reach(runs.steps, promised), **shares}.items() if one
+    }
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     worst = max(found, key=lambda what: found[what][0] / found[what][1])
@@ -126,7 +128,7 @@ def clipped(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
-def _by_norm(steps: Sequence[ReadStep], promised: float) -> tuple[float, float] | None:
+def _norm_dependence_of_reach(steps: Sequence[ReadStep], promised: float) -> tuple[float, float] | None:
     """Whether reach rises with the gradient's norm, and goes beyond the bound where that is largest.
 
     Of the slope and of what the largest quarter reaches beyond the bound, whichever is fewer standard errors above 0

@@ -39,7 +39,7 @@ def lines(test: CrashTest, again: str) -> Iterator[str]:
     yield f"RESULT  {headline(test)}"
     yield f"LOOP    {observed(test)}"
     yield f"BOUND   {bounded(test)}"
-    for check in _worst_first(test):
+    for check in _checks_worst_first(test):
         if check.verdict == UNKNOWN:
             yield f"        {check.name}: {check.verdict}: {check.said}"
         elif check.verdict == BROKEN:
@@ -126,7 +126,7 @@ def headline(test: CrashTest) -> str:
         if test.verdict == UNKNOWN:
             return f"Cannot tell; {follows}."
         return f"No fault seen, but a doubt; {follows}." if test.doubted else f"No fault seen; {follows}."
-    worst = _worst_first(test)[0]
+    worst = _checks_worst_first(test)[0]
     return (
         f"Broken: {worst.said}. Epsilon: {_number(test.epsilon)}; its claim gives {test.claim.implied_epsilon():.2f}."
     )
@@ -138,16 +138,16 @@ def _number(epsilon: float | None) -> str:
     return "unbounded" if math.isinf(epsilon) else f"at least {epsilon:.2f}"
 
 
-def _worst_first(test: CrashTest) -> list[LoopCheck]:
+def _checks_worst_first(test: CrashTest) -> list[LoopCheck]:
     return sorted(test.checks, key=lambda check: (_ORDER.index(check.verdict), -(check.epsilon or 0), check.p))
 
 
 def document(test: CrashTest, source: str, again: str) -> Document:
     """What the page and the Markdown show. again: as in `lines`."""
     claim = tuple((name.replace("_", " "), str(value)) for name, value in vars(test.claim).items() if value is not None)
-    rows = tuple((c.name, c.verdict, c.said, _would_see(c)) for c in _worst_first(test))
+    rows = tuple((c.name, c.verdict, c.said, _would_see(c)) for c in _checks_worst_first(test))
     head = ("Check", "Verdict", "What was seen", "Smallest violation caught with 80% probability")
-    broken = tuple(Code(check.name, reproduction(test, check, again)) for check in _worst_first(test)
+    broken = tuple(Code(check.name, reproduction(test, check, again)) for check in _checks_worst_first(test)
                    if check.verdict == BROKEN)  # fmt: skip
     sections = [
         Section("checks", "Checks", (Table("checks", "Every check", head, (Group("", rows),)),)),

@@ -180,7 +180,7 @@ class StepWatch:
         rate = float(optimizer.param_groups[0]["lr"])
         if self._after and self.trace.elsewhere is None and not torch.equal(self._weights(), self._after[-1]):
             self.trace.elsewhere = at
-        self.trace.steps.append(self._taken_apart(taken, read, passes, rate))
+        self.trace.steps.append(self._read_released_step(taken, read, passes, rate))
         self.trace.printed.before_step = False
         own = {names[id(value)]: value.grad for value in mine if value.grad is not None}
         self.trace.released.append({name: value.detach().clone() for name, value in own.items()})
@@ -205,7 +205,7 @@ class StepWatch:
         now, held = self._weights(), enumerate(self._after)
         self.trace.returned = next((at for at, one in reversed(list(held)) if torch.equal(one, now)), None)
 
-    def _taken_apart(
+    def _read_released_step(
         self, taken: dict[str, Tensor], read: tuple[int, ...], passes: tuple[tuple[int, ...], ...], rate: float
     ) -> ReadStep:
         if self._gradients is None:

@@ -166,19 +166,22 @@ class RayEngine:
             )
         if hasattr(os, "pidfd_open"):
             node = str(_ray().get_runtime_context().get_node_id())
-            self._held.enter_context(_exit_when_process_is_lost(_of_node(node) if self.address else _of_cluster()))
+            self._held.enter_context(
+                _exit_when_process_is_lost(_of_node(node) if self.address else _own_cluster_process_ids())
+            )
 
     def _check_room(self) -> None:
         """Ray itself would wait for ever. What a cluster has it says some moments after its start."""
         until = time.monotonic() + PATIENCE
         while (
-            room := self._short_of(_ray().cluster_resources()) or self._short_of(_ray().available_resources())
+            room := self._missing_resources_sentence(_ray().cluster_resources())
+            or self._missing_resources_sentence(_ray().available_resources())
         ) and time.monotonic() < until:
             time.sleep(0.1)
         if room:
             raise AuditError(room)
 
-    def _short_of(self, room: Mapping[str, float]) -> str:
+    def _missing_resources_sentence(self, room: Mapping[str, float]) -> str:
         """What a cluster with so much has too little of for these workers; "" for nothing."""
         for what, asked in (("CPU", float(self.workers)), ("GPU", self.gpus * self.workers)):
             if (free := room.get(what, 0.0)) < asked:
@@ -199,7 +202,7 @@ def _short_place() -> Path:
     )
 
 
-def _of_cluster() -> list[int]:
+def _own_cluster_process_ids() -> list[int]:
     """The processes of a cluster of our own without which it ends, and Ray this process with it."""
     found = []
     for process in psutil.Process().children(recursive=True):

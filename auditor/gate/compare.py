@@ -74,9 +74,9 @@ def compare(runs: Sequence[Run], metrics: Sequence[str] = ()) -> Comparison:
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
     lowest = [_index_of_lowest_value(line) for line in lines]
     rivals = [_excess_leak_of_other_runs(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
-    level = level_of_each([partial(_all_leak_more, others) for others in rivals], LEVEL)
+    level = level_of_each([partial(_is_lower_than_all_rivals, others) for others in rivals], LEVEL)
     marked = (
-        replace(line, best=candidate if _all_leak_more(others, level) else None)
+        replace(line, best=candidate if _is_lower_than_all_rivals(others, level) else None)
         for line, candidate, others in zip(lines, lowest, rivals, strict=True)
     )
     record = runs[0].result.benchmark
@@ -137,6 +137,6 @@ def _excess_leak_of_other_runs(runs: Sequence[Run], line: ComparisonRow, candida
     return found
 
 
-def _all_leak_more(rivals: Sequence[Evidence], level: float) -> bool:
+def _is_lower_than_all_rivals(rivals: Sequence[Evidence], level: float) -> bool:
     """At a level shared out over the runs that could have been lowest."""
     return bool(rivals) and all(other.low(level / (len(rivals) + 1)) > 0 for other in rivals)

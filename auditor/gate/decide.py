@@ -189,7 +189,7 @@ def judge_rules(
         for name in [scope["target"]] if scope["target"] else judged_targets(result, rule):
             rows = rows_of(result, {**scope, "target": name})
             if rule.of_claim:
-                cases.append(_held_to_claim(result, name, rule, scope["setting"], scope["attack"]))
+                cases.append(_claim_rule_case(result, name, rule, scope["setting"], scope["attack"]))
                 continue
             each = rules_of_rows(rule, rows, result)
             cases += [_case(row, of_it, own, baseline) for row, of_it in each]
@@ -237,7 +237,7 @@ class _Case:
     seen: _Number | _LowerBound | _Claimed | str
 
 
-def _held_to_claim(result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None) -> _Case:
+def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None) -> _Case:
     """The rule on all audits of a target together: they share the level."""
     row = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
@@ -407,7 +407,7 @@ def _ruling_of_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
 def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> Ruling:
     """How the claim of a target stands: contradicted, consistent, or nobody can tell."""
     claimed, bounds = stands.claimed, stands.bounds
-    assert claimed is not None  # `_held_to_claim` has seen to it
+    assert claimed is not None  # `_claim_rule_case` has seen to it
     seen = [
         f"{bound.row.attack} ({bound.row.setting}) {bound.audit.epsilon:.4f} of {bound.audit.best:.4f} provable"
         + ("" if bound.promised == claimed else f", against {bound.promised:.4g}")

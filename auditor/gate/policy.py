@@ -167,7 +167,7 @@ def read_policy(path: Path) -> Policy:
         raise AuditError(f"{path} is not TOML: {error}") from error
     found: _PolicyFile = from_json(_PolicyFile, raw, str(path))
     rules = [parse_rule(sentence) for sentence in found.rules]
-    rules += [_from_table(table, f"{path}: rule {i}") for i, table in enumerate(found.rule, 1)]
+    rules += [_rule_from_table(table, f"{path}: rule {i}") for i, table in enumerate(found.rule, 1)]
     if not rules:
         raise AuditError(f"{path}: expected at least one rule, got none; a gate without rules holds nothing")
     _check_required(found.require, raw.get("require", {}), f"{path}: require")
@@ -233,7 +233,7 @@ def without_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _from_table(table: _RuleTable, where: str) -> Rule:
+def _rule_from_table(table: _RuleTable, where: str) -> Rule:
     given = {field.name: value for field in fields(table) if (value := getattr(table, field.name)) is not None}
     for key, value in given.items():
         if value == "":
@@ -251,11 +251,13 @@ def _from_table(table: _RuleTable, where: str) -> Rule:
     if not _METRIC.fullmatch(table.metric):
         raise AuditError(f"{where}: expected a metric such as recall or recall(count=16), got {table.metric!r}")
     complaint = f"{where}: expected {limits[0]} to be a number, got {given[limits[0]]!r}"
-    found = _rule(_with_part(table.metric, given, where), given[limits[0]], complaint, limits[0] == "max_increase")
+    found = _rule(
+        _metric_with_count_or_kind(table.metric, given, where), given[limits[0]], complaint, limits[0] == "max_increase"
+    )
     return replace(found, **narrowed)
 
 
-def _with_part(metric: str, given: Mapping[str, Any], where: str) -> str:
+def _metric_with_count_or_kind(metric: str, given: Mapping[str, Any], where: str) -> str:
     """`recall(count=16)`, whether the table says so in the metric or in fields. Raises AuditError for two of them."""
     parts = [key for key in ("count", "kind") if key in given]
     if given.get("count", 0) < 0:

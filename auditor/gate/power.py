@@ -156,13 +156,13 @@ def check_power(power: float, rules: int) -> None:
 
 def secrets_to_fail_limit(limit: float, truth: float, level: float, power: float) -> int:
     """The fewest secrets from which on a limit is failed with this power, by the exact binomial test."""
-    return _from_here_on(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
+    return _fewest_secrets_for_power(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
 
 
 def secrets_to_hold_limit(limit: float, truth: float, level: float, power: float) -> int:
     """Likewise for a limit to be held."""
     # by symmetry: misses above 1 - limit; so few hits are what P[so few or fewer | limit] <= level
-    return _from_here_on(lambda n: binom.sf(binom.isf(level, n, 1 - limit), n, 1 - truth), power)
+    return _fewest_secrets_for_power(lambda n: binom.sf(binom.isf(level, n, 1 - limit), n, 1 - truth), power)
 
 
 def secrets_for_difference(truth: float, margin: float, discordant: float, level: float, power: float) -> int:
@@ -180,7 +180,7 @@ def secrets_for_difference(truth: float, margin: float, discordant: float, level
     return _checked_secret_count(math.ceil(max(n, least)))
 
 
-def _from_here_on(curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float) -> int:
+def _fewest_secrets_for_power(curve: Callable[[NDArray[np.int64]], NDArray[np.float64]], power: float) -> int:
     """The smallest n from which on the curve, a sawtooth, stays at this power."""
     size = 1024
     while size <= 2 * _MOST:

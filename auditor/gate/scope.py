@@ -32,7 +32,7 @@ def judged_targets(result: AuditResult, rule: Rule) -> list[str]:
 
 def rules_of_rows(rule: Rule, rows: list[Finding], result: AuditResult) -> list[tuple[Finding, Rule]]:
     if not rule.of_forms:
-        return [(row, rule) for row in _rows_for(rule.metric, rows, result)]
+        return [(row, rule) for row in _rows_answering_metric(rule.metric, rows, result)]
     main = [(row, row.main) for row in rows]
     return [(row, replace(rule, metric=m.name)) for row, m in main if m is not None and m.unit in (*SHARES, AUC)]
 
@@ -46,7 +46,7 @@ def rows_of(result: AuditResult, scope: Mapping[str, str | None]) -> list[Findin
     ]
 
 
-def _rows_for(metric: str, rows: list[Finding], result: AuditResult) -> list[Finding]:
+def _rows_answering_metric(metric: str, rows: list[Finding], result: AuditResult) -> list[Finding]:
     """The rows that answer for a metric: a probe has no recall, and an attack no exact probability."""
     measuring = {finding.attack for finding in result.findings if finding.measurement(metric)}
     return [row for row in rows if row.attack in measuring] or rows

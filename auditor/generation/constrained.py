@@ -136,14 +136,14 @@ def _guided_texts_with_nll(
     most = max(1, decoding_bytes(model.device, _ROWS_BYTES) // model.row_bytes(len(context) + guide.longest()))
 
     def walk(some: slice) -> None:
-        _walk_some(model, guide, context, np.arange(count)[some], pick, tokens, nll, log_q)
+        _generate_constrained_texts(model, guide, context, np.arange(count)[some], pick, tokens, nll, log_q)
 
     for _ in AtOnce(most).pieces(count, walk):
         pass
     return tokens, nll, log_q
 
 
-def _walk_some(
+def _generate_constrained_texts(
     model: LanguageModel,
     guide: Guide,
     context: Tokens,

@@ -61,14 +61,14 @@ def disagreements(model: LanguageModel) -> Iterator[str]:
         yield "log_probs of a text depends on the texts beside it"
     if not same(model.log_probs(texts[:, :-2], 1)[:, 0], whole[:, -3]):
         yield "the distribution of a token changes with what comes after it"
-    yield from _of_rows(model, texts, spread)
+    yield from _advanced_row_disagreements(model, texts, spread)
     given = model.token_log_probs(texts[:, :2], texts[:, 2:])
     if not _near(given, whole[:, 1:-1].gather(-1, texts[:, 2:, None])[..., 0], spread):
         yield "token_log_probs of given tokens is not what log_probs has for them"
-    yield from _of_samples(model, texts, spread)
+    yield from _sample_disagreements(model, texts, spread)
 
 
-def _of_rows(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str]:
+def _advanced_row_disagreements(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str]:
     steps = STEPS[: texts.shape[1] - 2]
     found, contexts = advanced_rows(model.start(texts[:, :2], len(steps)), texts, 2, steps)
     truth = model.log_probs(contexts, len(steps) + 1)
@@ -76,7 +76,7 @@ def _of_rows(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str
         yield "rows that are advanced and split have other distributions than log_probs of the same tokens"
 
 
-def _of_samples(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str]:
+def _sample_disagreements(model: LanguageModel, texts: Tensor, spread: float) -> Iterator[str]:
     noise = torch.stack([torch.as_tensor(uniforms(8, 3, seed)) for seed in (1, 2)])
     first, second = (model.completions(texts[:, :2], 3, ANCESTRAL, noise) for _ in range(2))
     if not torch.equal(first.tokens, second.tokens):

@@ -88,17 +88,17 @@ def bracket(decoding: Decoding, seen: PartialDistribution) -> tuple[Tensor, Tens
         exact = seen.log_probs.double()
         return exact, exact
     if decoding.temperature == 0:
-        return _of_greedy(seen)
+        return _greedy_log_prob_bounds(seen)
     distributions = _Distributions.of(seen, 1 / decoding.temperature)
-    sure, possible, least, most = _after_top_k(decoding.top_k, seen, distributions)
+    sure, possible, least, most = _top_k_kept_bounds(decoding.top_k, seen, distributions)
     if decoding.top_p < 1:
-        kept, may, least, most = _after_top_p(decoding, seen, distributions, least, most)
+        kept, may, least, most = _top_p_kept_bounds(decoding, seen, distributions, least, most)
         sure, possible = sure & kept, possible & may
     low, high = distributions.log_own - most.log(), (distributions.log_own - least.log()).clamp(max=0.0)
     return torch.where(sure, torch.minimum(low, high), -math.inf), torch.where(possible, high, -math.inf)
 
 
-def _of_greedy(seen: PartialDistribution) -> tuple[Tensor, Tensor]:
+def _greedy_log_prob_bounds(seen: PartialDistribution) -> tuple[Tensor, Tensor]:
     """The likeliest token, of equal ones the lowest id: for sure if no other that was not told can be as likely."""
     first = ~seen._before.any(-1)
     sure = first & ((seen.ranks == 1) | (seen.log_probs > seen.top[:, -1]))
@@ -196,7 +196,7 @@ class _Distributions:
 _Kept = tuple[Tensor, Tensor, Tensor, Tensor]  # whether for sure, and at all; if so, the least and most that stays
 
 
-def _after_top_k(k: int, seen: PartialDistribution, distributions: _Distributions) -> _Kept:
+def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _Distributions) -> _Kept:
     least, most = (distributions.told + unknown for unknown in distributions.unknown)
     always = torch.ones_like(seen.tokens, dtype=torch.bool)
     if k == 0:
@@ -216,7 +216,7 @@ def _after_top_k(k: int, seen: PartialDistribution, distributions: _Distribution
     return seen._known | (seen.ranks <= k), always, distributions.told + more, most
 
 
-def _after_top_p(
+def _top_p_kept_bounds(
     decoding: Decoding, seen: PartialDistribution, distributions: _Distributions, least: Tensor, most: Tensor
 ) -> _Kept:
     """Of what top-k left, which weighs between `least` and `most`."""

@@ -137,7 +137,7 @@ class HiddenStates:
         finally:
             hook.remove()
         if self._right is None:
-            self._right = bool(caught) and self._is_all(caught[-1], found)
+            self._right = bool(caught) and self._is_input_of_head(caught[-1], found)
         # The last: what texts begin with may have been read before them.
         return found, caught[-1] if self._right else None
 
@@ -147,7 +147,7 @@ class HiddenStates:
             self._held.update(zip(names, states, strict=True))
             self._bytes += new
 
-    def _is_all(self, states: Any, found: Tensor) -> bool:
+    def _is_input_of_head(self, states: Any, found: Tensor) -> bool:
         if not isinstance(states, Tensor) or states.ndim != 3 or len(states) != len(found):
             return False
         again = self._head(states[:, -found.shape[1] :]).float()

@@ -140,7 +140,7 @@ class SlotRows(HuggingFaceRows):
 
     def log_probs(self) -> Tensor:
         distribution = super().log_probs()
-        return distribution if self._in_order else distribution[self.slots]
+        return distribution if self._has_slots_in_order else distribution[self.slots]
 
     def _places(self, rows: Tensor) -> Tensor:
         return self.slots[rows]
@@ -162,7 +162,7 @@ class SlotRows(HuggingFaceRows):
         return new
 
     @property
-    def _in_order(self) -> bool:
+    def _has_slots_in_order(self) -> bool:
         return bool((self.slots == torch.arange(len(self.slots), device=self.slots.device)).all())
 
     @torch.no_grad()

@@ -51,7 +51,7 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
         config = PeftConfig.from_pretrained(name)
         if config.task_type not in (None, "CAUSAL_LM"):
             raise AuditError(f"expected an adapter of a causal LM, got {name!r}, one for {config.task_type}")
-        base = _base_of(name, config, options)
+        base = _adapter_base_name(name, config, options)
         below = replace(options, revision=None if options.base else config.revision, base=None)
         with library_errors(f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names another)"):
             read = read_weights("causal", base, precise(base, below))
@@ -88,7 +88,7 @@ def adapter_base(name: str) -> tuple[str, str | None] | None:
     return (config.base_model_name_or_path, config.revision) if config.base_model_name_or_path else None
 
 
-def _base_of(name: str, config: PeftConfig, options: LoadingOptions) -> str:
+def _adapter_base_name(name: str, config: PeftConfig, options: LoadingOptions) -> str:
     """Where the base of an adapter lies. Raises AuditError where nothing says so, or nothing lies there."""
     base = options.base or config.base_model_name_or_path
     if not base:

@@ -145,7 +145,7 @@ class _CachedMembers(Members):
         return distribution
 
     def _keep_member_layers(self, layers: list[SlotLayer], row: Tensor, part: Tensor) -> None:
-        slot = self._own_slots(layers[0], self.slot[row, part])
+        slot = self._exclusive_slots(layers[0], self.slot[row, part])
         kept = (slot >= 0).nonzero().squeeze(-1)
         row, part, slot = row[kept], part[kept], slot[kept]
         for pool, layer in zip(self.pool, layers, strict=True):
@@ -159,7 +159,7 @@ class _CachedMembers(Members):
         self.slot[other, part[pair]], self.depth[other, part[pair]] = slot[pair], self.shared
         self.users = torch.bincount(self.slot[self.slot >= 0], minlength=len(self.users))
 
-    def _own_slots(self, layer: SlotLayer, held: Tensor) -> Tensor:
+    def _exclusive_slots(self, layer: SlotLayer, held: Tensor) -> Tensor:
         """A slot for each pair that no other pair has; -1 where memory has none left."""
         alone = (held >= 0) & (self.users[held.clamp_min(0)] == 1) if len(self.users) else held >= 0
         free = (self.users == 0).nonzero().squeeze(-1)
@@ -205,12 +205,14 @@ class MixedLora(nn.Module):
             a, b = self.a[routing.part], self.b[routing.part]
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
         if routing.blocks is not None:
-            return self._by_part(x.reshape(len(routing.blocks), -1, x.shape[-1]), routing.blocks).view(*x.shape[:2], -1)
+            return self._lora_output_by_part(x.reshape(len(routing.blocks), -1, x.shape[-1]), routing.blocks).view(
+                *x.shape[:2], -1
+            )
         blocks = x.unflatten(0, (-1, parts)).transpose(0, 1)  # (parts, rows, n, in)
-        y = self._by_part(blocks.flatten(1, 2)).unflatten(1, blocks.shape[1:3])
+        y = self._lora_output_by_part(blocks.flatten(1, 2)).unflatten(1, blocks.shape[1:3])
         return y.transpose(0, 1).flatten(0, 1)
 
-    def _by_part(self, x: Tensor, parts: Tensor | None = None) -> Tensor:
+    def _lora_output_by_part(self, x: Tensor, parts: Tensor | None = None) -> Tensor:
         """x: (parts, m, in) -> (parts, m, out), by these parts or by all."""
         if self.merged is None:
             a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])

@@ -103,8 +103,8 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     auto, known = _AUTO[kind]
     config = AutoConfig.from_pretrained(name, **options.hub)
     _refuse_others(kind, name, config, options, known)
-    notes = _which_set(name)
-    own = {**_model_args(_with_bits(options)), **_device_map(options)}
+    notes = _weight_formats_notes(name)
+    own = {**_model_args(_model_args_with_quantise(options)), **_device_map(options)}
     if getattr(config, "quantization_config", None) or "quantization_config" in own:
         own.setdefault("device_map", {"": device})  # quantised weights are made where they stay
     own = {**own, **options.hub, "config": config, "dtype": DTYPES[options.dtype]}
@@ -121,7 +121,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
         model, info = read(WRAPPED)
         notes += (f"{name}: the names of its weights carry a wrapper of the training ({wrappers}): read without it",)
     check_weights(name, info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
-    notes += _as_saved(kind, name, config, options)
+    notes += _loading_difference_notes(kind, name, config, options)
     return Weights(model if "device_map" in own else model.to(device), notes)  # type: ignore[arg-type]
 
 
@@ -133,7 +133,7 @@ def precise(name: str, options: LoadingOptions) -> LoadingOptions:
     return replace(options, dtype=own_dtype(AutoConfig.from_pretrained(name, **options.hub), device))
 
 
-def _as_saved(kind: Kind, name: str, config: Any, options: LoadingOptions) -> tuple[str, ...]:
+def _loading_difference_notes(kind: Kind, name: str, config: Any, options: LoadingOptions) -> tuple[str, ...]:
     """What to say of a model that is asked otherwise than its files say: in another precision, or as another kind."""
     notes = []
     said = " ".join(getattr(config, "architectures", None) or ())
@@ -148,7 +148,7 @@ def _as_saved(kind: Kind, name: str, config: Any, options: LoadingOptions) -> tu
     return tuple(notes)
 
 
-def _which_set(name: str) -> tuple[str, ...]:
+def _weight_formats_notes(name: str) -> tuple[str, ...]:
     """What to say of a folder that holds its weights in two formats: one of the sets may be stale.
 
     Raises AuditError for one file beside shards of the same format: saving one does not remove the other, and which of
@@ -225,14 +225,14 @@ def _refuse_others(kind: Kind, name: str, config: Any, options: LoadingOptions, 
         getattr(config, "auto_map", None) or {}
     ):
         raise AuditError(f"{expected} a model of type {config.model_type!r}, of which transformers has no {kind} LM")
-    more = _read_beside(config)
+    more = _extra_input_phrase(config)
     if more:
         raise AuditError(f"{expected} a model ({config.model_type}) that must be told {more}, beside the text")
     if cached_file(name, "modules.json", revision=options.revision, _raise_exceptions_for_missing_entries=False):
         raise AuditError(f"{expected} an embedding model (it has the modules.json of sentence-transformers)")
 
 
-def _read_beside(config: Any) -> str:
+def _extra_input_phrase(config: Any) -> str:
     """What the model must be told of a text beside its tokens, in words; "" for nothing.
 
     Such models answer without it too, as they were never trained to.
@@ -271,7 +271,7 @@ def _model_args(given: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
-def _with_bits(options: LoadingOptions) -> Mapping[str, Any]:
+def _model_args_with_quantise(options: LoadingOptions) -> Mapping[str, Any]:
     """`--model-arg` with what `--quantise` says. Raises AuditError where both say something."""
     if options.quantise is None:
         return options.model_args

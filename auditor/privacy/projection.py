@@ -107,7 +107,9 @@ def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float |
             _broadcast_slice(distribution, index).expand(shape).reshape(-1, shape[-1])[some]
             for distribution in (log_p, log_p0)
         )
-        own[:, some] = _within_both(private, public, own[:, some], allowed[:, some], looked_at[:, some], alpha)
+        own[:, some] = _weights_within_reverse_budget(
+            private, public, own[:, some], allowed[:, some], looked_at[:, some], alpha
+        )
         found[here] = own.view(found[here].shape)
     return found.view(weight.shape)
 
@@ -201,7 +203,9 @@ def _log_bernstein(log_coefficients: Tensor, degree: int, weight: Tensor) -> Ten
     ).logsumexp(0)
 
 
-def _within_both(log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, unsure: Tensor, alpha: int) -> Tensor:
+def _weights_within_reverse_budget(
+    log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, unsure: Tensor, alpha: int
+) -> Tensor:
     """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget (sizes, n); distributions (n,
     V)."""
     weight, reverse, exact = weight.clone(), _Reverse(log_p, log_p0, alpha), None

@@ -81,7 +81,8 @@ class PrivacyRecord:
             relation=self.adjacency,
             unit=self.unit,
             queries=None,
-            theorem=f"subsampled Gaussian mechanism, {self.steps:,} steps{self._of_how_many()} ({self.accountant})",
+            theorem=f"subsampled Gaussian mechanism, {self.steps:,} steps{self._public_unit_count_phrase()} "
+            f"({self.accountant})",
             status=self.status,
             sound=self.sound,
             access=ANY_ACCESS,
@@ -105,16 +106,16 @@ class PrivacyRecord:
         if self.epsilon is None:
             numbers = "; ".join(f"{what}: ε {value:.3g}" for what, value in self.nominal.items())
             why = f"{self.method}: {self.status}" + (f" (nominal, no guarantee: {numbers})" if numbers else "")
-            return (why, *self._about_canaries())
+            return (why, *self._gradient_canary_remarks())
         whose = "the claim is for one user or group: for all of its records together"
         if self.unit == "record":
             whose = "the claim is for one record: a text that occurs k times is protected at the group size k only"
-        return (whose, *self._about_units(), *self._about_other_trainings(), *self._about_canaries())
+        return (whose, *self._unit_count_remarks(), *self._other_trainings_remarks(), *self._gradient_canary_remarks())
 
-    def _of_how_many(self) -> str:
+    def _public_unit_count_phrase(self) -> str:
         return "" if self.units is None else f", on a public number of {self.unit}s"
 
-    def _about_units(self) -> tuple[str, ...]:
+    def _unit_count_remarks(self) -> tuple[str, ...]:
         if self.units is None:
             return ()
         if self.units_given:
@@ -124,7 +125,7 @@ class PrivacyRecord:
             "(-D units= names a public number instead)",
         )
 
-    def _about_canaries(self) -> tuple[str, ...]:
+    def _gradient_canary_remarks(self) -> tuple[str, ...]:
         if not (planted := self.details.get(CANARIES)):
             return ()
         return (
@@ -132,7 +133,7 @@ class PrivacyRecord:
             "coin: a model to audit, not to release",
         )
 
-    def _about_other_trainings(self) -> tuple[str, ...]:
+    def _other_trainings_remarks(self) -> tuple[str, ...]:
         told = []
         if self.earlier:
             told.append(

@@ -37,12 +37,12 @@ class OpenAI(Provider):
         url = urlsplit(wanted.base_url)
         if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
             raise AuditError(
-                f"expected --base-url as http://HOST:PORT/v1 or https://HOST/v1, got {_without_key(url)!r}"
+                f"expected --base-url as http://HOST:PORT/v1 or https://HOST/v1, got {_address_without_secrets(url)!r}"
             )
         if url.username is not None or url.password is not None:
             raise AuditError(
-                f"expected --base-url without a name or password, got {_without_key(url)!r} with one: a key comes from "
-                "OPENAI_API_KEY"
+                f"expected --base-url without a name or password, got {_address_without_secrets(url)!r} with one: a "
+                "key comes from OPENAI_API_KEY"
             )
 
     def load(self, wanted: Wanted) -> RemoteModel:
@@ -105,6 +105,6 @@ class Served(OpenAI):
         return f"what {wanted.name} serves"
 
 
-def _without_key(url: SplitResult) -> str:
+def _address_without_secrets(url: SplitResult) -> str:
     """The address without what may be a secret in it."""
     return f"{url.scheme}://{url.hostname or ''}{url.path}"

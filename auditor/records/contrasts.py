@@ -48,23 +48,23 @@ def contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
     seeds = sorted(set.intersection(*(_seeds(part) for part in parts)))
     if not seeds:
         raise AuditError(f"no seed was run at every point that {name} compares")
-    if all(_of_guesses(part.metric) for part in parts):
+    if all(_is_metric_of_members(part.metric) for part in parts):
         return _paired_contrast(name, parts, seeds)
     if len({_heldout_token_counts(part, seed) for part in parts for seed in seeds}) == 1 and _heldout_token_counts(
         parts[0], seeds[0]
     ):
         return _paired_by_text(name, parts, seeds)
-    same = len({frozenset(_by_secret(part, seed)) for part in parts for seed in seeds}) == 1
-    if len(parts) > 1 and same and _by_secret(parts[0], seeds[0]):
+    same = len({frozenset(_metric_values_by_secret(part, seed)) for part in parts for seed in seeds}) == 1
+    if len(parts) > 1 and same and _metric_values_by_secret(parts[0], seeds[0]):
         return _paired_means(name, parts, seeds)
     return _unpaired_contrast(name, parts, seeds)
 
 
 def _seeds(part: WeightedMetric) -> set[int]:
-    return set(part.cell.outcomes if _of_guesses(part.metric) else part.cell.measured)
+    return set(part.cell.outcomes if _is_metric_of_members(part.metric) else part.cell.measured)
 
 
-def _of_guesses(name: str) -> bool:
+def _is_metric_of_members(name: str) -> bool:
     return metrics.find_metric(name).of_members
 
 
@@ -86,7 +86,7 @@ def _paired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence
     low, high = bootstrap.interval(resampled[~np.isnan(resampled)])
     if low == high and unit == "share":
         # No resample differs, so a bootstrap has no width: bounded as in `intervals.share` and `compare.difference`.
-        low, high = _without_width(value, n, single=len(parts) == 1)
+        low, high = _replace_zero_width_interval(value, n, single=len(parts) == 1)
     return Measurement(name, value, low, high, n, unit)
 
 
@@ -108,7 +108,7 @@ def _paired_by_text(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[
     return Measurement(name, value, low, high, tokens.shape[1], "perplexity")
 
 
-def _by_secret(part: WeightedMetric, seed: int) -> dict[str, float]:
+def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float]:
     """What the metric is the members' mean of, where a probe kept that: `exposure`, `exposure(count=16)`."""
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
     held = part.cell.rows.get(seed)
@@ -120,11 +120,11 @@ def _by_secret(part: WeightedMetric, seed: int) -> dict[str, float]:
 
 def _paired_means(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     """As the steps of a chain of causes are (auditor/runs/causes.py)."""
-    secrets = sorted(_by_secret(parts[0], seeds[0]))
+    secrets = sorted(_metric_values_by_secret(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
     for part in parts:
         for seed in seeds:
-            mine = _by_secret(part, seed)
+            mine = _metric_values_by_secret(part, seed)
             values = part.coefficient / len(seeds) * np.array([mine[secret] for secret in secrets])
             if part.coefficient > 0:
                 plus += values
@@ -133,7 +133,7 @@ def _paired_means(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[in
     return measured(name, paired_means(plus, minus), _measured(parts[0], seeds[0]).unit)
 
 
-def _without_width(value: float, n: int, single: bool) -> tuple[float, float]:
+def _replace_zero_width_interval(value: float, n: int, single: bool) -> tuple[float, float]:
     if single:
         return clopper_pearson(round(value * n), n)
     unseen = clopper_pearson(0, n)[1]

@@ -73,7 +73,9 @@ def contradictions(result: AuditResult, target: str, greedy: Measurement | None)
     said = dict.fromkeys(said for probe in exact for attack in drawn if (said := _fewer_than_probable(probe, attack)))
     yield from (Doubt("contradiction", sentence) for sentence in said)
     if target == UNDEFENDED and greedy is not None:
-        yield from (Doubt("contradiction", sentence) for sentence in _against_greedy(greedy, rows, drawn))
+        yield from (
+            Doubt("contradiction", sentence) for sentence in _greedy_contradiction_sentences(greedy, rows, drawn)
+        )
 
 
 def _fewer_than_probable(probe: Finding, attack: Finding) -> str:
@@ -82,7 +84,7 @@ def _fewer_than_probable(probe: Finding, attack: Finding) -> str:
     Hits of independent secrets with mean probability p are no less likely to be k or fewer than a binomial number is,
     for k <= n p - 1 (Hoeffding 1956, Theorem 4): its tail bounds theirs. Any of the guesses counts as a hit.
     """
-    probability, recall = _at_decoding(probe, attack), attack.measurement(RECALL)
+    probability, recall = _probability_at_attack_decoding(probe, attack), attack.measurement(RECALL)
     if probability is None or recall is None or not is_measured(probability):
         return ""
     other = attack.measurement(ANY)
@@ -98,14 +100,16 @@ def _fewer_than_probable(probe: Finding, attack: Finding) -> str:
     )
 
 
-def _at_decoding(probe: Finding, attack: Finding) -> Measurement | None:
+def _probability_at_attack_decoding(probe: Finding, attack: Finding) -> Measurement | None:
     """The mean probability of one sample, at the decoding of the attack where it was measured."""
     exact = probe.measurement(EXACT) or probe.measurement(f"{EXACT}{AT_LEAST}")
     untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")
     return untruncated if untruncated is not None and attack.decoding.startswith(_ANCESTRAL) else exact
 
 
-def _against_greedy(greedy: Measurement, rows: Sequence[Finding], drawn: Sequence[Finding]) -> Iterator[str]:
+def _greedy_contradiction_sentences(
+    greedy: Measurement, rows: Sequence[Finding], drawn: Sequence[Finding]
+) -> Iterator[str]:
     given = round(greedy.value * greedy.n)
     hits = [
         round(m.value * m.n) for f in drawn for name in (RECALL, ANY) if (m := f.measurement(name)) and is_measured(m)

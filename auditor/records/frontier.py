@@ -111,13 +111,13 @@ def frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
     """One by each measure of leakage that the undefended model, the first, has; none of fewer than two defenses."""
     if len(models) < 3:
         return ()
-    models = _told_apart(models)
+    models = _models_with_distinct_lines(models)
     ratio = _perplexity_ratios_by_label(models)
     made = (_frontier(models, metric, row, ratio) for metric, row in _metric_and_row_of_panels(models[0]))
     return tuple(found for found in made if len(found.points) > 2)
 
 
-def _told_apart(models: Sequence[FrontierModel]) -> list[FrontierModel]:
+def _models_with_distinct_lines(models: Sequence[FrontierModel]) -> list[FrontierModel]:
     """Defenses may have one title: then they are called by their names too."""
     of = Counter(line for line, _ in {(model.line, model.name) for model in models})
 
@@ -167,7 +167,7 @@ def _frontier(
 ) -> Frontier:
     base = models[0]
     seeds = sorted(base.cells[row].rows)
-    missing = {m.label: why for m in models if (why := _why_not(m, base, metric, row, seeds, ratio))}
+    missing = {m.label: why for m in models if (why := _missing_point_reason(m, base, metric, row, seeds, ratio))}
     kept = [model for model in models if model.label not in missing]
     made = Frontier(metric.name, row[1], row[0], MARGIN, LEVEL, (), missing, tuple(seeds))
     if base not in kept or len(kept) < 3:
@@ -178,10 +178,10 @@ def _frontier(
     points = [
         _point(m, ratio[m.label], leak.measured(metric.name, metric.unit)) for m, leak in zip(kept, leaks, strict=True)
     ]
-    return replace(made, points=tuple(_with_corners(_with_least(points, leaks))))
+    return replace(made, points=tuple(_mark_frontier_corners(_mark_least_leaking_points(points, leaks))))
 
 
-def _why_not(
+def _missing_point_reason(
     model: FrontierModel,
     base: FrontierModel,
     metric: Metric,
@@ -247,7 +247,7 @@ def _point(model: FrontierModel, ratio: Measurement, leak: Measurement) -> Front
     return replace(point, epsilon=epsilon, delta=claim.delta, unit=claim.unit, tokens=claim.queries)
 
 
-def _with_least(points: Sequence[FrontierPoint], leaks: Sequence[Leak]) -> list[FrontierPoint]:
+def _mark_least_leaking_points(points: Sequence[FrontierPoint], leaks: Sequence[Leak]) -> list[FrontierPoint]:
     """Of those that are shown to be within the margin, which may leak least."""
     held = [i for i, point in enumerate(points) if point.within == "shown"]
 
@@ -259,7 +259,7 @@ def _with_least(points: Sequence[FrontierPoint], leaks: Sequence[Leak]) -> list[
     return [replace(point, least=least.get(i)) for i, point in enumerate(points)]
 
 
-def _with_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
+def _mark_frontier_corners(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     """Over the logarithm of perplexity: lots drawn between two models lie on the line between them there."""
     known = [i for i, point in enumerate(points) if math.isfinite(point.ratio.value)]
     places = [(math.log(points[i].ratio.value), points[i].leak.value) for i in known]

@@ -15,7 +15,7 @@ from auditor.statistics.metrics import auc_of, rate_of
 
 def _membership_readings(finding: Finding) -> Iterator[Reading]:
     """The main score, chosen beforehand; the other scores and single repeat counts at a level shared among them."""
-    main, of_people = finding.measurement(auc_of("")), _of_people(finding)
+    main, of_people = finding.measurement(auc_of("")), _person_inference_measurements(finding)
     if main is None or not is_measured(main) or any(map(beyond_chance, controls_of(finding))):
         yield from (Reading(m, 0.5, row=finding.key, either_way=True) for m in of_people)  # it compares no records
         return
@@ -33,7 +33,7 @@ def _membership_readings(finding: Finding) -> Iterator[Reading]:
     yield from (replace(one, either_way=True, blind=blind) for one in by_repeats(finding, 0.5, auc_of("")))
 
 
-def _of_people(finding: Finding) -> list[Measurement]:
+def _person_inference_measurements(finding: Finding) -> list[Measurement]:
     """Whether people are told by records that were not trained on; nothing where the reference alone tells them."""
     found, control = map(finding.measurement, (people.INFERENCE, people.INFERENCE_CONTROL))
     if found is None or not is_measured(found) or (control is not None and beyond_chance(control)):

@@ -209,7 +209,7 @@ def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) 
     """
     about = find_metric(metric)
     if new.anytime or base.anytime:
-        return _at_any_time(about, count, new, base)
+        return _anytime_valid_difference(about, count, new, base)
     first, second = (rows.chosen(about.members, count) for rows in (new, base))
     if metric == SCORE or any(column not in side for column in about.columns for side in (first, second)):
         if about.scores:
@@ -233,7 +233,7 @@ def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) 
     return contrast(one, other)
 
 
-def _at_any_time(about: Metric, count: int | None, new: PerSecret, base: PerSecret) -> Evidence | str:
+def _anytime_valid_difference(about: Metric, count: int | None, new: PerSecret, base: PerSecret) -> Evidence | str:
     """Of the secrets that both were asked for: those of the one that stopped first."""
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return f"{about.name} has no bounds that hold at every look, and --until stopped one of the two"

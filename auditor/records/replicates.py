@@ -61,7 +61,9 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
 
 def _measurements_by_name(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
     """By name, what the finding and its target hold; by repeat count as `exposure(count=16)`."""
-    named = {m.name: m for m in (*finding.measurements, *_of_target(target), *_of_steps(finding.chain))}
+    named = {
+        m.name: m for m in (*finding.measurements, *_of_target(target), *_cause_effect_measurements(finding.chain))
+    }
     return named | {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
 
 
@@ -76,10 +78,10 @@ def _of_target(target: TargetRecord) -> Iterator[Measurement]:
     for name, epsilon in (("epsilon", claimed), ("nominal_epsilon", target.nominal_epsilon)):
         if epsilon is not None:
             yield Measurement(name, epsilon, epsilon, epsilon, 1, "nats")
-    yield from _of_steps(target.likelihood)
+    yield from _cause_effect_measurements(target.likelihood)
 
 
-def _of_steps(chain: Chain | None) -> Iterator[Measurement]:
+def _cause_effect_measurements(chain: Chain | None) -> Iterator[Measurement]:
     """The effect of each cause, named after metric and cause: `likelihood_mixing`, `recall_splitting`."""
     for step in chain.steps if chain else ():
         if step.difference:

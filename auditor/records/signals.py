@@ -132,7 +132,7 @@ def assess_signals(result: AuditResult) -> Assessment:
     greedy = _greedy_signal(result).measured
     contradictory = {target: tuple(contradictions(result, target, greedy)) for target in targets}
     leaking = {signal.target for signal in signals if signal.status == SHOWN}
-    doubts = {t: (*_of_data(result), *_of_target(records.get(t), t in leaking)) for t in targets}
+    doubts = {t: (*_data_doubts(result), *_of_target(records.get(t), t in leaking)) for t in targets}
     return Assessment(signals, contradictory, doubts)
 
 
@@ -142,7 +142,7 @@ def _of_target(record: TargetRecord | None, leaks: bool) -> tuple[Doubt, ...]:
     return tuple(doubt for doubt in found if not (leaks and doubt.kind == "likelihood"))
 
 
-def _of_data(result: AuditResult) -> tuple[Doubt, ...]:
+def _data_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     return (*member_mismatch(result), *result.benchmark.doubts)
 
 
@@ -174,7 +174,7 @@ def _read_signals(result: AuditResult, target: str) -> Iterator[Signal]:
             asked = target == UNDEFENDED
             yield _greedy_signal(result) if asked else Signal(kind, target, "", NOT_TESTED, why="undefended model only")
         elif not own:
-            yield Signal(kind, target, "", NOT_TESTED, why=_why_not(result, rows, kind))
+            yield Signal(kind, target, "", NOT_TESTED, why=_unmeasured_signal_reason(result, rows, kind))
         for setting in dict.fromkeys(setting for setting, _ in own):
             yield _signal_from_readings(kind, target, setting, [reading for at, reading in own if at == setting])
 
@@ -244,7 +244,7 @@ def _most(count: str, m: Measurement) -> str:
     return f"{round(m.value * m.n):,}/{m.n:,} of those trained on {counted(int(count), 'time')}"
 
 
-def _why_not(result: AuditResult, rows: Sequence[Finding], kind: Kind) -> str:
+def _unmeasured_signal_reason(result: AuditResult, rows: Sequence[Finding], kind: Kind) -> str:
     """What stood in the way of those that would have measured it; "": they were not asked for."""
     if kind.alike and (unlike := member_mismatch(result)) and any(f.measurement(kind.main) for f in rows):
         return unlike[0].sentence

@@ -62,7 +62,7 @@ def _recalled_by_group(attack: str, main: str, columns: Columns, forgotten: froz
             continue
         for group in (FORGOTTEN, RETAINED, NONMEMBERS):
             held = {
-                model: _of_group(seen.by_secret(kept, group != NONMEMBERS), group, forgotten)
+                model: _values_of_group(seen.by_secret(kept, group != NONMEMBERS), group, forgotten)
                 for model, seen in columns.items()
             }
             ids = sorted(set.intersection(*map(set, held.values()))) if held else []  # that all models were asked for
@@ -73,7 +73,7 @@ def _recalled_by_group(attack: str, main: str, columns: Columns, forgotten: froz
                 yield recall_by_model(attack, name, group, found)
 
 
-def _of_group(values: Mapping[str, float], group: str, forgotten: frozenset[str]) -> dict[str, float]:
+def _values_of_group(values: Mapping[str, float], group: str, forgotten: frozenset[str]) -> dict[str, float]:
     return {id: x for id, x in values.items() if group == NONMEMBERS or (id in forgotten) == (group == FORGOTTEN)}
 
 

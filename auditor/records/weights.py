@@ -31,7 +31,7 @@ _SETTLED = 2.0  # seconds: a file may change again within one tick of the coarse
 def digests(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
     """The same of models by role: each a folder or hub id, and the revision of one on the hub."""
     memory = _Memory()
-    found = {name: memory.digest(path) for name, path in _by_role(named)}
+    found = {name: memory.digest(path) for name, path in _model_files_by_role(named)}
     memory.keep()
     return found
 
@@ -43,7 +43,7 @@ def hash_again(
 
     said: is told what is read, how many files of how many are done.
     """
-    paths = dict(_by_role(named))
+    paths = dict(_model_files_by_role(named))
     found = {}
     for done, (name, path) in enumerate(paths.items()):
         said(f"reading {name}", done, len(paths))
@@ -60,7 +60,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterator[tuple[str, Path]]:
+def _model_files_by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterator[tuple[str, Path]]:
     """(`role/file`, where it lies)."""
     for role, (place, revision) in named.items():
         for name, path in _files(place, revision):

@@ -144,7 +144,7 @@ class _Shaking:
             )
         context = (*adds, *bare)
         dialect, by_text = self._dialect_with_vllm_options(replace(plain, adds=adds), context, by_text)
-        by_ids = self._by_ids(replace(dialect, ids=True), context, by_text)
+        by_ids = self._answer_to_token_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
         read = answer.tokens is not None and decode_exactly(self.tokenizer, answer.tokens) == answer.text
         self._record_check(RETURNED, read, "none come" if answer.tokens is None else "they write another text")
@@ -159,7 +159,7 @@ class _Shaking:
         found = self._try(partial(self._written, extended, context, GREEDY, 1, None))
         return (plain, by_text) if found is None else (extended, found[0][0])
 
-    def _by_ids(self, dialect: Dialect, context: Tokens, by_text: WrittenAnswer) -> WrittenAnswer | None:
+    def _answer_to_token_ids(self, dialect: Dialect, context: Tokens, by_text: WrittenAnswer) -> WrittenAnswer | None:
         """The answer to the same tokens by their ids; None where they are refused, or mean other tokens."""
         found = self._try(partial(self._written, dialect, context, GREEDY, 1, None))
         if found is None:

@@ -178,10 +178,10 @@ class RemoteModel(LanguageModel):
         if any(counts.get(kind) for kind in (*withheld.HIDDEN, *withheld.MANY)):
             filled = "; what is shorter than asked for was filled up with the end of text"
             said.append(f"of {sum(counts.values()):,} answers: {withheld.describe_withheld(counts)}{filled}")
-        said.append(self._said_of_watch())
+        said.append(self._repeated_answers_sentence())
         return tuple(said)
 
-    def _said_of_watch(self) -> str:
+    def _repeated_answers_sentence(self) -> str:
         seen = self.asker.watch
         scored = f", and {seen.rescored:,} texts were scored again, cut elsewhere" if seen.score else ""
         return (
@@ -213,12 +213,12 @@ class RemoteModel(LanguageModel):
         super().check_room(n_prefix, length, None, prefix_token)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
-        self._no_distribution()
+        self._raise_no_log_probabilities()
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        self._no_distribution()
+        self._raise_no_log_probabilities()
 
-    def _no_distribution(self) -> NoReturn:
+    def _raise_no_log_probabilities(self) -> NoReturn:
         raise NotApplicable(f"needs log-probabilities of every next token; {self.name} does not give them")
 
 

@@ -142,7 +142,10 @@ class Watch:
     def check(self) -> None:
         """One sentinel after the other, and one in a hundred of what was asked since. Raises Otherwise."""
         turn = self._checks % len(TEXTS)
-        drawn, scored = _one_in(self._new, self._checks), _one_in(self._new_scored, self._checks)
+        drawn, scored = (
+            _random_sample_to_recheck(self._new, self._checks),
+            _random_sample_to_recheck(self._new_scored, self._checks),
+        )
         self._merge_new_into_old()
         self._check_greedy_answers([*self._drawn[turn : turn + 1], *drawn])
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
@@ -152,7 +155,10 @@ class Watch:
         if self._requests == self._finished:
             return
         self._finished = self._requests
-        drawn, scored = _one_in(self._new, self._checks), _one_in(self._new_scored, self._checks)
+        drawn, scored = (
+            _random_sample_to_recheck(self._new, self._checks),
+            _random_sample_to_recheck(self._new_scored, self._checks),
+        )
         self._merge_new_into_old()
         longest = sorted(self._own_scored, key=lambda one: -len(one.text))[:1]
         drawn += _random_selection([one for one in self._own if one not in drawn], _LAST - len(drawn), self._checks)
@@ -259,7 +265,7 @@ def _largest_and_mean_difference(one: Sequence[float], other: Sequence[float]) -
     return float(np.where(same, 0.0, scaled).max()), float(apart.mean())
 
 
-def _one_in(new: Sequence[T], check: int) -> list[T]:
+def _random_sample_to_recheck(new: Sequence[T], check: int) -> list[T]:
     return _random_selection(new, math.ceil(len(new) / EVERY), check)
 
 

@@ -1,1 +1,1 @@
-"""One audit: where it takes place, in which text form, its targets and cells, the findings that they become; mitigation."""
+"""One audit: where it takes place, its text form, its targets and cells, the findings they become; mitigation."""

@@ -62,7 +62,7 @@ def score(
     if (Path(model) / "plan.json").is_file():
         if probe_options or prefix_token != AUTO:
             raise AuditError("-A and --prefix-token go with a model: a run was measured with options of its own")
-        return _of_run(held, Path(model))
+        return _canary_scores_of_run(held, Path(model))
     name = registry.method_measuring(_MEASURED)
     fields = list(options_of(registry.probes()[name]))
     parsed = parse_options("-A", probe_options, [name])
@@ -81,7 +81,7 @@ def score(
     return [TargetScores(f"Exposure on {model}", _rows(secrets, completed), notes)]
 
 
-def _of_run(held: Manifest, folder: Path) -> list[TargetScores]:
+def _canary_scores_of_run(held: Manifest, folder: Path) -> list[TargetScores]:
     result, seen = saved.read_result(folder), table.read_observations(folder)
     counts = {entry.id: entry.count for entry in held.canaries}
     scores = []

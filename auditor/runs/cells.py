@@ -173,7 +173,7 @@ class AttackCell(Cell):
                 *documents.document_recall(
                     self.target.secrets, dict(zip(outcome.ids, map(bool, outcome.hit), strict=True))
                 ),
-                *self._against_undefended(),
+                *self._recall_difference_to_undefended(),
             ),
             by_repeats=extraction.by_repeats("recall", members),
             by_kind={kind: m for kind in kinds if (m := kept.measure(RECALL, kind=kind))},
@@ -190,7 +190,7 @@ class AttackCell(Cell):
             rows=sum(g.rows for g in costs),
         )
 
-    def _against_undefended(self) -> Iterator[Measurement]:
+    def _recall_difference_to_undefended(self) -> Iterator[Measurement]:
         """The paired difference to the undefended target at the same setting, on the members that both answered."""
         if self.key in self.collector.stopped:
             return  # its interval is of a fixed size
@@ -310,7 +310,7 @@ class ProbeCell(Cell):
 
     def _observe(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
         """The secrets that were asked, each with its observation, those of an interrupted run included."""
-        folder, probe, (seen_before, facts) = self.audit.folder, self.probe, self._seen_before()
+        folder, probe, (seen_before, facts) = self.audit.folder, self.probe, self._shared_undefended_observations()
         done = folder.observations.done(self.key)
         self._refuse_others(done, {secret.id for secret in secrets})
         work = ProbeWork(self.key, self.view.allowance, self.target.spending.meter)
@@ -341,7 +341,7 @@ class ProbeCell(Cell):
         member = np.array([secret.member for secret in asked], dtype=bool)
         return PerSecret(tuple(s.id for s in asked), member, tuple(s.repeats for s in asked), numbers)
 
-    def _seen_before(self) -> tuple[dict[str, Observation], dict[str, float]]:
+    def _shared_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:
         """By secret, and of no one secret, what an earlier run of a sweep saw of the undefended model.
 
         Every point asks it the same.

@@ -168,14 +168,16 @@ def judge_generations(
         tuple(said),
         costs,
         (
-            *_of_generations(cell, drawn, every),
-            *_of_records(cell, corpus, order, aliases, seen, {record: run.length for record, (run, _) in best.items()}),
+            *_generation_columns(cell, drawn, every),
+            *_extracted_record_columns(
+                cell, corpus, order, aliases, seen, {record: run.length for record, (run, _) in best.items()}
+            ),
         ),
         shown,
     )
 
 
-def _of_generations(cell: CellKey, drawn: Sequence[str], every: Sequence[MemorisedTokens]) -> Iterator[Column]:
+def _generation_columns(cell: CellKey, drawn: Sequence[str], every: Sequence[MemorisedTokens]) -> Iterator[Column]:
     counts = [float(held.memorised) for held in every]
     values = {
         memorised.MEMORISED: [memorised.PER * n for n in counts],
@@ -185,7 +187,7 @@ def _of_generations(cell: CellKey, drawn: Sequence[str], every: Sequence[Memoris
         yield Column(MEASURED, cell, name, drawn, numbers, [True] * len(drawn))
 
 
-def _of_records(
+def _extracted_record_columns(
     cell: CellKey,
     corpus: TrainingCorpus,
     order: Sequence[int],

@@ -94,7 +94,8 @@ class Loader:
         if kind in self.live:
             return self.live[kind]
         return self._loaded(
-            kind, *(self._provider_and_request if kind == "model" else self._wanted_beside(kind, name, options))
+            kind,
+            *(self._provider_and_request if kind == "model" else self._provider_and_wanted_model(kind, name, options)),
         )
 
     def form(self, place: str) -> LanguageModel:
@@ -128,7 +129,9 @@ class Loader:
             provider.again(loaded, wanted)
         return loaded
 
-    def _wanted_beside(self, kind: str, name: str, options: LoadingOptions | None) -> tuple[Provider, Wanted]:
+    def _provider_and_wanted_model(
+        self, kind: str, name: str, options: LoadingOptions | None
+    ) -> tuple[Provider, Wanted]:
         options = options or self.loading.beside()
         if options.dtype == AUTO and isinstance(self.attacked, HuggingFaceModel):  # precision must tell no two apart
             options = replace(options, dtype=str(self.attacked.model.dtype).removeprefix("torch."))

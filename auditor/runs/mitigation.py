@@ -279,7 +279,9 @@ def run_training(what: Mitigation, run: Run, reporter: Reporter, shared: Shared)
     try:
         _list_dropped(what, run, reporter, shared)
         told, seconds = (
-            _in_lab(what, reporter, shared) if what.plan.target.in_lab else (_train_own_model(what, reporter), None)
+            _lab_mitigation_notes_and_time(what, reporter, shared)
+            if what.plan.target.in_lab
+            else (_train_own_model(what, reporter), None)
         )
     except AuditError:
         _discard_refused_training(out)
@@ -320,7 +322,9 @@ def _discard_refused_training(out: Path) -> None:
             folder.rmdir()
 
 
-def _in_lab(what: Mitigation, reporter: Reporter, shared: Shared) -> tuple[tuple[str, ...], float]:
+def _lab_mitigation_notes_and_time(
+    what: Mitigation, reporter: Reporter, shared: Shared
+) -> tuple[tuple[str, ...], float]:
     site = _lab_site_of_plan(what.after, reporter, shared)
     made = site.mitigated
     assert made is not None  # the plan names it

@@ -62,12 +62,12 @@ def plugin_objects(
                     f"expected another name of the {kind} {class_name(one)} than {one.name!r}, which is "
                     f"{known[kind][one.name].__module__}'s"
                 )
-            _check_said(one)
+            _check_name_and_options(one)
             found[f"{kind} {one.name}"] = one
     return found
 
 
-def _check_said(one: Any) -> None:
+def _check_name_and_options(one: Any) -> None:
     """A record says the options of a plug-in, and files name it. Raises AuditError where it could not."""
     registry.check_name(one.name)
     for option in dataclasses.fields(one):

@@ -55,17 +55,17 @@ class OwnDefenseParts(DefenseParts):
     def ensemble(self, defense: Defense) -> Ensemble:
         folder = defense.ensemble_folder
         if folder not in self._ensembles:
-            self._ensembles[folder] = load_ensemble(Path(folder), self._under_adapters)
+            self._ensembles[folder] = load_ensemble(Path(folder), self._public_model_for_adapters)
         return self._ensembles[folder]
 
     def trained(self, defense: Defense) -> TrainedModel:
         return trained_folder(defense, lambda folder: self.models.load("trained", folder), self.site.model.vocab_size)
 
     def whole(self, defense: Defense) -> LanguageModel:
-        return load_whole_adapter(Path(defense.ensemble_folder), self._under_adapters)
+        return load_whole_adapter(Path(defense.ensemble_folder), self._public_model_for_adapters)
 
     @property
-    def _under_adapters(self) -> HuggingFaceModel:
+    def _public_model_for_adapters(self) -> HuggingFaceModel:
         """The public model, where adapters can be put on it. Raises AuditError for one that takes none."""
         public = self.site.public
         if not isinstance(public, HuggingFaceModel):

@@ -155,7 +155,7 @@ class OwnSite(Site):
         """Ids of the attacked records by the SHA-256 of their text; of two that say the same, both."""
         found: dict[str, list[str]] = {}
         for secret in self.benchmark.secrets:
-            found.setdefault(record_names([_text_of(secret, self.benchmark.tokenizer)])[0], []).append(secret.id)
+            found.setdefault(record_names([_secret_text(secret, self.benchmark.tokenizer)])[0], []).append(secret.id)
         return found
 
     def data(self) -> Benchmark:
@@ -180,7 +180,7 @@ class OwnSite(Site):
         models = (self.model, self.public, self.reference)
         found = [note for model in models if model is not None for note in model.notes]
         if self._adapter_base_and_revision is not None and self.target.reference is None and self.target.public is None:
-            found.append(_of_base(self._adapter_base_and_revision[0], self.reference is not None))
+            found.append(_adapter_base_sentence(self._adapter_base_and_revision[0], self.reference is not None))
         return tuple(dict.fromkeys(found))
 
     def trained_otherwise(self, kind: str) -> LanguageModel:
@@ -193,7 +193,7 @@ class OwnSite(Site):
         assert other is not None  # there is no row of it without a name
         if other.family != own.family:
             raise AuditError(f"expected --{kind} as {own.family}, as --model is, got {other.name}: {other.family}")
-        return _same_tokens(kind, own, other)
+        return _require_same_vocabulary(kind, own, other)
 
     def _beside(self, kind: str, name: str | None) -> LanguageModel | None:
         """A model that is asked about the same tokens. Raises AuditError for one of another vocabulary."""
@@ -211,10 +211,10 @@ def load_form(site: OwnSite, place: str) -> LanguageModel:
     other, own = site.models.form(place), site.model
     if {"distribution"} <= own.capabilities & other.capabilities:
         check_shared("--forms", other.name, other.vocab_size, "the target's", own.vocab_size)
-    return _same_tokens("forms", own, other)
+    return _require_same_vocabulary("forms", own, other)
 
 
-def _same_tokens(kind: str, own: LanguageModel, other: LanguageModel) -> LanguageModel:
+def _require_same_vocabulary(kind: str, own: LanguageModel, other: LanguageModel) -> LanguageModel:
     """The other model. Raises AuditError where it reads a text as other tokens than our own does."""
     ours, theirs = (one.tokenizer and one.tokenizer.get_vocab() for one in (own, other))
     if ours != theirs:
@@ -222,7 +222,7 @@ def _same_tokens(kind: str, own: LanguageModel, other: LanguageModel) -> Languag
     return other
 
 
-def _of_base(name: str, is_reference: bool) -> str:
+def _adapter_base_sentence(name: str, is_reference: bool) -> str:
     """What to say of the base of an adapter, where nobody named a reference."""
     if not is_reference:
         return f"the adapter's base, {name}, has another vocabulary and is no reference: --reference MODEL names one"
@@ -232,7 +232,7 @@ def _of_base(name: str, is_reference: bool) -> str:
     )
 
 
-def _text_of(secret: Secret, tokenizer: Any) -> str:
+def _secret_text(secret: Secret, tokenizer: Any) -> str:
     """Prefix and suffix as their owner wrote them, or as the tokenizer does; the ids where there is none."""
     if secret.wording is not None:
         return secret.wording.prefix + secret.wording.suffix

@@ -40,7 +40,7 @@ class Personal:
             secret = secrets[answer.secret]
             right = answer.ranked[0].suffix == secret.suffix
             text = "" if right else _decoded_suffix(secret.prefix, answer.ranked[0].suffix, decode)
-            for kind, marks in _by_kind(self.of[answer.secret]).items():
+            for kind, marks in _texts_by_kind(self.of[answer.secret]).items():
                 out = [right or any(pii.places_in_text(said, text)) for said in marks]
                 found.setdefault(kind, {})[answer.secret] = sum(out) / len(out)
         return dict(sorted(found.items()))
@@ -70,7 +70,10 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
     of: dict[str, tuple[Mark, ...]] = {}
     counts: dict[str, Counter[str]] = {}
     for id, spans in found.items():
-        fates = [(kind, text, fate if id in members else _of_other(text, fate, trained)) for kind, text, fate in spans]
+        fates = [
+            (kind, text, fate if id in members else _nonmember_span_fate(text, fate, trained))
+            for kind, text, fate in spans
+        ]
         kept = tuple((kind, text) for kind, text, fate in fates if fate in ("members", "nonmembers"))
         if kept:
             of[id] = kept
@@ -80,7 +83,7 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
     return Personal(of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, said)
 
 
-def _of_other(text: str, fate: Fate, trained: Collection[str]) -> Fate | None:
+def _nonmember_span_fate(text: str, fate: Fate, trained: Collection[str]) -> Fate | None:
     """What becomes of a span of a non-member; None: nobody counts it."""
     if fate != "members":
         return None
@@ -130,7 +133,7 @@ def _strings_in_training_texts(wanted: Iterable[str], texts: Iterable[str]) -> s
     return {text for text, count in occurrences(dict.fromkeys(wanted, True), texts).items() if count}
 
 
-def _by_kind(marks: Iterable[Mark]) -> dict[str, list[str]]:
+def _texts_by_kind(marks: Iterable[Mark]) -> dict[str, list[str]]:
     texts: dict[str, list[str]] = {}
     for kind, text in marks:
         texts.setdefault(kind, []).append(text)

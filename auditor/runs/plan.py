@@ -60,10 +60,10 @@ def merge_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[st
             merged.pop(name, None)
         else:
             merged[name] = value
-    return {name: _as_list(value) for name, value in merged.items()}
+    return {name: _tuple_as_list(value) for name, value in merged.items()}
 
 
-def _as_list(value: Any) -> Any:
+def _tuple_as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -52,7 +52,7 @@ def places_of_models(plan: Plan) -> Places:
     return {role: (name, revision) for role, name, revision in _named(plan)}
 
 
-def _of_model(plan: Plan) -> Mapping[str, tuple[str, str | None]]:
+def _attacked_model_places(plan: Plan) -> Mapping[str, tuple[str, str | None]]:
     """Where the model that is attacked lies, as its provider says; nowhere, where nobody here knows that provider."""
     if plan.target.model is None:
         return {}
@@ -73,7 +73,7 @@ def _places(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str 
     return {}
 
 
-def _of_forms(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
+def _form_model_places(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
     """Of the forms that are models of their own, where they lie."""
     if not plan.target.forms:
         return
@@ -88,9 +88,9 @@ def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
     """(role, folder or hub id, revision)."""
     if plan.target.tokenizer is not None:
         yield "tokenizer", plan.target.tokenizer, None
-    for role, (place, revision) in _of_model(plan).items():
+    for role, (place, revision) in _attacked_model_places(plan).items():
         yield role, place, revision
-    yield from _of_forms(plan)
+    yield from _form_model_places(plan)
     named = plan.values()
     for role in ("base", "public", "reference", "before", "retrained"):
         if (name := named[role]) is not None and (role, name) != ("reference", NONE):

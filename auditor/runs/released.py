@@ -225,7 +225,7 @@ def _passages(
     finding = _finding_of_release(
         PASSAGES,
         extraction.extraction(outcome),
-        [*_said_of_passages(held, n, len(long), every, index), *_said_of_kinds()],
+        [*_released_passage_sentences(held, n, len(long), every, index), *_pii_not_installed_sentence()],
         by_repeats=extraction.by_repeats(RECALL, members),
         by_kind={kind: m for kind in of_kinds if (m := kept.measure(RECALL, kind=kind))},
         by_kind_nonmembers={kind: m for kind in of_kinds if (m := kept.measure(floor_of(RECALL), kind=kind))},
@@ -239,7 +239,7 @@ def _guess(secret: Secret, found: CopiedSpan) -> Guesses:
     return Guesses(secret.id, (Guess(found.there, float(found.length)),), 1, 0)
 
 
-def _said_of_passages(
+def _released_passage_sentences(
     held: ReleasedText, n: int, long: int, every: Sequence[memorised.MemorisedTokens], index: released.NGramIndex
 ) -> Iterator[str]:
     yield (
@@ -295,7 +295,7 @@ def _strings_found_in_texts(wanted: set[str], texts: Sequence[str]) -> set[str]:
     return {said for said, count in occurrences(dict.fromkeys(wanted, True), texts).items() if count}
 
 
-def _said_of_kinds() -> Iterator[str]:
+def _pii_not_installed_sentence() -> Iterator[str]:
     if not pii.installed():
         yield f"personal data: only what the data mark is looked for ({pii.INSTALL} to have the rest recognised)"
 

@@ -14,11 +14,11 @@ def remarks_on_guesses(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, asked: int
 ) -> tuple[str, ...]:
     """asked: for how many of those that are attacked an answer was wanted."""
-    dependent = (*_of_parts(attacked), *_of_people(attacked))
+    dependent = (*_shared_document_remarks(attacked), *_shared_person_remarks(attacked))
     said = [*remarks_on_limit(attacked, benchmark), *dependent, *remarks_on_draws(guesses)]
     if len(guesses) < asked:
         said.append(f"the query budget covered {len(guesses)} of {asked} secrets")
-    return (*said, *_of_certificates([g.certificate for g in guesses if g.certificate]))
+    return (*said, *_tree_search_certificate_remarks([g.certificate for g in guesses if g.certificate]))
 
 
 def remarks_on_draws(guesses: Sequence[Guesses]) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def remarks_on_limit(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[
     return (f"{members} of {of} members attacked, evenly spaced (--ensemble-limit)",)
 
 
-def _of_parts(attacked: Sequence[Secret]) -> tuple[str, ...]:
+def _shared_document_remarks(attacked: Sequence[Secret]) -> tuple[str, ...]:
     """That secrets of one document are not independent."""
     of = {secret.document for secret in attacked if secret.document is not None}
     parts = sum(secret.document is not None for secret in attacked)
@@ -47,7 +47,7 @@ def _of_parts(attacked: Sequence[Secret]) -> tuple[str, ...]:
     )
 
 
-def _of_people(attacked: Sequence[Secret]) -> tuple[str, ...]:
+def _shared_person_remarks(attacked: Sequence[Secret]) -> tuple[str, ...]:
     """That secrets of one person are not independent."""
     records = [secret.user for secret in attacked if secret.user is not None]
     if not records:
@@ -69,7 +69,7 @@ def remarks_on_budget(view: View, attack: Attack, guesses: Sequence[Guesses], wh
     return (f"the query budget paid for {paid} of {len(guesses)} {what} in full; the public model answered the rest",)
 
 
-def _of_certificates(found: Sequence[Certificate]) -> tuple[str, ...]:
+def _tree_search_certificate_remarks(found: Sequence[Certificate]) -> tuple[str, ...]:
     """What a tree search knows for certain, over all secrets."""
     if not found:
         return ()

@@ -75,7 +75,7 @@ def run(
     folder.check_weights(digests)  # before minutes of loading
     with ExitStack() as stack, closing(_engine(plan, site)) as engine:
         if engine.workers and site.trains_on_demand:
-            _train_apart(engine, SiteThere(plan), site, selection, clock)
+            _train_models_on_workers(engine, SiteThere(plan), site, selection, clock)
         with clock.stage("prepare"):
             settle = stack.enter_context(trained_ahead(plan, site, selection))
             audit = replace(_prepared(plan, site, selection, folder), stops=stops)
@@ -208,7 +208,7 @@ def _engine(plan: Plan, site: Site) -> Engine:
     return engine
 
 
-def _train_apart(engine: Engine, there: SiteThere, site: Site, selection: Selection, clock: Clock) -> None:
+def _train_models_on_workers(engine: Engine, there: SiteThere, site: Site, selection: Selection, clock: Clock) -> None:
     """What the run would train one after the other, or side by side, is trained by workers, one model a task."""
     with clock.stage("train"):
         site.model  # noqa: B018 - what all others are made of, which is trained first where it is not there

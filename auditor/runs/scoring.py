@@ -212,7 +212,7 @@ def withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     every = (one for some in score_tokens(target, hidden, audit.batch_size) for one in some)
     each = [math.exp(sum(one.log_probs)) for one in every]
     likely = sum(p > _LIKELY for p in each)
-    greedy = _first_by_rank(target, hidden) if implies_capability(target.model.capabilities, "ranks") else ""
+    greedy = _greedy_extraction_phrase(target, hidden) if implies_capability(target.model.capabilities, "ranks") else ""
     yield Doubt(
         "answers",
         f"{of}, but by its log-probabilities the model writes these with a mean probability of {np.mean(each):.1%} "
@@ -220,7 +220,7 @@ def withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     )
 
 
-def _first_by_rank(target: Target, hidden: list[Secret]) -> str:
+def _greedy_extraction_phrase(target: Target, hidden: list[Secret]) -> str:
     """How many of them greedy decoding would write: each token is the first by its rank."""
     first = 0
     for indices in by_shape([(len(secret.prefix), len(secret.suffix)) for secret in hidden], GREEDY_AT_ONCE):

@@ -38,14 +38,14 @@ class States:
             name = "-".join(key)
             state = load(self.folder, name)
             if state is None:
-                known_as = self._known_as(target, key, attack)
+                known_as = self._attack_state_key(target, key, attack)
                 state = self.shared.fits.get(known_as) or attack.fit(view, self.known)
                 save(self.folder, name, state)
                 self.shared.fits[known_as] = state
             self._held[key] = state
         return self._held[key]
 
-    def _known_as(self, target: Target, key: tuple[str, str], attack: Attack) -> str:
+    def _attack_state_key(self, target: Target, key: tuple[str, str], attack: Attack) -> str:
         """All that the state depends on: runs of one sweep that agree in it share the state."""
         # A defense may be set up for what the row will draw: another number is another model to tune on.
         queries = target.scenario.queries if target.scenario else None

@@ -117,7 +117,7 @@ class Target:
 
     # --- what is kept of it ---
 
-    def _without_perplexity(self) -> str:
+    def _missing_perplexity_sentence(self) -> str:
         if implies_capability(self.model.capabilities, "likelihood"):
             return "no held-out perplexity: give --nonmembers FILE"
         return f"no held-out perplexity: {self.model.name} gives no log-probabilities"
@@ -145,7 +145,7 @@ class Target:
             notes=(
                 *(self.trained.notes() if self.trained else ()),
                 f"asked behind the same prefix token in every row, for perplexity too: {prefix_token.said}",
-                *(() if perplexities else (self._without_perplexity(),)),
+                *(() if perplexities else (self._missing_perplexity_sentence(),)),
                 *(f"held-out perplexity: {found.note}" for found in perplexities[:1] if found.note),
                 *self.model.account(),
             ),

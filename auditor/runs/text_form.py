@@ -81,7 +81,7 @@ def choose_text_form(
     if not rows or words is None or not getattr(words, "is_fast", False):
         return None  # `Files` says what is wrong
     if held is not None:
-        return _as_held(held, plan, words), held
+        return _parse_form_checking_digest(held, plan, words), held
     others = (sample_conversations("--nonmembers", plan.nonmembers, most) or []) if plan.nonmembers is not None else []
     usual, tried = _default_and_candidate_forms(plan, words, rows, _plausible_template_days(plan.date, name))
     settled = plan.template != AUTO
@@ -95,7 +95,7 @@ def choose_text_form(
         best = most_likely(usual if usual in sample.members else next(iter(sample.members)), sample.members)
     doubts = _text_form_doubt_sentences(sample, best, settled) if len(sample) else []
     if best.writes_day:
-        best, of_days = _of_the_day(_plausible_template_days(plan.date, name), model, best, rows)
+        best, of_days = _form_on_likeliest_day(_plausible_template_days(plan.date, name), model, best, rows)
         doubts += of_days
     said = _text_form_choice_sentence(sample, best, usual, settled) + ("" if others else _UNKNOWN)
     return best, TextForm(best.name, best.day, best.digest, said, tuple(doubts))
@@ -106,7 +106,7 @@ _UNKNOWN = (
 )
 
 
-def _as_held(held: TextForm, plan: DataPlan, tokenizer: object) -> Form:
+def _parse_form_checking_digest(held: TextForm, plan: DataPlan, tokenizer: object) -> Form:
     form = forms.parse_form(held.template, held.day, tokenizer)
     if form.digest != held.digest:
         raise AuditError(
@@ -205,7 +205,7 @@ def _nll(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> NDArray[np.flo
     return np.array([np.average([next(means) for _ in row], weights=row) for row in weights])
 
 
-def _of_the_day(
+def _form_on_likeliest_day(
     days: Sequence[str], model: LanguageModel, form: Form, rows: Sequence[Conversation]
 ) -> tuple[Form, list[str]]:
     """The form on the day on which the answers are most likely, and why that may be another than that of training."""
@@ -257,7 +257,9 @@ def _text_form_doubt_sentences(sample: _Sample, best: Form, settled: bool) -> li
         )
     if not sample.others:
         return doubts
-    remembers = [form for form in sample.members if _more_likely(sample.members[form], sample.others[form], sample)]
+    remembers = [
+        form for form in sample.members if _has_likelier_members(sample.members[form], sample.others[form], sample)
+    ]
     if best in remembers:
         return doubts  # what the model knows of them in this form is for the run to say (`scoring.likelihood_doubt`)
     if remembers:
@@ -276,7 +278,7 @@ def _text_form_doubt_sentences(sample: _Sample, best: Form, settled: bool) -> li
     return doubts
 
 
-def _more_likely(members: NDArray[np.float64], others: NDArray[np.float64], sample: _Sample) -> bool:
+def _has_likelier_members(members: NDArray[np.float64], others: NDArray[np.float64], sample: _Sample) -> bool:
     if min(len(members), len(others)) < 2:
         return False
     found = ttest_ind(others, members, equal_var=False, alternative="greater")

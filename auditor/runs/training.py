@@ -103,7 +103,7 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
         if engine.workers and not trainer.apart(job):
             raise AuditError(f"--engine ray goes with a method that trains several models, got {asked.method}: one")
         configuration = _configuration(asked, trainer, job)
-        if trainer.promises and _trained_on(asked.model) == configuration["data"]:
+        if trainer.promises and _training_data_digest(asked.model) == configuration["data"]:
             raise AuditError(
                 f"expected a base that has not learnt these records without privacy, but {asked.model!r} was trained "
                 "on them: what a training on top of that promised would not be true"
@@ -122,7 +122,7 @@ def _job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[Tr
     texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
     base = load(asked.model, asked.loading)
     records, notes = _records(asked, base, texts, units)
-    heldout, forget = (_records_of(asked, base, path) for path in (asked.heldout, asked.forget))
+    heldout, forget = (_training_records_of_file(asked, base, path) for path in (asked.heldout, asked.forget))
     _check_heldout(heldout, records)
     _check_forget(forget, records)
     job = TrainingJob(
@@ -225,14 +225,14 @@ def _records(
     elif asked.template != AUTO or asked.date is not None:
         raise AuditError("--template and --date are about conversations and instructions, got them with text")
     else:
-        records, said = _of_texts(base.tokenizer, [row for row in rows if isinstance(row, str)]), ()
+        records, said = _training_records_of_texts(base.tokenizer, [row for row in rows if isinstance(row, str)]), ()
     check_tokens("the records", [record.tokens for record in records], base.vocab_size, base.name)
     if units is not None:
         records = [replace(record, unit=unit) for record, unit in zip(records, units, strict=True)]
     return tuple(records), (f"{len(records):,} records of {len({r.unit for r in records}):,} {whose}", *said)
 
 
-def _records_of(asked: Training, base: HuggingFaceModel, path: str | None) -> tuple[TrainingRecord, ...]:
+def _training_records_of_file(asked: Training, base: HuggingFaceModel, path: str | None) -> tuple[TrainingRecord, ...]:
     """What a file beside --data holds, read as the records are; nothing where none is given."""
     return () if path is None else _records(asked, base, training_texts(path, asked.text_column, None)[0], None)[0]
 
@@ -253,7 +253,7 @@ def _check_forget(forget: Sequence[TrainingRecord], records: Sequence[TrainingRe
         )
 
 
-def _of_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
+def _training_records_of_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     return [TrainingRecord(text, tuple(ids), record_names([text])[0]) for text, ids in zip(texts, tokens, strict=True)]
 
@@ -367,7 +367,7 @@ def recorded_training(folder: Path, out: Path) -> Training:
 
 def check_records(folder: Path, asked: Training) -> None:
     """Refuses data that are not what the model in a folder was trained on, where that was kept. Raises AuditError."""
-    held = _trained_on(str(folder))
+    held = _training_data_digest(str(folder))
     if held is None:
         return
     texts, units = training_texts(asked.data, asked.text_column, asked.user_column)
@@ -406,7 +406,7 @@ def _digest(records: Sequence[TrainingRecord]) -> str:
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
-def _trained_on(model: str) -> str | None:
+def _training_data_digest(model: str) -> str | None:
     """The digest of the records that a folder was trained on without privacy; None where it does not say."""
     try:
         found: str | None = json.loads((Path(model) / RECORD).read_text())["configuration"].get("data")

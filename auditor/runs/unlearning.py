@@ -87,7 +87,7 @@ def unlearning_rows(
                 before = "" if target.in_lab else "--before MODEL, or "
                 raise AuditError(
                     f"--{name} needs an unlearned model: expected {before}"
-                    f"--defense {' or '.join(_made_to_forget())}, got neither"
+                    f"--defense {' or '.join(_unlearning_defense_names())}, got neither"
                 )
         return [], ()
     rows, found = list[ShownRow](), list[UnlearnedModel]()
@@ -112,7 +112,7 @@ def unlearning_rows(
     return rows, tuple(found)
 
 
-def _made_to_forget() -> list[str]:
+def _unlearning_defense_names() -> list[str]:
     return [name for name, kind in registry.defenses().items() if issubclass(kind, UnlearningTrainer)]
 
 

@@ -135,7 +135,7 @@ def stops_of_rows(
         return {}
     if (width := asked.wanted_width) is not None:
         for method in selection.methods:
-            if not _looked_at(method, width[0]):
+            if not _may_stop_by_metric(method, width[0]):
                 own = ", ".join(_per_secret_mean_metrics(method)) or "no share of secrets"
                 raise AuditError(f"expected --until on a number of {method.name}, got {width[0]}: it measures {own}")
         return dict.fromkeys(selection.cells(), Stop(width))
@@ -146,10 +146,10 @@ def stops_of_rows(
     ]
     scoped = [(rule, row) for rule, row in scoped if _may_decide_rule(rule, row, selection)]
     level, found = LEVEL / max(1, len(scoped)), dict[CellKey, Stop]()
-    scoped = [(rule, row) for rule, row in scoped if not _of_others(rule)]
+    scoped = [(rule, row) for rule, row in scoped if not _is_rule_without_stopping_row(rule)]
     for row in dict.fromkeys(row for _, row in scoped):
         rules = tuple(rule for rule, other in scoped if other == row)
-        if all(_looked_at(selection.named[row.attack], rule.metric) for rule in rules):
+        if all(_may_stop_by_metric(selection.named[row.attack], rule.metric) for rule in rules):
             held = None if base is None else base.outcomes.get(row)
             found[row] = Stop(None, rules, level, held, policy.require)
     if not found:
@@ -174,7 +174,7 @@ def _per_secret_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
     return () if isinstance(method, CorpusAttack) else tuple(m.name for m in METRICS if m.per_secret and m.values)
 
 
-def _looked_at(method: Attack | Probe, metric: str) -> bool:
+def _may_stop_by_metric(method: Attack | Probe, metric: str) -> bool:
     """Whether its rows can be stopped by this number."""
     own = _per_secret_mean_metrics(method)
     return metric in own or any(metric in (floor_of(one), excess_of(one)) for one in own)
@@ -183,9 +183,9 @@ def _looked_at(method: Attack | Probe, metric: str) -> bool:
 def _may_decide_rule(rule: Rule, row: CellKey, selection: Selection) -> bool:
     """Whether the gate may decide the rule on this row: it does not where another attack has the number."""
     own, every = selection.named[row.attack], selection.methods
-    return _looked_at(own, rule.metric) or not any(_looked_at(one, rule.metric) for one in every)
+    return _may_stop_by_metric(own, rule.metric) or not any(_may_stop_by_metric(one, rule.metric) for one in every)
 
 
-def _of_others(rule: Rule) -> bool:
+def _is_rule_without_stopping_row(rule: Rule) -> bool:
     """Whether no row that could stop has the number: a bound of epsilon, a rate of membership."""
     return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)

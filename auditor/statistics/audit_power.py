@@ -29,7 +29,7 @@ def epsilon_caught(audit: Audited, limit: float, power: float = USUAL) -> float:
     if audit.best <= limit:
         return math.inf
     if audit.table is not None:
-        return _of_games(audit, limit, power)
+        return _detectable_epsilon_from_table(audit, limit, power)
     m, copies, sampling = audit.canaries, audit.copies, audit.sampling or GAUSSIAN
     beyond = next(epsilon for epsilon in walked() if epsilon > limit)
     needed = refuting(m, copies * beyond, group_delta(beyond, audit.delta, copies), audit.level)
@@ -56,7 +56,7 @@ def power_said(audit: Audited, limit: float, power: float = USUAL) -> str:
     return f"{smallest} of {what} would have been caught with {power:.0%} probability"
 
 
-def _of_games(audit: Audited, limit: float, power: float) -> float:
+def _detectable_epsilon_from_table(audit: Audited, limit: float, power: float) -> float:
     """Misses of both kinds at once are no oftener than each at half of what may be missed."""
     assert audit.table is not None  # whoever asks has seen to it
     tp, fn, fp, tn = audit.table

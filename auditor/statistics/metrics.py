@@ -157,7 +157,7 @@ def score_of(score: str) -> str:
     return "_".join(filter(None, ("membership_score", score)))
 
 
-def _of_membership() -> Iterator[Metric]:
+def _membership_metrics() -> Iterator[Metric]:
     for score, title in {"": "", **CONTROLS, **SCORES, **OF_TEXT}.items():
         by = f" ({title})" if title else ""
         short = "AUC" if not score else ""
@@ -175,7 +175,7 @@ _PER_1000 = "per 1,000"
 RANKINGS = {"perplexity": "perplexity", "zlib": "zlib", "lowercase": "lower case", "reference": "reference"}
 
 
-def _of_generations() -> Iterator[Metric]:
+def _generation_metrics() -> Iterator[Metric]:
     main = "Memorised n-grams per 1,000 generations"
     yield Metric("memorised_per_1000", main, _PER_1000, short="n-grams/1,000")
     yield Metric("common_per_1000", "N-grams of training data and held-out text alike per 1,000 generations", _PER_1000)
@@ -214,18 +214,20 @@ FAMILIES = (
 )
 
 
-def _against_likelihood(o: Outcome) -> NDArray[np.float64]:
+def _extracted_against_likelihood(o: Outcome) -> NDArray[np.float64]:
     passed = o.traits["passed_over"]
     return np.where(np.isnan(passed), np.nan, o.hit & (passed == 1))
 
 
-def _right_and_wrong(name: str, title: str, unit: str, values: OfSecrets, trait: str = "") -> Iterator[Metric]:
+def _metrics_for_right_and_wrong(
+    name: str, title: str, unit: str, values: OfSecrets, trait: str = ""
+) -> Iterator[Metric]:
     """The same number of right first guesses, and of wrong ones."""
     for end, among in (("right", lambda o: o.hit), ("wrong", lambda o: ~o.hit)):
         yield Metric(f"{name}_{end}", title.format(end), unit, trait=trait, values=values, among=among)
 
 
-def _by_person(name: str, title: str) -> Metric:
+def _per_person_metric(name: str, title: str) -> Metric:
     return Metric(
         *(name, title, "probability"),
         trait=people.USER,
@@ -287,11 +289,11 @@ METRICS = (
         trait="rank",
         values=lambda o: o.traits["rank"] <= 3,
     ),
-    *_right_and_wrong(
+    *_metrics_for_right_and_wrong(
         "count", "Samples equal to the first guess, where it is {}", "samples", lambda o: o.traits["count"], "count"
     ),
-    *_right_and_wrong("score", "Score of {} first guesses", "score", lambda o: o.score),
-    *_right_and_wrong(
+    *_metrics_for_right_and_wrong("score", "Score of {} first guesses", "score", lambda o: o.score),
+    *_metrics_for_right_and_wrong(
         "min_probability",
         "Least token probability of {} first guesses",
         "probability",
@@ -303,11 +305,13 @@ METRICS = (
         "Right though another candidate is more likely",
         note="right first guesses that are not the likeliest candidate",
         trait="passed_over",
-        values=_against_likelihood,
+        values=_extracted_against_likelihood,
     ),
-    _by_person("user_recall", "Recall by person: mean over people of the share of their records"),
+    _per_person_metric("user_recall", "Recall by person: mean over people of the share of their records"),
     replace(
-        _by_person("user_recall_nonmembers", "The same of people of whom nothing was trained on (the baseline)"),
+        _per_person_metric(
+            "user_recall_nonmembers", "The same of people of whom nothing was trained on (the baseline)"
+        ),
         members=False,
     ),
     Metric(
@@ -362,8 +366,8 @@ METRICS = (
     Metric("epsilon_best_provable", "Epsilon that the audit could have proved at best", "nats"),
     Metric("epsilon_exact", "Epsilon of the audit's own game, exactly", "nats"),
     Metric("guesses_right", "Guesses of canaries that are right", "count"),
-    *_of_membership(),
-    *_of_generations(),
+    *_membership_metrics(),
+    *_generation_metrics(),
     # of the models
     Metric("perplexity", "Held-out perplexity", "perplexity", short="PPL", place=5, varies=True),
     Metric(

@@ -98,7 +98,7 @@ class _Pieces:
         tokens, found = np.array(texts, dtype=np.uint64), list[Indices]()
         left = len(texts) * len(self._tokens) // _SHARE
         for begin, size, at in looks:
-            known, order = self._by_hash(begin, size)
+            known, order = self._hash_sorted_pieces(begin, size)
             own = _hashes(tokens[:, at : at + size])
             first, end = (np.searchsorted(known, own, side=side) for side in ("left", "right"))
             counts = end - first
@@ -111,7 +111,7 @@ class _Pieces:
         pairs = np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
         return np.divmod(pairs, len(self._tokens))
 
-    def _by_hash(self, begin: int, size: int) -> tuple[Hashes, Indices]:
+    def _hash_sorted_pieces(self, begin: int, size: int) -> tuple[Hashes, Indices]:
         if (begin, size) not in self._sorted:
             hashes = _hashes(self._tokens[:, begin : begin + size])
             order = np.argsort(hashes)

@@ -93,7 +93,7 @@ def p_value(m: int, right: Counts, epsilon: float, delta: float, enough: float =
     """
     counts, p = guess_counts(m), 1 / (1 + math.exp(-epsilon))
     least = min((float(at_least(v, r, np.array([p]))[0]) for r, v in zip(counts, right, strict=True)), default=1.0)
-    return _as_good(m, least, epsilon, delta, enough)
+    return _as_unlikely_probability_bound(m, least, epsilon, delta, enough)
 
 
 def refuting(m: int, epsilon: float, delta: float, level: float) -> Counts:
@@ -105,19 +105,19 @@ def refuting(m: int, epsilon: float, delta: float, level: float) -> Counts:
     low, high = _UNLIKELIEST, math.log(level)  # of what is good enough, and what is not, in logs
     while high - low > _FINE:
         middle = (low + high) / 2
-        refuted = _as_good(m, math.exp(middle), epsilon, delta, level) < level
+        refuted = _as_unlikely_probability_bound(m, math.exp(middle), epsilon, delta, level) < level
         low, high = (middle, high) if refuted else (low, middle)
-    return tuple(_fewest_right(r, p, math.exp(low)) for r in counts)
+    return tuple(_fewest_right_as_unlikely(r, p, math.exp(low)) for r in counts)
 
 
-def _as_good(m: int, least: float, epsilon: float, delta: float, enough: float) -> float:
+def _as_unlikely_probability_bound(m: int, least: float, epsilon: float, delta: float, enough: float) -> float:
     """How likely something is that by itself is as unlikely as this, or less likely, at most; see `p_value`."""
     counts, log_odds = guess_counts(m), (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
     spare, more = m * delta * math.exp(log_odds[1]), 0
     if least >= enough or len(counts) * least + spare < enough < 1:
         return least if least >= enough else len(counts) * least + spare
     needed, steps = (
-        [_fewest_right(r, math.exp(log_odds[0]), least) for r in counts],
+        [_fewest_right_as_unlikely(r, math.exp(log_odds[0]), least) for r in counts],
         _right_guess_distributions(counts, log_odds),
     )
     chance = _probability_of_enough_right(needed, steps)
@@ -134,7 +134,7 @@ def _as_good(m: int, least: float, epsilon: float, delta: float, enough: float) 
     return min(1.0, chance)
 
 
-def _fewest_right(r: int, p: float, chance: float) -> int:
+def _fewest_right_as_unlikely(r: int, p: float, chance: float) -> int:
     """The fewest right of r that are no likelier than this; r + 1 where none are."""
     low, high = 0, r + 1
     while low < high:
@@ -195,7 +195,7 @@ def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies
 @lru_cache(maxsize=2**16)
 def fdp_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
     """The mu below which mu-GDP is refuted; 0 where none is."""
-    return _last_mu(lambda mu: _is_trade_off_falsified(m, r, v, mu, level))
+    return _largest_refuted_mu(lambda mu: _is_trade_off_falsified(m, r, v, mu, level))
 
 
 def _is_trade_off_falsified(m: int, r: int, v: int, mu: float, level: float) -> bool:
@@ -253,7 +253,7 @@ def last_refuted(refuted: Callable[[float], bool], high: float, close: float = _
     return low
 
 
-def _last_mu(refuted: Callable[[float], bool]) -> float:
+def _largest_refuted_mu(refuted: Callable[[float], bool]) -> float:
     high = 1.0
     while high < _MOST_MU and refuted(high):
         high *= 2

@@ -248,17 +248,17 @@ def grid_places(points: Sequence[Point]) -> list[Place]:
 
 def sweep_places(folder: Path) -> list[Place]:
     """What a sweep folder holds, its seeds taken together, in the order of the plan."""
-    return [_place(held, folder) for held in _by_place(folder)]
+    return [_place(held, folder) for held in _kept_points_by_place(folder)]
 
 
 def frontiers(folder: Path) -> tuple[Frontier, ...]:
     """What leaks least at the same usefulness among all points of the sweep; none where they attack other targets."""
-    runs = ((held[0], _finished(held, folder)) for held in _by_place(folder))
+    runs = ((held[0], _finished(held, folder)) for held in _kept_points_by_place(folder))
     models = [frontier.models_of_runs(found, first.variant, first.at) for first, found in runs if found]
     return frontier.frontiers(frontier.merge_points(models))
 
 
-def _by_place(folder: Path) -> Iterable[list[_Kept]]:
+def _kept_points_by_place(folder: Path) -> Iterable[list[_Kept]]:
     grouped: dict[str, list[_Kept]] = {}
     for kept in _read_kept_points(folder):
         grouped.setdefault(kept.point.place, []).append(kept)

@@ -157,7 +157,7 @@ class CanaryWatch:
             self.scores += log_likelihood_ratio(x, noise, self.assumed.rate)
         else:
             inside, out = (noise * scales for scales in self._noise_scales_with_without(units, scale))
-            told = self._told_by_size(expected_batch, inside, out)
+            told = self._noise_size_log_ratio(expected_batch, inside, out)
             self.scores += log_likelihood_ratio(x, inside, self.assumed.rate, told)
             noise *= scale(units)
         self.sums += x
@@ -175,7 +175,7 @@ class CanaryWatch:
         inside = [scale(np.append(left, number)) for left, number in zip(others, numbers, strict=True)]
         return np.array(inside), np.array([scale(left) for left in others])
 
-    def _told_by_size(
+    def _noise_size_log_ratio(
         self, expected_batch: float, inside: NDArray[np.float64], out: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """(count,) the log-likelihood ratio, in nats, of deviations `inside` against `out` of all of this step's noise.

@@ -48,7 +48,7 @@ class SideBySide:
 
     def route(self, adapters: Sequence[Any], counts: Sequence[int]) -> None:
         """Of the next forward's rows the first counts[0] are those of adapters[0], and so on."""
-        layers, device = [self._layers_of(adapter) for adapter in adapters], self.model.device
+        layers, device = [self._lora_layers_of_adapter(adapter) for adapter in adapters], self.model.device
         half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         for name, mixed in self._layers.items():
             own = [layer[name] for layer in layers]
@@ -59,7 +59,7 @@ class SideBySide:
                 mixed.a, mixed.b = mixed.a.to(half), mixed.b.to(half)
         self._routing.part = torch.repeat_interleave(torch.tensor(counts, device=device))
 
-    def _layers_of(self, adapter: Any) -> dict[str, LoraLinear]:
+    def _lora_layers_of_adapter(self, adapter: Any) -> dict[str, LoraLinear]:
         """Looked for once an adapter: a walk over all modules at every step takes as long as an optimizer's."""
         if adapter not in self._found:
             self._found[adapter] = lora_layers(adapter)

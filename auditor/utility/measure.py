@@ -191,25 +191,27 @@ def prepare(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject
     )
     target, data = plan.target, plan.data
     if not target.in_lab:
-        return _of_ones_own(target, plan.loading, data, settings, asked)
+        return _own_model_subject_and_parts(target, plan.loading, data, settings, asked)
     lab = LABS[target.lab](lab_recipe(target, data, plan.attacks, plan.seed), None, reporter.progress)
-    return _in_the_lab(lab, data.prefix_token, settings, asked)
+    return _lab_subject_and_parts(lab, data.prefix_token, settings, asked)
 
 
-def _in_the_lab(lab: Lab, prefix_token: str, settings: Settings, asked: ScoringOptions) -> tuple[Subject[Any], Held]:
+def _lab_subject_and_parts(
+    lab: Lab, prefix_token: str, settings: Settings, asked: ScoringOptions
+) -> tuple[Subject[Any], Held]:
     texts = lab.texts.records(settings.on == "members")
     if settings.kind == "masked":
         _refuse_prefix_token(prefix_token)
         both = MaskedLab(lab)
         masked = both.target()
-        return MaskedSubject(masked, both.public(), masked.tokenizer, texts, asked), _no_ensemble
+        return MaskedSubject(masked, both.public(), masked.tokenizer, texts, asked), _no_defense_parts
     public, target = lab.public(), lab.target()
     given = lab.training.masked_lengths(texts)  # as the perplexities of `audit run`: what is read and not learnt
     subject = _causal(prefix_token, target, public, texts, asked, lab.known, given)
-    return subject, cache(partial(_held_by_lab, lab))
+    return subject, cache(partial(_lab_defense_parts, lab))
 
 
-def _of_ones_own(
+def _own_model_subject_and_parts(
     models: TargetPlan, loading: LoadingOptions, data: DataPlan, settings: Settings, asked: ScoringOptions
 ) -> tuple[Subject[Any], Held]:
     assert models.model is not None and data.data is not None
@@ -220,7 +222,7 @@ def _of_ones_own(
         _refuse_prefix_token(data.prefix_token)
         masked = load_masked(models.model, loading)
         other = load_masked(models.public, beside) if models.public else None
-        return MaskedSubject(masked, other, masked.tokenizer, texts, asked), _no_ensemble
+        return MaskedSubject(masked, other, masked.tokenizer, texts, asked), _no_defense_parts
     target = load(models.model, loading)
     public = load(models.public, beside) if models.public else None
 
@@ -260,7 +262,7 @@ def _causal(
     return subject
 
 
-def _held_by_lab(lab: Lab, defense: Defense) -> Mapping[str, Any]:
+def _lab_defense_parts(lab: Lab, defense: Defense) -> Mapping[str, Any]:
     parts = dict[str, Any]()
     if "trained" in defense.needs:
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
@@ -278,7 +280,7 @@ def _text_source_label(data: str | None, settings: Settings) -> str:
     return f"{'member' if settings.on == 'members' else 'held-out'} records"
 
 
-def _no_ensemble(defense: Defense) -> Mapping[str, Any]:
+def _no_defense_parts(defense: Defense) -> Mapping[str, Any]:
     return {}  # `protect_masked` refuses what needs one
 
 
@@ -368,11 +370,11 @@ def _rows(
             covered=_covered_token_share(lost[i], tokens),
             slowdown=slower[i],
         )
-        rows.append(row if claim is None else _with_claim(row, claim, mean))
+        rows.append(row if claim is None else _row_with_claim(row, claim, mean))
     return rows
 
 
-def _with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> UtilityRow:
+def _row_with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> UtilityRow:
     per_token = claim.details.get("epsilon_per_token")
     return replace(
         row,
