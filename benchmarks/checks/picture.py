@@ -47,7 +47,7 @@ def drawn(page: Path, said: dict[str, Any]) -> Figure:
     panels = {title: rows(page, *where, labels=said["labels"]) for title, where in said["panels"].items()}
     longest = max(map(len, panels.values()))
     figure = Figure(figsize=(5 * len(panels), 0.8 + 0.28 * longest), layout="constrained")
-    every = figure.subplots(1, len(panels), squeeze=False)[0]
+    every = figure.subplots(1, len(panels), squeeze=False, sharex=True)[0]
     for axes, (title, found) in zip(every, panels.items(), strict=True):
         at = range(len(found))
         reach = [[r.value - r.low for r in found], [r.high - r.value for r in found]]
@@ -55,7 +55,7 @@ def drawn(page: Path, said: dict[str, Any]) -> Figure:
         axes.axvline(said["line"], color="0.5", linewidth=0.8, linestyle="--")
         axes.set_yticks(at, [r.name for r in found], fontsize=8)
         axes.set_title(title, fontsize=9)
-        axes.invert_yaxis()
+        axes.set_ylim(longest - 0.5, -0.5)
     return figure
 
 
