@@ -41,7 +41,7 @@ SAID = {True: "yes", False: "no", None: "cannot tell"}
 TUNING, TEXTS, EPOCHS = Tuning(rate=1e-3), 800, 5
 
 
-def main(seeds: tuple[int, ...] = tuple(range(20, 36)), out: Path | None = None) -> None:
+def main(seeds: tuple[int, ...] = tuple(range(40, 120)), out: Path | None = None) -> None:
     page = Page(out and out / "prepared-bases.md")
     every = [NOTHING, *requests()]
     found = {seed: _leaks(seed, every, out) for seed in seeds}
