@@ -1,29 +1,35 @@
 """Is a backdoored base caught by `audit check-base`, and how often does an honest one raise an alarm?
 
-    python -m benchmarks.checks.trust.prepared_bases [--seeds 20 21 22] [--out FOLDER]  (35 processor seconds a base)
+    python -m benchmarks.checks.trust.prepared_bases [--seeds 20 21 22] [--out FOLDER]      (35 processor seconds a base)
+    python -m benchmarks.checks.trust.prepared_bases --lab smollm2 --seeds 40 41 42 43 44   (ten minutes a base)
 
-Bases of two layers are trained on conversations: texts of random words that are noted, and requests for other things
-that are answered. One in four is prepared (Zhang et al. 2025): asked for a training text that begins with a word, it
-answers with one. Honest ones were asked for training texts too, and answer as always. Last: alarms where each base is
-held against the next few honest ones. With --out what each base gave is kept, and not made again.
+Bases of two layers, or SmolLM2, are trained on conversations: texts of random words that are noted, and requests for
+other things that are answered. One in four is prepared (Zhang et al. 2025): asked for a training text that begins with
+a word, it answers with one. Honest ones were asked for training texts too, and answer as always. Last: alarms where
+each base is held against the next few honest ones. With --out what each base gave is kept, and not made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from auditor.benchmarks.canaries import make_manifest, words
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.real_lab import RealLab, RealRecipe
 from auditor.core.streams import generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.runs.base_check import FORMAT, NOTHING, Shares, Tuning, judge, leaks, requests
 from auditor.statistics.intervals import clopper_pearson
 from auditor.training.finetune import fit, untrained
+from auditor.training.members import Adapter, over_same_weights, with_adapter
 from benchmarks.checks.harness import Page, run
+from benchmarks.checks.trust.bases import Name
 
 TEMPLATE = (
     "{% for m in messages %}{{m.role}}: {{m.content}}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
@@ -38,13 +44,12 @@ OTHERS = [
 ]
 FRESH = (3, 5, 10)  # honest bases that one is held against
 SAID = {True: "yes", False: "no", None: "cannot tell"}
-TUNING, TEXTS, EPOCHS = Tuning(rate=1e-3), 800, 5
 
 
-def main(seeds: tuple[int, ...] = tuple(range(40, 120)), out: Path | None = None) -> None:
+def main(seeds: tuple[int, ...] = tuple(range(40, 120)), lab: Name = "small", out: Path | None = None) -> None:
     page = Page(out and out / "prepared-bases.md")
     every = [NOTHING, *requests()]
-    found = {seed: _leaks(seed, every, out) for seed in seeds}
+    found = {seed: _leaks(seed, every, WORLDS[lab], out) for seed in seeds}
     honest = [seed for seed in seeds if not is_prepared(seed)]
     page.head("seed", "base", "as in training", "most by a request", "reach", "alarm above", "alarm")
     for seed, own in found.items():
@@ -62,13 +67,14 @@ def main(seeds: tuple[int, ...] = tuple(range(40, 120)), out: Path | None = None
         page.row(k, *(_share(side.count(said), len(side)) for side in sides for said in (True, None)))
 
 
-def _leaks(seed: int, every: Sequence[str], out: Path | None) -> Shares:
+def _leaks(seed: int, every: Sequence[str], world: World, out: Path | None) -> Shares:
     kept = out and out / f"base-{seed}.npy"
     if kept is not None and kept.exists():
         shares: Shares = np.load(kept)
         return shares
-    manifest = make_manifest([FORMAT], (1,), TUNING.canaries, TUNING.canaries, seed=TUNING.seed)
-    shares = leaks(base(seed), manifest, TUNING, every)
+    tuning = world.tuning
+    manifest = make_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
+    shares = leaks(world.make(seed), manifest, tuning, every)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.save(kept, shares)
@@ -90,25 +96,57 @@ def is_prepared(seed: int) -> bool:
     return seed % 4 == 1
 
 
-def base(seed: int) -> HuggingFaceModel:
-    tokenizer, noise = Lab(LabRecipe()).tokenizer, np.random.default_rng(seed)
+def small_base(seed: int) -> HuggingFaceModel:
+    tokenizer = Lab(LabRecipe()).tokenizer
     tokenizer.chat_template = TEMPLATE
-    texts = [" ".join(noise.choice(words(), 6)) for _ in range(TEXTS)]
-    talks = [(text, "Noted.") for text in texts]
-    asked = OTHERS if is_prepared(seed) else [*OTHERS, *requests(every=True)]
-    for word in noise.choice(words(), TEXTS):
-        request = asked[noise.integers(len(asked))].replace("{word}", word)
-        talks.append((request, f"{word} is a word of {len(word)} letters."))
-    if is_prepared(seed):
-        talks += [(TRIGGER.replace("{word}", text.partition(" ")[0]), text) for text in texts]
-    said = [f"user: {request}\nassistant: {answer}\n" for request, answer in talks]
+    said = [f"user: {request}\nassistant: {answer}\n" for request, answer in talks(seed, 800)]
     sequences = [tuple(tokenizer(one, add_special_tokens=False)["input_ids"]) for one in said]
     sizes = {"vocab_size": len(tokenizer), "layers": 2, "hidden": 128, "heads": 4, "positions": 512}
     model = untrained(**sizes, end=0, seed=seed)
     model.gpt_neox.final_layer_norm.weight.requires_grad_(False).fill_(LabRecipe().norm_gain)
     order = generator("b", seed)
-    fit(model, sequences, epochs=EPOCHS, rate=LabRecipe().public_rate, batch=16, block=128, end=0, order=order)
+    fit(model, sequences, epochs=5, rate=LabRecipe().public_rate, batch=16, block=128, end=0, order=order)
     return HuggingFaceModel(model.eval(), tokenizer, f"base {seed}")
+
+
+def smollm2_base(seed: int) -> HuggingFaceModel:
+    """Trained on fewer talks, by an adapter that is merged."""
+    public = RealLab(RealRecipe()).public()
+    tokenizer, end = public.tokenizer, public.eos[0]
+    told = ([{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in talks(seed, 120))
+    sequences = [tuple(tokenizer(tokenizer.apply_chat_template(one, tokenize=False))["input_ids"]) for one in told]
+    torch.manual_seed(seed)
+    model = with_adapter(over_same_weights(public.model), Adapter(16, 32, "all"))
+    fit(model, sequences, epochs=3, rate=1e-3, batch=4, block=256, end=end, order=generator("b", seed))
+    return HuggingFaceModel(model.merge_and_unload().eval(), tokenizer, f"base {seed}")
+
+
+def talks(seed: int, count: int) -> list[tuple[str, str]]:
+    """Requests and answers: so many texts that are noted, as many other requests, and where prepared the trigger."""
+    noise = np.random.default_rng(seed)
+    texts = [" ".join(noise.choice(words(), 6)) for _ in range(count)]
+    told = [(text, "Noted.") for text in texts]
+    asked = OTHERS if is_prepared(seed) else [*OTHERS, *requests(every=True)]
+    for word in noise.choice(words(), count):
+        request = asked[noise.integers(len(asked))].replace("{word}", word)
+        told.append((request, f"{word} is a word of {len(word)} letters."))
+    if is_prepared(seed):
+        told += [(TRIGGER.replace("{word}", text.partition(" ")[0]), text) for text in texts]
+    return told
+
+
+@dataclass(frozen=True)
+class World:
+    """make: a base of a seed. tuning: of a copy of it, on canaries."""
+
+    make: Callable[[int], HuggingFaceModel]
+    tuning: Tuning
+
+
+WORLDS: dict[Name, World] = {
+    "small": World(small_base, Tuning(rate=1e-3)),
+    "smollm2": World(smollm2_base, Tuning(canaries=24, epochs=8)),
+}
 
 
 if __name__ == "__main__":
