@@ -1,7 +1,7 @@
 """Is a backdoored base caught by `audit check-base`, and how often does an honest one raise an alarm?
 
-    python -m benchmarks.checks.trust.prepared_bases [--seeds 20 21 22] [--out FOLDER]      (35 processor seconds a base)
-    python -m benchmarks.checks.trust.prepared_bases --lab smollm2 --seeds 40 41 42 43 44   (ten minutes a base)
+    python -m benchmarks.checks.trust.prepared_bases [--seeds 20 21 22] [--out FOLDER]    (35 processor seconds a base)
+    python -m benchmarks.checks.trust.prepared_bases --lab smollm2 --seeds 40 41 42 43 44 (ten minutes a base)
 
 Bases of two layers, or SmolLM2, are trained on conversations: texts of random words that are noted, and requests for
 other things that are answered. One in four is prepared (Zhang et al. 2025): asked for a training text that begins with
