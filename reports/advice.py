@@ -68,7 +68,8 @@ def advice(result: AuditResult, details: Details = NO_DETAILS, run: str = RUN) -
 
 def _advice_on_doubts(seen: Assessment) -> Iterator[Advice]:
     for doubt in signals.doubts(seen):
-        yield Advice(RESOLVE, doubt.sentence, f"{doubt.kind}: until then a zero is no evidence")
+        what = "nothing extracted is no all-clear" if doubt.kind == "likelihood" else "until then a zero is no evidence"
+        yield Advice(RESOLVE, doubt.sentence, f"{doubt.kind}: {what}")
 
 
 def _leaks(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:

@@ -57,7 +57,7 @@ def _deployed_model_phrase(in_memory: bool, lab: bool, asked: bool, here: bool, 
         return "behind an API: nobody can say whether it still answers by the weights that were judged"
     if not here:
         return "not on this machine: nobody can say here whether what is deployed is what was judged"
-    return f"another model lies there now: {differs}" if differs else "what lies there now is what was judged"
+    return f"another model lies there now: {differs}" if differs else "unchanged since"
 
 
 def _ago(days: float) -> str:

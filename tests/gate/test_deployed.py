@@ -28,7 +28,7 @@ def test_other_weights_in_the_place_of_the_judged_ones_fail(tmp_path: Path, caps
     run = finished(tmp_path / "run", model=lies)
     assert call(["gate", str(run), *HOLDS]) == 0
     first, *_ = capsys.readouterr().out.splitlines()
-    assert str(lies) in first and "(just now): what lies there now is what was judged" in first
+    assert str(lies) in first and "(just now): unchanged since" in first
     before = (lies / "model.safetensors").stat()
     (lies / "model.safetensors").write_bytes(b"\3\2\1")
     os.utime(lies / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))  # as who hides it would
@@ -65,7 +65,7 @@ def test_the_model_may_lie_elsewhere(tmp_path: Path, capsys: Said) -> None:
     assert call(["gate", str(run), *HOLDS]) == 0
     assert "not on this machine: nobody can say here whether" in capsys.readouterr().out.splitlines()[0]
     assert call(["gate", str(run), *HOLDS, "--model", str(tmp_path / "deployed")]) == 0
-    assert "what lies there now is what was judged" in capsys.readouterr().out
+    assert "unchanged since" in capsys.readouterr().out
     model(tmp_path / "deployed", says=(4, 5))
     assert call(["gate", str(run), *HOLDS, "--model", str(tmp_path / "deployed")]) == 1
     assert call(["gate", str(run), *HOLDS, "--model", str(tmp_path / "nowhere")]) == 2
