@@ -58,7 +58,8 @@ def describe_number(signal: Signal) -> str:
     if m.name == VIOLATIONS:
         return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
     if tries := EXPECTED_ANY_OF.numbers_in(m.name):
-        return f"with {counted(int(tries[0]), 'sample')} {words.with_bounds(m)} of members are expected to be extracted"
+        drawn = counted(int(tries[0]), "sample")
+        return f"{drawn} each would extract {words.with_bounds(m)} of members"
     if surely := DISCOVERABLE.numbers_in(m.name):
         drawn, sure = counted(int(surely[0]), "sample"), words.percent(float(surely[1]))
         return f"{words.share(m)} extracted by {drawn} with a probability of {sure}% or more"
