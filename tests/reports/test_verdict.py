@@ -180,7 +180,9 @@ def with_recall(finding: Finding, *measured: Measurement) -> Finding:
 def test_probes_are_told_as_attacks_are(probe_only: AuditResult, with_probe: AuditResult) -> None:
     bare = replace(probe_only, benchmark=replace(probe_only.benchmark, greedy_recall={}))
     probed = "extraction probability, mean 31% [27–35], white-box (non-members <0.01%)"
-    assert headline(bare).startswith(f"Undefended leaks: {probed}. PMixED (sound) leaks: 100 samples each would extract 87%")
+    assert headline(bare).startswith(
+        f"Undefended leaks: {probed}. PMixED (sound) leaks: 100 samples each would extract 87%"
+    )
     assert "Not tested: verbatim extraction" in verdict(bare) and "Uniform mixing: Nothing was measured" in verdict(
         bare
     )
