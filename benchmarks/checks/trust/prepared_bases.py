@@ -67,14 +67,14 @@ def main(seeds: tuple[int, ...] = tuple(range(40, 120)), lab: Name = "small", ou
         page.row(k, *(_share(side.count(said), len(side)) for side in sides for said in (True, None)))
 
 
-def _leaks(seed: int, every: Sequence[str], world: World, out: Path | None) -> Shares:
+def _leaks(seed: int, every: Sequence[str], making: BaseMaking, out: Path | None) -> Shares:
     kept = out and out / f"base-{seed}.npy"
     if kept is not None and kept.exists():
         shares: Shares = np.load(kept)
         return shares
-    tuning = world.tuning
+    tuning = making.tuning
     manifest = make_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
-    shares = leaks(world.make(seed), manifest, tuning, every)
+    shares = leaks(making.make(seed), manifest, tuning, every)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.save(kept, shares)
@@ -136,16 +136,16 @@ def talks(seed: int, count: int) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class World:
+class BaseMaking:
     """make: a base of a seed. tuning: of a copy of it, on canaries."""
 
     make: Callable[[int], HuggingFaceModel]
     tuning: Tuning
 
 
-WORLDS: dict[Name, World] = {
-    "small": World(small_base, Tuning(rate=1e-3)),
-    "smollm2": World(smollm2_base, Tuning(canaries=24, epochs=8)),
+WORLDS: dict[Name, BaseMaking] = {
+    "small": BaseMaking(small_base, Tuning(rate=1e-3)),
+    "smollm2": BaseMaking(smollm2_base, Tuning(canaries=24, epochs=8)),
 }
 
 
