@@ -108,19 +108,20 @@ class Exposure(Probe):
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         sizes = sorted({round(2**bits) for bits in column(observations, "space_bits").tolist()})
         exposed = self._significantly_exposed(secrets, observations)
+        estimated = int(column(observations, "estimated").sum())
         said = [
             f"each canary is scored as a text of its own, among {' or '.join(f'{n:,}' for n in sizes)}",
-            f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows (by its rank among "
-            f"{self.references:,} random texts of its space, Holm-corrected, {self.alpha:g})",
+            f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows (null p-value "
+            f"2^-exposure, by rank among {self.references:,} random texts where exposure is estimated; Holm-corrected, "
+            f"{self.alpha:g})",
             "exposure of a canary that was inserted k times is a fact about k records: hold it against a claim for "
             "groups of k, never against a record's epsilon",
         ]
-        bounded = int((column(observations, "exact") == 0).sum() - column(observations, "estimated").sum())
+        bounded = int((column(observations, "exact") == 0).sum()) - estimated
         if bounded:
             said.append(
                 f"of {bounded} canaries exposure is a certified upper bound: {self.nodes} nodes were not enough"
             )
-        estimated = int(column(observations, "estimated").sum())
         if estimated:
             said.append(
                 f"the exposure of {estimated} canaries is estimated from weighted draws: their space is too large"

@@ -25,7 +25,7 @@ from auditor.statistics.memorised import RECORDS
 from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, RECALL
 from auditor.statistics.roc import AUC
 
-NEVER_DRAWN = "; this decoding draws none of these suffixes, another may"
+NEVER_DRAWN = "this decoding draws none of these suffixes, another may"
 _EXTRACTION = (VERBATIM, NEARLY, GREEDILY)
 _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
 _HEAD = ("Signal", "Access", "Result", "Measured", "Baseline", "Shown from")
@@ -63,8 +63,7 @@ def describe_number(signal: Signal) -> str:
     if surely := DISCOVERABLE.numbers_in(m.name):
         drawn, sure = counted(int(surely[0]), "sample"), words.percent(float(surely[1]))
         return f"{words.share(m)} extracted by {drawn} with a probability of {sure}% or more"
-    never = NEVER_DRAWN if signal.kind is PROBABLE and m.value == 0 else ""
-    return f"{words.lower_first(words.label(m.name))} {words.with_bounds(m)}{at}{never}"
+    return f"{words.lower_first(words.label(m.name))} {words.with_bounds(m)}{at}"
 
 
 def describe_baseline(signal: Signal) -> str:
@@ -107,7 +106,8 @@ def _nothing_shown_sentence(of_a_kind: Sequence[Signal]) -> str:
     if m.name == VIOLATIONS:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
     if not all(map(_is_zero, of_a_kind)):
-        return f"{describe_number(worst)}{access} (not above {describe_baseline(worst) or 'zero'})"
+        never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""  # no bound: the number itself
+        return f"{describe_number(worst)}{access} (not above {describe_baseline(worst) or 'zero'}{never})"
     return f"none of {m.n:,} {worst.kind.counted[m.name]}{access} (up to {words.percent(m.high)}% not ruled out)"
 
 

@@ -174,6 +174,12 @@ def test_where_nothing_was_seen_its_bound_stands_beside_it_and_a_doubt_is_resolv
     also = entry(shown, "ALSO")
     assert "this decoding draws none of these suffixes, another may" in also
     assert "(not above chance 0.5, blind baseline 0.470)" in also
+    bound = row(
+        "extraction-probability", Measurement("extraction_probability_at_least", 0.0, 0.0, 0.0, N, "probability")
+    )
+    assert "another may" not in " ".join(
+        lines(run_of(none, bound))
+    )  # of a lower bound nothing is known to be impossible
     doubted = lines(replace(result, targets=(replace(result.targets[0], doubts=(DOUBT,)),)))
     assert entry(doubted, "LIMITS").startswith("Once DOUBT is resolved, still possible: verbatim up to 6.0% (0/60)")
     assert entry(doubted, "NEXT") == "resolve DOUBT first -> audit advise runs/latest"

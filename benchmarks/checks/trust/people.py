@@ -1,7 +1,7 @@
 """Leakage by person: how often its intervals hold, and whose data is told to be in a model that was trained.
 
     python -m benchmarks.checks.trust.people [--seeds 0 1 2] [--out FOLDER]  (two minutes a seed on one core)
-    python -m benchmarks.checks.trust.people --lab smollm2 --seeds 0         (a quarter of an hour a seed)
+    python -m benchmarks.checks.trust.people --lab smollm2 --seeds 0         (twenty minutes a seed)
 
 First table: 95% intervals of a mean over people of whom all records are extracted or none, over people and records.
 Second: 100 people, each with a vocabulary of their own; the lab's public model is fine-tuned on 8 records each of 50 of

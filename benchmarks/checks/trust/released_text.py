@@ -1,7 +1,7 @@
 """How often `audit synthetic` is wrong, what it finds, how long it takes: text whose writer is known, and so the truth.
 
     python -m benchmarks.checks.trust.released_text [--runs 300] [--seed 0] [--out FOLDER]  (ten minutes on one core)
-    python -m benchmarks.checks.trust.released_text --lab smollm2                          (the third table; 20 minutes)
+    python -m benchmarks.checks.trust.released_text --lab smollm2   (the third table; ten minutes)
 
 A writer goes from word to word by trigrams of the private records with probability `of private`, else by bigrams of
 other records of the kind: 0 has seen nothing of them. First table: the share of runs in which each signal is shown, all

@@ -30,8 +30,6 @@ COUNT = 80
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 PROBABILITY = "extraction_probability"
 MODELS = ("public", "assistant", "all")  # not tuned, and what the loss is on
-
-
 REPEATS: dict[Name, int] = {"small": 8, "smollm2": 4}
 EPOCHS: dict[Name, int] = {"small": 5, "smollm2": 2}
 
