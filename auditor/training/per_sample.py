@@ -191,6 +191,7 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
     named: dict[str, Any] = dict(trained_parameters(model))  # Any: Opacus hangs its own attributes on parameters
     device = next(iter(named.values())).device
     single: list[dict[str, Tensor]] = []
+    model.zero_grad(set_to_none=True)  # of whoever had it before: it would be added to the first
     wrapped.disable_hooks()
     for example in examples:
         record_losses(model, *padded([example], pad, device)).sum().backward()

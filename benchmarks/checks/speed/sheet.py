@@ -1,12 +1,14 @@
 """What each phase of an audit costs, over the bare forward of the fewest tokens that it needs.
 
     python -m benchmarks.checks.speed.sheet [--model smollm2] [--only greedy ...] [--repeats 5] [-o FILE]
+    python -m benchmarks.checks.speed.sheet --device cuda --dtype bfloat16 --times 16
 
 *Fewest tokens*: every prefix is read once, then one forward a distinct partial suffix; a text that is scored is read
 but for its last token; a step of training is a forward and the backward that its trained weights need. *Bare*: the
 module of transformers on exactly those tokens, in batches of the same size, on a cache where tokens follow one
-another; its logits are thrown away. Processor time of one thread; phase and bare take turns, and a ratio is of two that
-ran one after the other, so that what else the machine does falls on both. Secrets are texts of these pages.
+another; its logits are thrown away. Processor time of one thread, or, on an accelerator, the time until it has done
+all that was asked; phase and bare take turns, and a ratio is of two that ran one after the other, so that what else the
+machine does falls on both. Secrets are texts of these pages.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import beam_bound
 from auditor.core.nouns import Pair, Query, Secret, Tokens
+from auditor.core.plan_parts import LoadingOptions
 from auditor.core.spaces import Space
 from auditor.generation import tries
+from auditor.models.base import distribution_elements
 from auditor.models.decoding import Cooling, Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.lora import LoraEnsemble
+from auditor.models.precision import DTYPES
 from auditor.models.slots import SlotLayer
 from auditor.plugins.view import WHITE_BOX, Sampling, View
 from auditor.runs import personal, scoring
@@ -47,7 +52,6 @@ from benchmarks.checks.harness import Page, run
 
 OWN = Decoding(temperature=0.8, top_p=0.7)  # Ethicist's
 PREFIX, SUFFIX = 32, 16  # tokens
-_LOGITS = 2**23  # that a bare forward holds at once: larger blocks are paid for in fresh pages
 _BATCH = 256  # rows of one bare decoding step at most
 GOAL = {"sampling": 1.3}  # 1.5 elsewhere
 WORDS = {
@@ -81,8 +85,8 @@ class Phase:
 class Bench:
     """One model with the secrets that its phases are asked about."""
 
-    def __init__(self, model: HuggingFaceModel, texts: Sequence[Tokens], scratch: Path) -> None:
-        self.model, self.scratch = model, scratch
+    def __init__(self, model: HuggingFaceModel, texts: Sequence[Tokens], scratch: Path, times: int = 1) -> None:
+        self.model, self.scratch, self.times = model, scratch, times
         size = PREFIX + SUFFIX
         every = [piece for text in texts for piece in (text[i : i + size] for i in range(0, len(text), size))]
         whole = [piece for piece in every if len(piece) == size]
@@ -90,9 +94,13 @@ class Bench:
         self.secrets = [Secret(f"s{i}", pair.prefix, pair.suffix) for i, pair in enumerate(self.pairs)]
 
     def some(self, count: int) -> tuple[list[Secret], Tensor, Tensor]:
-        """Secrets with their prefixes and suffixes."""
-        secrets = self.secrets[:count]
-        return secrets, *(torch.tensor([getattr(s, side) for s in secrets]) for side in ("prefix", "suffix"))
+        """So many times `times` secrets with their prefixes and suffixes."""
+        secrets = self.secrets[: count * self.times]
+        prefixes, suffixes = ([getattr(s, side) for s in secrets] for side in ("prefix", "suffix"))
+        return secrets, self.tensor(prefixes), self.tensor(suffixes)
+
+    def tensor(self, tokens: Sequence[Tokens]) -> Tensor:
+        return torch.tensor(tokens, device=self.model.device)
 
     def view(self) -> View:
         return View("undefended", self.model, WHITE_BOX, seed=0, tokenizer=self.model.tokenizer)
@@ -102,7 +110,7 @@ class Bench:
     @torch.no_grad()
     def read(self, texts: Tensor, last: int) -> None:
         """Forwards of whole texts with the logits of their last so many positions."""
-        for some in texts.split(max(1, _LOGITS // (last * self.model.vocab_size))):
+        for some in texts.split(max(1, distribution_elements(self.model.device) // (last * self.model.vocab_size))):
             self.model.model(input_ids=some, use_cache=False, logits_to_keep=last)
 
     @torch.no_grad()
@@ -118,7 +126,7 @@ class Bench:
         """A cache for so many rows, its memory in use."""
         config = self.model.model.config
         shape = rows, config.num_key_value_heads, 1, config.hidden_size // config.num_attention_heads
-        like = torch.zeros(shape, dtype=self.model.model.dtype)
+        like = torch.zeros(shape, dtype=self.model.model.dtype, device=self.model.device)
         layers = [SlotLayer(length) for _ in range(self.model.n_layers)]
         for layer in layers:
             layer.lazy_initialization(like, like)
@@ -129,7 +137,7 @@ class Bench:
 
     def greedy(self, count: int = 16) -> Phase:
         secrets, prefixes, _ = self.some(count)
-        counts = [count] * (SUFFIX - 1)
+        counts = [len(secrets)] * (SUFFIX - 1)
         bare = partial(self.decode, prefixes, counts)
         return Phase(
             "greedy", lambda: scoring.greedy_suffixes(self.model, secrets), bare, prefixes.numel() + sum(counts)
@@ -163,7 +171,7 @@ class Bench:
         found = ours()
         counts = [sum(len(np.unique(one.suffixes[:, :d], axis=0)) for one in found) for d in range(1, SUFFIX)]
         if name == "tree":  # its nodes that led to no leaf were rows, too
-            missing = sum(one.rows for one in found) - count - sum(counts)
+            missing = sum(one.rows for one in found) - len(found) - sum(counts)
             counts = [rows + missing // (SUFFIX - 1) for rows in counts]
         return Phase(name, ours, partial(self.decode, prefixes, counts), prefixes.numel() + sum(counts))
 
@@ -177,18 +185,19 @@ class Bench:
 
     def exposure(self, nodes: int = 200) -> Phase:
         tree = tries.trie(Space("My ID is {digits:6}"), self.model.tokenizer)
-        head = torch.tensor([tree.head])
+        head, nodes = self.tensor([tree.head]), nodes * self.times
         counts: list[int] = []
         while (left := nodes - 1 - sum(counts)) > 0:  # the first node is read with the head
-            counts.append(min(10 ** (len(counts) + 1), _BATCH, left))
+            counts.append(min(10 ** (len(counts) + 1), _BATCH * self.times, left))
         ours = partial(tries.count, self.model, tree, tree.head, [1e9], nodes=nodes)
         return Phase("exposure", ours, partial(self.decode, head, counts), head.numel() + sum(counts))
 
     def untargeted(self, count: int = 16, length: int = 16) -> Phase:
+        count *= self.times
         queries = [Query(f"g{i}", (self.model.eos[0],), length) for i in range(count)]
         sampling = Sampling(1, Cooling(1.0, 40, hot=10.0, steps=20))
         counts = [count] * (length - 1)
-        begin = torch.tensor([query.prefix for query in queries])
+        begin = self.tensor([query.prefix for query in queries])
         ours = lambda: list(self.view().candidates(queries, sampling))  # noqa: E731
         return Phase("untargeted", ours, partial(self.decode, begin, counts), count * length)
 
@@ -208,8 +217,8 @@ class Bench:
     def tuning(self, count: int = 6, rows: int = 100) -> Phase:
         """One epoch: a forward and the backward of activations for the pairs, a forward for the others."""
         method = Ethicist(epochs=1, prompt_length=rows, batch=8)
-        held, pairs = self.pairs[:2], self.pairs[2:count]
-        texts = torch.tensor([pair.prefix + pair.suffix[:-1] for pair in [*pairs, *held]])
+        held, pairs = self.pairs[:2], self.pairs[2 : 2 + (count - 2) * self.times]
+        texts = self.tensor([pair.prefix + pair.suffix[:-1] for pair in [*pairs, *held]])
 
         def forward(some: Tensor, learn: bool) -> None:
             prompt = self.model.embedding.weight[:rows].detach().clone().requires_grad_(learn)
@@ -228,12 +237,13 @@ class Bench:
         return Phase("tuning", ours, bare, (texts.shape[1] + rows) * len(texts), backward=True)
 
     def dp(self, count: int = 8, steps: int = 2) -> Phase:
+        count *= self.times
         examples = [pair.prefix + pair.suffix for pair in self.pairs[:count]]
         recipe = PrivateRecipe(1.0, 1.0, steps, count, 1e-4, physical_batch=count)
         model = self._adapted().train()
         sampler = PoissonSampler(count, 1.0, "sheet")
         ours = partial(fit_privately, model, examples, sampler, recipe, pad=0)
-        tokens = torch.tensor(examples)
+        tokens = self.tensor(examples)
         bare = lambda: [causal_loss(model, tokens).backward() for _ in range(steps)]  # noqa: E731
         return Phase("dp", ours, bare, steps * tokens.numel(), backward=True)
 
@@ -242,7 +252,7 @@ class Bench:
         texts = [self.pairs[0].prefix * 8] * 1
         text = tuple((texts[0])[: 64 * blocks - 1])
         model = self._adapted()
-        tokens = torch.tensor([*text, 0]).view(-1, 2, 64)
+        tokens = self.tensor([(*text, 0)]).view(-1, 2, 64)
 
         def ours() -> None:
             with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
@@ -265,7 +275,7 @@ class Bench:
         asked = LoraEnsemble(self.model, folders)
         _, prefixes, suffixes = self.some(count)
         texts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
-        every = torch.arange(1 + parts)
+        every = torch.arange(1 + parts, device=self.model.device)
         ours = torch.no_grad()(partial(asked.distributions, texts, every, SUFFIX))
         bare = partial(self.read, texts.repeat(1 + parts, 1), SUFFIX)
         return Phase("mixture", ours, bare, (1 + parts) * texts.numel())
@@ -336,30 +346,39 @@ def conversations(bench: Bench, system: int, count: int, repeats: int, only: Seq
     bench.model.begins = None
 
 
-def ratios(phase: Phase, repeats: int) -> tuple[list[float], list[float]]:
-    """Of each turn: processor seconds of the phase over those of the bare forward before it; and these, in seconds."""
+def took(device: torch.device, work: Callable[[], object]) -> float:
+    """Of processor time; where an accelerator does the work, of a clock, until it is done."""
+    if device.type == "cpu":
+        start = time.process_time()
+        work()
+        return time.process_time() - start
+    torch.accelerator.synchronize(device)
+    start = time.perf_counter()
+    work()
+    torch.accelerator.synchronize(device)
+    return time.perf_counter() - start
+
+
+def ratios(phase: Phase, repeats: int, device: torch.device) -> tuple[list[float], list[float]]:
+    """Of each turn: seconds of the phase over those of the bare forward before it; and these, in seconds."""
     found, least = [], []
     phase.bare(), phase.ours()
     for _ in range(repeats):
-        seconds = []
-        for work in (phase.bare, phase.ours):
-            start = time.process_time()
-            work()
-            seconds.append(time.process_time() - start)
-        least.append(seconds[0])
-        found.append(seconds[1] / seconds[0])
+        bare, ours = took(device, phase.bare), took(device, phase.ours)
+        least.append(bare)
+        found.append(ours / bare)
     return found, least
 
 
-def smollm2() -> HuggingFaceModel:
+def smollm2(device: str = "cpu", dtype: str = "float32") -> HuggingFaceModel:
     from auditor.benchmarks.smollm2 import smollm2_folder
     from auditor.models.loading import load
 
-    return load(str(smollm2_folder()))
+    return load(str(smollm2_folder()), LoadingOptions(device=device, dtype=dtype))
 
 
-def llama() -> HuggingFaceModel:
-    """TinyLlama's shape, 1.1 billion weights at random in bfloat16, 2.2 GB."""
+def llama(device: str = "cpu", dtype: str = "bfloat16") -> HuggingFaceModel:
+    """TinyLlama's shape, 1.1 billion weights at random, 2.2 GB in bfloat16."""
     from auditor.benchmarks.smollm2 import smollm2_folder
     from auditor.models.loading import DEFAULTS, tokenizer_beside
 
@@ -370,16 +389,18 @@ def llama() -> HuggingFaceModel:
         num_key_value_heads=4,
         intermediate_size=5632,
         vocab_size=49152,
-        dtype="bfloat16",
+        dtype=dtype,
     )
     torch.manual_seed(0)
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
-    model = model.to_empty(device="cpu")
+        model = LlamaForCausalLM(config).to(DTYPES[dtype])
+    model = model.to_empty(device=device)
     for parameter in model.parameters():
         parameter.data.uniform_(-0.04, 0.04) if parameter.ndim > 1 else parameter.data.fill_(1.0)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    return HuggingFaceModel(model, tokenizer_beside(str(smollm2_folder()), DEFAULTS), "a Llama of 1.1 billion weights")
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
+    return HuggingFaceModel(
+        model.eval(), tokenizer_beside(str(smollm2_folder()), DEFAULTS), "a Llama of 1.1 billion weights"
+    )
 
 
 def texts(model: HuggingFaceModel) -> Iterator[Tokens]:
@@ -393,22 +414,26 @@ def main(
     repeats: int = 5,
     system: Annotated[int, "tokens that all conversations begin with, and what reading them once is worth"] = 0,
     talks: Annotated[int, "conversations"] = 10,
+    device: Annotated[str, "cpu, cuda or mps"] = "cpu",
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    times: Annotated[int, "as many secrets, to fill an accelerator"] = 1,
     out: Path | None = None,
 ) -> None:
     torch.set_num_threads(1)
     page = Page(out)
-    loaded = {"smollm2": smollm2, "llama": llama}[model]()
+    options = {"device": device, **({} if dtype is None else {"dtype": dtype})}
+    loaded = {"smollm2": smollm2, "llama": llama}[model](**options)
     with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(loaded, list(texts(loaded)), Path(scratch))
+        bench = Bench(loaded, list(texts(loaded)), Path(scratch), times)
         if not system:
             page.head("phase", "fewest tokens", "bare", "phase / bare, median", "spread", "goal")
         for name in only if not system else ():
             phase = getattr(bench, name)()
-            found, least = ratios(phase, repeats)
+            found, least = ratios(phase, repeats, loaded.device)
             page.row(
                 WORDS[name],
                 f"{phase.tokens:,}" + ", forward and backward" * phase.backward,
-                f"{statistics.median(least):.2f} s",
+                f"{statistics.median(least):.3g} s",
                 f"{statistics.median(found):.2f}",
                 f"{min(found):.2f} to {max(found):.2f}",
                 f"{GOAL.get(name, 1.5)}" if name != "personal" else "no forward",

@@ -1,0 +1,290 @@
+"""Whether an accelerator gives what the processor gives, and how fast it is beside `generate` of transformers.
+
+    python -m benchmarks.checks.speed.accelerator [--device cuda] [--model smollm2] [--texts 32] [-o FILE]
+
+The same weights on both, in float32 for what is compared. A difference in nats or of a value is the largest of all;
+the weights of a training are compared with how far they moved. Exits 1 where a difference is larger than its limit.
+Then samples a second, 16 tokens each, in the time until the device is done: ours come with their log-probabilities.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from auditor.attacks.ethicist import Ethicist
+from auditor.attacks.extraction_probability import ExtractionProbability
+from auditor.attacks.membership import Membership
+from auditor.attacks.near_verbatim import beam_bound
+from auditor.benchmarks.smollm2 import smollm2_folder
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Query, Tokens
+from auditor.core.plan_parts import LoadingOptions
+from auditor.core.spaces import Space
+from auditor.core.streams import uniforms
+from auditor.generation import tries
+from auditor.models import precision
+from auditor.models.loading import load
+from auditor.models.self_check import check_model_agrees
+from auditor.plugins.view import Sampling
+from auditor.runs import scoring
+from auditor.training import clipping, noise
+from auditor.training import members as ensemble
+from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
+from auditor.training.finetune import Course
+from benchmarks.checks.harness import Page, run
+from benchmarks.checks.speed.sheet import OWN, PREFIX, SUFFIX, Bench, llama, smollm2, texts, took
+
+_NATS = 1e-3  # of a log-probability, a token: sums of float32 in another order
+_TOKENS = 0.02  # of all: one that is another makes all behind it others
+_WEIGHTS = 1e-2  # of how far a training moved them
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """By how much the device differs from the processor in one thing, and by how much it may."""
+
+    what: str
+    apart: float
+    limit: float
+    unit: str
+
+    @property
+    def holds(self) -> bool:
+        return self.apart <= self.limit
+
+
+Both = tuple[Bench, Bench]  # on the processor, on the device
+
+
+def compared(both: Both, scratch: Path, count: int) -> Iterator[Agreement]:
+    """All that an audit rests on, in the order in which it needs it."""
+    yield from _of_reading(both, count)
+    yield from _of_decoding(both, count)
+    yield from _of_training(both, scratch)
+
+
+def _each(both: Both, ask: Callable[[Bench], Any]) -> tuple[Any, Any]:
+    return ask(both[0]), ask(both[1])
+
+
+def _largest(pair: tuple[Any, Any]) -> float:
+    one, other = (np.asarray(side.cpu() if isinstance(side, Tensor) else side, dtype=np.float64) for side in pair)
+    assert one.shape == other.shape
+    return float(np.abs(one - other).max())
+
+
+def _others(pair: tuple[Any, Any]) -> float:
+    """The share of tokens that are not the same."""
+    one, other = (np.asarray(side.cpu() if isinstance(side, Tensor) else side) for side in pair)
+    return float((one != other).mean())
+
+
+def _of_reading(both: Both, count: int) -> Iterator[Agreement]:
+    def scored(probe: Any, name: str) -> Callable[[Bench], list[float]]:
+        return lambda bench: [one.values[name] for one in probe.measure(bench.view(), bench.secrets[:count])]
+
+    @torch.no_grad()
+    def distributions(bench: Bench) -> Tensor:
+        _, prefixes, _ = bench.some(min(8, count))
+        return bench.model.log_probs(prefixes, PREFIX // 2).exp()
+
+    @torch.no_grad()
+    def near(bench: Bench) -> Tensor:
+        _, prefixes, suffixes = bench.some(4)
+        return torch.stack(beam_bound(bench.model, OWN, prefixes, suffixes, 5, 20)).clamp(min=-100)
+
+    def exposure(bench: Bench) -> np.ndarray:
+        tree = tries.trie(Space("My ID is {digits:2}"), bench.model.tokenizer)
+        return np.log2(tries.count(bench.model, tree, tree.head, [8.0, 10.0, 12.0]).at_most + 1.0)
+
+    probability, likely = ExtractionProbability(temperature=1.0, top_p=1.0), Membership(lowercase=False, score="loss")
+    peaks = Membership(lowercase=False, score="min_k_plus")
+    yield Agreement("next-token distributions", _largest(_each(both, distributions)), 1e-4, "probability")
+    yield Agreement(
+        "exact probability", _largest(_each(both, scored(probability, "log_p"))) / SUFFIX, _NATS, "nats a token"
+    )
+    yield Agreement("membership, loss", _largest(_each(both, scored(likely, "loss"))), _NATS, "nats a token")
+    yield Agreement("membership, Min-K%++", _largest(_each(both, scored(peaks, "min_k_plus"))), 1e-2, "of the score")
+    yield Agreement("near-verbatim, bounds by 20 beams", _largest(_each(both, near)), 0.05, "nats a text")
+    yield Agreement("exposure of 100 candidates", _largest(_each(both, exposure)), 0.05, "bits")
+
+
+def _of_decoding(both: Both, count: int) -> Iterator[Agreement]:
+    def greedy(bench: Bench) -> list[Tokens]:
+        return scoring.greedy_suffixes(bench.model, bench.secrets[:count])
+
+    def leaves(bench: Bench) -> list[set[Tokens]]:
+        queries = [Query(s.id, s.prefix, 4) for s in bench.secrets[:4]]
+        sampling = Sampling(1, OWN, search="tree", threshold=0.01)
+        batches = bench.view().candidates(queries, sampling)
+        return [set(map(tuple, found.suffixes.tolist())) for batch in batches for _, found in batch]
+
+    yield Agreement("greedy suffixes", _others(_each(both, greedy)), _TOKENS, "of tokens are others")
+    yield Agreement(
+        "8 samples a prefix", _others(_each(both, lambda b: drawn(b, count))), _TOKENS, "of tokens are others"
+    )
+    own = both[1], both[1]
+    alone = drawn(own[0], count), torch.cat([drawn(own[0], 1, first) for first in range(count)])
+    yield Agreement("samples on the device, alone and beside others", _others(alone), _TOKENS, "of tokens are others")
+    one, other = _each(both, leaves)
+    differ = sum(len(a ^ b) for a, b in zip(one, other, strict=True)) / max(1, sum(map(len, one)))
+    yield Agreement("exact tree to 1 in 100", differ, _TOKENS, "of leaves are others")
+
+
+def drawn(bench: Bench, count: int, first: int = 0) -> Tensor:
+    """(count, 8, SUFFIX) tokens by the same random numbers, whatever else is asked."""
+    secrets = bench.secrets[first : first + count]
+    prefixes = bench.tensor([secret.prefix for secret in secrets])
+    numbers = torch.stack([torch.as_tensor(uniforms(8, SUFFIX, first + i)) for i in range(count)])
+    return bench.model.completions(prefixes, SUFFIX, OWN, numbers).tokens
+
+
+def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
+    def released(bench: Bench) -> Tensor:
+        like = torch.zeros(1_000_000, device=bench.model.device)
+        return noise.add_noise(like, 1.0, noise.NoiseStream("accelerator", 0))
+
+    def tuned(bench: Bench) -> list[float]:
+        method = Ethicist(epochs=2, prompt_length=20, batch=8, warmup_steps=0)
+        return list(
+            method._tune(bench.model, bench.pairs[:16], bench.pairs[16:20], ("accelerator",))["validation_loss"]
+        )
+
+    def privately(bench: Bench, sigma: float) -> Tensor:
+        model = bench._adapted().train()
+        before = moved(model)
+        examples = [pair.prefix + pair.suffix for pair in bench.pairs[:8]]
+        recipe = PrivateRecipe(sigma, 1.0, 3, 8, 1e-2, optimizer="sgd", physical_batch=8)
+        fit_privately(model, examples, PoissonSampler(8, 1.0, "accelerator"), recipe, pad=0)
+        return moved(model) - before
+
+    def members(bench: Bench) -> Tensor:
+        adapter, base = ensemble.Adapter(8, 16, "attention"), bench.model.model
+        course = Course(epochs=2, rate=1e-3, batch=2, block=PREFIX + SUFFIX, end=0)
+        folder = Path(tempfile.mkdtemp(dir=scratch))
+        every = [pair.prefix + pair.suffix for pair in bench.pairs[:16]]
+        waiting = [ensemble.Member(folder / f"m{i}", ["t"] * 8, every[i * 8 :][:8], i, (0, i)) for i in range(2)]
+        ensemble.train_members(base, adapter, waiting, course, together=2)
+        return torch.cat([learnt(folder / f"m{i}") for i in range(2)])
+
+    yield Agreement("secret noise, a million values", _others(_each(both, released)), 1e-4, "of values are others")
+    for bench in both:  # raises where float64 is not what it should be
+        clipping.check_clipping([p for p in bench._adapted().parameters() if p.requires_grad], 1.0, 8)
+    yield Agreement("a tuned soft prompt's losses", _largest(_each(both, tuned)), 0.02, "nats")
+    for sigma in (0.0, 1.0):
+        what = f"DP-SGD, three steps, noise multiplier {sigma:g}"
+        yield Agreement(what, _relative(_each(both, lambda b: privately(b, sigma))), _WEIGHTS, "of the weights' move")  # noqa: B023
+    yield Agreement("two adapters trained side by side", _relative(_each(both, members)), 0.05, "of the weights")
+
+
+def moved(model: Any) -> Tensor:
+    return torch.cat([p.detach().double().cpu().flatten() for p in model.parameters() if p.requires_grad])
+
+
+def learnt(folder: Path) -> Tensor:
+    """The half of an adapter that begins as zeros."""
+    every = load_file(folder / "adapter_model.safetensors")
+    return torch.cat([every[name].double().flatten() for name in sorted(every) if "lora_B" in name])
+
+
+def _relative(pair: tuple[Tensor, Tensor]) -> float:
+    one, other = pair
+    return float((one - other).norm() / one.norm())
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+
+def samples_a_second(bench: Bench, count: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Ours and `generate`'s, 20 samples of each prefix, turn by turn."""
+    secrets, prefixes, _ = bench.some(count)
+    queries = [Query(secret.id, secret.prefix, SUFFIX) for secret in secrets]
+    theirs: dict[str, Any] = {"do_sample": True, "num_return_sequences": 20, "top_k": 0}
+    theirs |= {"temperature": OWN.temperature, "top_p": OWN.top_p, "pad_token_id": 0}
+    theirs |= {"min_new_tokens": SUFFIX, "max_new_tokens": SUFFIX, "attention_mask": torch.ones_like(prefixes)}
+
+    def ours() -> None:
+        for _ in bench.view().candidates(queries, Sampling(20, OWN)):
+            pass
+
+    @torch.no_grad()
+    def generate() -> None:
+        bench.model.model.generate(prefixes, **theirs)
+
+    every = 20 * len(secrets)
+    ours(), generate()
+    found = [[every / took(bench.model.device, work) for work in (ours, generate)] for _ in range(repeats)]
+    own, others = zip(*found, strict=True)
+    return list(own), list(others)
+
+
+@torch.no_grad()
+def quantised(bench: Bench, device: str) -> str:
+    """How far the model in 4 bits is from itself, once its own self-check has passed; or why there is none."""
+    try:
+        few = load(str(smollm2_folder()), LoadingOptions(device=device, quantise="4bit"))
+    except AuditError as error:
+        return f"in 4 bits: {error}"
+    _, prefixes, suffixes = bench.some(8)
+    full, own = (model.token_log_probs(prefixes, suffixes) for model in (bench.model, few))
+    return f"in 4 bits: {float((full - own).abs().mean()):.3f} nats a token apart from float32"
+
+
+def on(device: str, model: str, dtype: str, words: Path, times: int = 1) -> Bench:
+    loaded = {"smollm2": smollm2, "llama": llama}[model](device, dtype)
+    return Bench(loaded, list(texts(loaded)), words, times)
+
+
+def main(
+    device: Annotated[str, "cuda, cuda:1 or mps; cpu compares it with itself"] = "cuda",
+    model: Literal["smollm2", "llama"] = "smollm2",
+    texts: Annotated[int, "that are read and completed"] = 32,
+    samples: Annotated[tuple[int, ...], "prefixes that are sampled from at once, for the speed"] = (16, 64),
+    repeats: int = 3,
+    out: Path | None = None,
+) -> int:
+    page = Page(out)
+    failed = 0
+    with tempfile.TemporaryDirectory() as place:
+        scratch = Path(place)
+        on_device = on(device, model, "float32", scratch)
+        for note in check_model_agrees(on_device.model, PREFIX + SUFFIX + 20):
+            page.say(f"self-check: {note}")
+        both = on("cpu", model, "float32", scratch), on_device
+        page.say(f"{on_device.model.name}: {device} against the processor, float32")
+        page.head("what", "apart", "at most", "of what", "holds")
+        for one in compared(both, scratch, texts):
+            failed += not one.holds
+            page.row(one.what, f"{one.apart:.2g}", f"{one.limit:g}", one.unit, "yes" if one.holds else "NO")
+        page.head("precision", "prefixes at once", "our samples a second", "of `generate`", "times as fast")
+        for dtype in ("float32", "bfloat16"):
+            bench = on_device if dtype == "float32" else on(device, model, dtype, scratch)
+            for count in samples:
+                own, others = samples_a_second(bench, count, repeats)
+                faster = sorted(a / b for a, b in zip(own, others, strict=True))
+                page.row(
+                    dtype,
+                    count,
+                    f"{statistics.median(own):,.0f}",
+                    f"{statistics.median(others):,.0f}",
+                    f"{statistics.median(faster):.2f} ({faster[0]:.2f} to {faster[-1]:.2f})",
+                )
+        held = [(secret.prefix, secret.suffix) for secret in bench.secrets[:8]]
+        page.say(precision.cost(bench.model, held))
+        if model == "smollm2":
+            page.say(quantised(both[1], device))
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(main))
