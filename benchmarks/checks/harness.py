@@ -52,7 +52,7 @@ def _asked(kind: Any) -> dict[str, Any]:
         return {"help" if isinstance(more, str) else "choices": more, **_asked(kind.__origin__)}
     if kind is bool:
         return {"action": "store_true"}
-    if isinstance(kind, types.UnionType):
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return _asked(next(one for one in typing.get_args(kind) if one is not types.NoneType))
     if typing.get_origin(kind) is tuple:
         own = typing.get_args(kind)

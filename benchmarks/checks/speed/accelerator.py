@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -63,14 +64,18 @@ class Agreement:
         return self.apart <= self.limit
 
 
+PARTS = ("reading", "decoding", "training", "speed")
 Both = tuple[Bench, Bench]  # on the processor, on the device
 
 
-def compared(both: Both, scratch: Path, count: int) -> Iterator[Agreement]:
+def compared(both: Both, scratch: Path, count: int, parts: Collection[str]) -> Iterator[Agreement]:
     """All that an audit rests on, in the order in which it needs it."""
-    yield from _of_reading(both, count)
-    yield from _of_decoding(both, count)
-    yield from _of_training(both, scratch)
+    if "reading" in parts:
+        yield from _of_reading(both, count)
+    if "decoding" in parts:
+        yield from _of_decoding(both, count)
+    if "training" in parts:
+        yield from _of_training(both, scratch)
 
 
 def _each(both: Both, ask: Callable[[Bench], Any]) -> tuple[Any, Any]:
@@ -174,7 +179,7 @@ def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
         folder = Path(tempfile.mkdtemp(dir=scratch))
         every = [pair.prefix + pair.suffix for pair in bench.pairs[:16]]
         waiting = [ensemble.Member(folder / f"m{i}", ["t"] * 8, every[i * 8 :][:8], i, (0, i)) for i in range(2)]
-        ensemble.train_members(base, adapter, waiting, course, together=2)
+        ensemble.train_members(base, adapter, waiting, course)
         return torch.cat([learnt(folder / f"m{i}") for i in range(2)])
 
     yield Agreement("secret noise, a million values", _others(_each(both, released)), 1e-4, "of values are others")
@@ -245,16 +250,40 @@ def on(device: str, model: str, dtype: str, words: Path, times: int = 1) -> Benc
     return Bench(loaded, list(texts(loaded)), words, times)
 
 
+def speeds(page: Page, on_device: Bench, model: str, scratch: Path, samples: tuple[int, ...], repeats: int) -> None:
+    """Two tables and two sentences: samples a second, steps of decoding, bfloat16, 4 bits."""
+    device = str(on_device.model.device)
+    page.head("precision", "prefixes at once", "our samples a second", "of `generate`", "times as fast")
+    benches = {"float32": on_device, "bfloat16": on(device, model, "bfloat16", scratch)}
+    for dtype, bench in benches.items():
+        for count in samples:
+            own, others = samples_a_second(bench, count, repeats)
+            faster = sorted(a / b for a, b in zip(own, others, strict=True))
+            spread = f"{statistics.median(faster):.2f} ({faster[0]:.2f} to {faster[-1]:.2f})"
+            page.row(dtype, count, *(f"{statistics.median(one):,.0f}" for one in (own, others)), spread)
+    page.head("precision", "rows a step", "bare forward, milliseconds a step")
+    for dtype, bench in benches.items():
+        _, prefixes, _ = bench.some(1)
+        for rows in (1, 64, 1280):
+            step = partial(bench.decode, prefixes[:1], [rows] * SUFFIX)
+            spent = min(took(bench.model.device, step) for _ in range(1 + repeats))
+            page.row(dtype, rows, f"{1000 * spent / (SUFFIX + 1):.1f}")
+    few = benches["bfloat16"]
+    page.say(precision.cost(few.model, [(secret.prefix, secret.suffix) for secret in few.secrets[:8]]))
+    if model == "smollm2":
+        page.say(quantised(on_device, device))
+
+
 def main(
     device: Annotated[str, "cuda, cuda:1 or mps; cpu compares it with itself"] = "cuda",
     model: Literal["smollm2", "llama"] = "smollm2",
     texts: Annotated[int, "that are read and completed"] = 32,
     samples: Annotated[tuple[int, ...], "prefixes that are sampled from at once, for the speed"] = (16, 64),
+    parts: Annotated[tuple[str, ...], PARTS] = PARTS,
     repeats: int = 3,
     out: Path | None = None,
 ) -> int:
-    page = Page(out)
-    failed = 0
+    page, failed = Page(out), 0
     with tempfile.TemporaryDirectory() as place:
         scratch = Path(place)
         on_device = on(device, model, "float32", scratch)
@@ -263,26 +292,11 @@ def main(
         both = on("cpu", model, "float32", scratch), on_device
         page.say(f"{on_device.model.name}: {device} against the processor, float32")
         page.head("what", "apart", "at most", "of what", "holds")
-        for one in compared(both, scratch, texts):
+        for one in compared(both, scratch, texts, parts):
             failed += not one.holds
             page.row(one.what, f"{one.apart:.2g}", f"{one.limit:g}", one.unit, "yes" if one.holds else "NO")
-        page.head("precision", "prefixes at once", "our samples a second", "of `generate`", "times as fast")
-        for dtype in ("float32", "bfloat16"):
-            bench = on_device if dtype == "float32" else on(device, model, dtype, scratch)
-            for count in samples:
-                own, others = samples_a_second(bench, count, repeats)
-                faster = sorted(a / b for a, b in zip(own, others, strict=True))
-                page.row(
-                    dtype,
-                    count,
-                    f"{statistics.median(own):,.0f}",
-                    f"{statistics.median(others):,.0f}",
-                    f"{statistics.median(faster):.2f} ({faster[0]:.2f} to {faster[-1]:.2f})",
-                )
-        held = [(secret.prefix, secret.suffix) for secret in bench.secrets[:8]]
-        page.say(precision.cost(bench.model, held))
-        if model == "smollm2":
-            page.say(quantised(both[1], device))
+        if "speed" in parts:
+            speeds(page, on_device, model, scratch, samples, repeats)
     return int(failed > 0)
 
 

@@ -261,7 +261,7 @@ class Bench:
                     for i in range(count)
                 ]
                 adapter = ensemble.Adapter(8, 16, "attention")
-                ensemble.train_members(self.model.model, adapter, waiting, course, together=count)
+                ensemble.train_members(self.model.model, adapter, waiting, course)
 
         bare = lambda: [causal_loss(model, some).backward() for _ in range(count) for some in tokens]  # noqa: E731
         return Phase("members", ours, bare, count * tokens.numel(), backward=True)
