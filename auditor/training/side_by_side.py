@@ -19,6 +19,7 @@ from auditor.models.self_check import tolerance
 from auditor.training import learnt, masks
 
 _SEED = 20_240_229  # of a trial's random numbers: any number
+_SPREAD = 0.02  # of its updates, as of weights: five times as much makes a deep model multiply what a GPU rounds
 
 
 def alone(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
@@ -90,7 +91,7 @@ def side_by_side(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:
         adapters = [adapter().eval(), adapter().eval()]
         mixed = SideBySide(base, adapters[0])
         for parameter in (p for one in adapters for p in one.parameters() if p.requires_grad):
-            nn.init.normal_(parameter, std=0.1)
+            nn.init.normal_(parameter, std=_SPREAD)
         rows = torch.randint(base.get_input_embeddings().num_embeddings, (3, 8)).to(base.device)
         truth = torch.cat([one(input_ids=own).logits for one, own in zip(adapters, rows.split([1, 2]), strict=True)])
         mixed.route(adapters, [1, 2])

@@ -34,6 +34,7 @@ from auditor.core.spaces import Space
 from auditor.core.streams import uniforms
 from auditor.generation import tries
 from auditor.models import precision
+from auditor.models.decoding import ANCESTRAL
 from auditor.models.loading import load
 from auditor.models.self_check import check_model_agrees
 from auditor.plugins.view import Sampling
@@ -47,6 +48,7 @@ from benchmarks.checks.speed.sheet import OWN, PREFIX, SUFFIX, Bench, llama, smo
 
 _NATS = 1e-3  # of a log-probability, a token: sums of float32 in another order
 _TOKENS = 0.02  # of all: one that is another makes all behind it others
+_LIMITS = np.arange(1.0, 41.0).tolist()  # nats, within which candidates are counted
 _WEIGHTS = 1e-2  # of how far a training moved them
 
 
@@ -106,11 +108,11 @@ def _of_reading(both: Both, count: int) -> Iterator[Agreement]:
     @torch.no_grad()
     def near(bench: Bench) -> Tensor:
         _, prefixes, suffixes = bench.some(4)
-        return torch.stack(beam_bound(bench.model, OWN, prefixes, suffixes, 5, 20)).clamp(min=-100)
+        return torch.stack(beam_bound(bench.model, ANCESTRAL, prefixes, suffixes, 5, 20))
 
     def exposure(bench: Bench) -> np.ndarray:
         tree = tries.trie(Space("My ID is {digits:2}"), bench.model.tokenizer)
-        return np.log2(tries.count(bench.model, tree, tree.head, [8.0, 10.0, 12.0]).at_most + 1.0)
+        return np.log2(tries.count(bench.model, tree, tree.head, _LIMITS).at_most + 1.0)
 
     probability, likely = ExtractionProbability(temperature=1.0, top_p=1.0), Membership(lowercase=False, score="loss")
     peaks = Membership(lowercase=False, score="min_k_plus")
@@ -290,7 +292,7 @@ def main(
         for note in check_model_agrees(on_device.model, PREFIX + SUFFIX + 20):
             page.say(f"self-check: {note}")
         both = on("cpu", model, "float32", scratch), on_device
-        page.say(f"{on_device.model.name}: {device} against the processor, float32")
+        page.say(f"{model}: {device} against the processor, float32")
         page.head("what", "apart", "at most", "of what", "holds")
         for one in compared(both, scratch, texts, parts):
             failed += not one.holds

@@ -237,8 +237,8 @@ class Bench:
         return Phase("tuning", ours, bare, (texts.shape[1] + rows) * len(texts), backward=True)
 
     def dp(self, count: int = 8, steps: int = 2) -> Phase:
-        count *= self.times
-        examples = [pair.prefix + pair.suffix for pair in self.pairs[:count]]
+        examples = [pair.prefix + pair.suffix for pair in self.pairs[: count * self.times]]
+        count = len(examples)
         recipe = PrivateRecipe(1.0, 1.0, steps, count, 1e-4, physical_batch=count)
         model = self._adapted().train()
         sampler = PoissonSampler(count, 1.0, "sheet")
