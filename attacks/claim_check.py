@@ -35,7 +35,7 @@ _SEEN = ("realised", "claimed", "order", "neighbour", "position")
 
 @dataclass(frozen=True)
 class ClaimCheck(Probe):
-    """Realised divergence between neighbouring outputs against the claim, teacher-forced on every suffix.
+    """Realised divergence of neighbouring outputs against the claim; teacher-forced on every suffix.
 
     positions: how many positions of a suffix are looked at, evenly spaced (0: all); order: of the divergence (0: the
     claimed one); draws: tokens drawn behind each prefix, to see that they have the distribution that the claim is

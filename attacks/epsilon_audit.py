@@ -31,7 +31,7 @@ _SAME = 1e-5  # nats a token: closer than this everywhere, two models are one
 
 @dataclass(frozen=True)
 class EpsilonAudit(Probe):
-    """Audited epsilon: a lower bound from guessing which canaries went in by a fair coin (Steinke et al. 2023).
+    """Lower bound of epsilon, guessing which canaries a coin put in (Steinke et al. 2023).
 
     by: what is looked at of a canary's secret: its `loss`, or how far each of `samples` drawn completions of its prefix
     agrees with it, which takes sampled tokens alone. score, of the loss: minus that under the reference model

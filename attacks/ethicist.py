@@ -32,7 +32,7 @@ CONFIDENCES = {
 
 @dataclass(frozen=True)
 class Ethicist(SamplingAttack):
-    """Targeted extraction: tuned soft prompt, K samples, calibrated confidence (Ethicist, Eq. 1-4).
+    """Extract by a tuned soft prompt, K samples and calibrated confidence (Ethicist, Eq. 1-4).
 
     The defaults are the paper's (Section 4.2, Appendix B; means, not sums, as in the authors' code). `tune_on`: which
     model the prompt is tuned on; `auto` takes the target where gradients are to be had, else the public model, else no

@@ -16,8 +16,7 @@ from auditor.plugins.view import Batch, Search, View
 
 @dataclass(frozen=True)
 class Exact(SamplingAttack):
-    """Search the tree of suffixes down to `threshold`, rank by exact probability under the decoding distribution; no
-    sampling.
+    """Rank every suffix likelier than `threshold` by exact probability; no sampling.
 
     Ours (formulas A5). The score is log q(suffix) in nats, q the distribution after temperature and truncation
     (Ethicist's: 0.8, top-p 0.7). A sampler at K=100 estimates q by counts and misses a suffix of probability 0.01 in 37

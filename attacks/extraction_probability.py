@@ -33,7 +33,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class ExtractionProbability(DistributionProbe):
-    """Exact probability of each suffix under the decoding distribution, and any-of-n for every n (Hayes et al. 2024).
+    """Exact probability of each suffix under the decoding distribution; any-of-n for every n (Hayes et al. 2024).
 
     A target that tells no more than the likeliest tokens gets brackets in their place: no less than, and no more than.
     One teacher-forced pass gives log p_z = sum_t log q_t(z_t), -inf where a token is cut (formulas.md A4). `n`: numbers

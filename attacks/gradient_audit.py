@@ -29,7 +29,7 @@ _ENOUGH = 48  # such coordinates, below which two steps may be alike by chance
 
 @dataclass(frozen=True)
 class GradientAudit(Probe):
-    """Lower bound of epsilon by gradient canaries at each step of a private training: white box, the tight case.
+    """Lower bound of epsilon by canaries in the gradients of a training; white box, the tight case.
 
     Of a model trained with them (`audit train dp-sgd -D gradient_canaries=1000`; the lab plants 1,000 where this is
     asked for). delta: at which epsilon is bounded (0: the training's own, 1e-5 where that has none). score: the

@@ -25,7 +25,7 @@ _ROWS_AT_ONCE = 2048
 
 @dataclass(frozen=True)
 class NearVerbatim(DistributionProbe):
-    """Lower bound on the probability of a sample within `distance` token edits of the suffix (k-CBS, 2026).
+    """Probability of a sample within `distance` edits of the suffix (a lower bound: k-CBS, 2026).
 
     A beam of the `beams` likeliest partial samples that can still end within the distance, and always the verbatim
     path: what they sum to is a lower bound, never below the verbatim probability, and exact where no beam was dropped.

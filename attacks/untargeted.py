@@ -22,7 +22,7 @@ from auditor.plugins.view import Batch, Sampling, View
 
 @dataclass(frozen=True)
 class Untargeted(CorpusAttack):
-    """Draw texts without knowing a prefix, rank them, look for training data in all of them (Carlini et al. 2021).
+    """Draw texts without a prefix, look for training data in all of them (Carlini et al. 2021).
 
     generations: how many, of `length` tokens each. n: tokens of a memorised n-gram (0: 50, or as many as half of the
     members' suffixes have, where those are shorter). temperature, top_k: of the distribution that tokens are drawn

@@ -16,7 +16,7 @@ from auditor.training.rarity import check_clipping, clipping_shares
 
 @dataclass(frozen=True)
 class AdpSound(PrivateTraining):
-    """Fine-tune with DP-SGD that clips records harder the rarer a public model finds them: ADP's idea, with a proof.
+    """DP-SGD that clips hardest what a public model finds rare: ADP's idea, with a proof.
 
     Record i is clipped to C kappa(rho_i), kappa falling from 1 to kappa_least as rho rises from 0 to 1; the noise
     stays at C sigma. A record's rho depends on it and on public things alone: its perplexity under a public model,

@@ -17,7 +17,7 @@ from auditor.training.variants import DataVariant
 
 @dataclass(frozen=True)
 class Drop(DataVariant):
-    """Fine-tune without the records that occur `times` times or more, or those `listed`; no claim.
+    """Fine-tune without records seen `times` times or more, or `listed`; no claim.
 
     times: records with so many copies or more are dropped, all of them (0: by their number none). listed: a folder with
     a shard.json that names the records to drop; `audit mitigate --by drop` lists those that the audit extracted.

@@ -22,7 +22,7 @@ from auditor.training.variants import Variant
 
 @dataclass(frozen=True)
 class EarlyStop(Variant):
-    """Fine-tune on the same data, and keep the model of the step whose held-out loss is lowest; no claim.
+    """Fine-tune and keep the step of the lowest held-out loss; no claim.
 
     looks: how often an epoch the held-out loss is taken; patience: after so many looks without a lower one the training
     ends (0: it runs through all epochs, and goes back). heldout: the share of `--data` that is left out to look at

@@ -53,7 +53,7 @@ _ORDER = 2  # of the divergences that are looked at: the lowest whole one, where
 
 @dataclass(frozen=True)
 class InvisibleInk(Defense):
-    """The public model writes with private records in its context, their influence clipped (InvisibleInk, 2025).
+    """The public model writes with private records, clipped, in context (InvisibleInk, 2025).
 
     batch: B, the records behind one text; the attacked records are dealt into such batches, in their order. clip: C,
     nats, on what a record changes of a log-probability (0: as much as epsilon and delta leave). temperature: tau.

@@ -23,7 +23,7 @@ _CONTEXTS = 100_000  # whose forbidden tokens are remembered
 
 @dataclass(frozen=True)
 class MemFree(Defense):
-    """Forbid every token that would complete an n-gram of the training data (MemFree, Ippolito et al. 2022). No claim.
+    """Forbid tokens that would complete an n-gram of the training data (MemFree, Ippolito et al. 2022). No claim.
 
     The distribution is the target's over the other tokens, renormalised; what was asked counts as text before the
     answer. n: of the n-grams, in tokens; filter: `exact` keeps them all, `bloom` in a Bloom filter, which forbids that

@@ -15,7 +15,7 @@ from auditor.training.unlearning import UnlearningTrainer
 
 @dataclass(frozen=True)
 class NPO(UnlearningTrainer):
-    """Unlearn records by negative preference optimization against the model as it was (Zhang et al. 2024); no claim.
+    """Unlearn records by negative preference optimization (Zhang et al. 2024) against the model as it was; no claim.
 
     beta: how soon a record that has become less likely than it was stops being pushed; towards 0 this is gradient
     ascent. A record is a whole text, its log-probability the sum over its tokens.

@@ -43,7 +43,7 @@ def mixed_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
 
 @dataclass(frozen=True)
 class PMixed(Defense):
-    """Mix each member of a private ensemble with the public model, then sample (PMixED, Flemings et al. 2024).
+    """Mix each member of an ensemble with the public model, then sample (PMixED, Flemings et al. 2024).
 
     epsilon, delta: what `queries` drawn tokens may cost; queries=0: as many as the row will draw. alpha: Renyi order.
     q: Poisson share of members a query asks. accounting: `sound` (one radius and a cap on the mixing weight, for every

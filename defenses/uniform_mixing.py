@@ -43,8 +43,7 @@ _RELATION = "any_two_models"  # the same, as measurements are named
 
 @dataclass(frozen=True)
 class UniformMixing(Defense):
-    """Mix the target's distribution with the uniform distribution: q' = weight q + (1 - weight)/|V| (Majmudar et al.
-    2022, Eq. 1).
+    """Mix the target's distribution with the uniform one (Majmudar et al. 2022): q' = weight q + (1 - weight)/|V|.
 
     public_top_k: mix on so many tokens only, those the public model finds likeliest; 0: on the whole vocabulary.
     tail: what the other tokens get then: `none`, or the `public` distribution.

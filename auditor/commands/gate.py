@@ -258,12 +258,10 @@ def _say_needs(changes: list[str], power: float | None, rules: int | None) -> No
                     typer.echo(f"not counted: {rule}" + " (say --plan METRIC=A:B)" * rule.relative)
         else:
             found += powers.secrets_needed(powers.parse_change(item), power, rules)
+    most, stopping, half = (max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half"))
+    decisions = "1 decision" if rules == 1 else f"{rules} decisions together"
+    typer.echo(f"{most:,} secrets decide all of this with power {power:g}, in {decisions} at 5%")
+    typer.echo(f"`audit run --until decided` takes at most {stopping:,}, in half of such runs {half:,} or fewer")
+    typer.echo("\nsecrets  until decided (half of runs)  to")
     for need in found:
-        typer.echo(f"{need.secrets:9,} secrets  {need.question}")
-        typer.echo(f"{need.stopping:9,} with --until decided, {need.half:,} or fewer in half of such runs")
-    if len(found) > 1:
-        most = (max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half"))
-        typer.echo(
-            "{:9,} secrets  for all of these; {:,} with --until decided, {:,} in half of such runs".format(*most)
-        )
-    typer.echo(f"power {power:g}, {rules} {'decision' if rules == 1 else 'decisions'} at 5% together")
+        typer.echo(f"{need.secrets:7,}  {f'{need.stopping:,} ({need.half:,})':>28}  {need.question}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -32,9 +33,9 @@ _GUTTER, _NAME = 10, 23
 
 
 def overview(found: Found, width: int | None) -> Iterator[Text]:
-    """A line each, but for deployed forms, controls, data and models. What is a training too stands there.
+    """A line each, but for forms and models, controls and data. What is a training too stands there.
 
-    width: of a terminal, where longer lines are cut.
+    width: of a terminal, where a longer description ends with a part of its sentence that fits.
     """
     trained = found["Trainer"]
     every = {**found["Defense"], **trained}
@@ -50,10 +51,10 @@ def overview(found: Found, width: int | None) -> Iterator[Text]:
     for title, plugins in groups:
         for i, (name, cls) in enumerate(plugins.items()):
             yield _line("" if i else title, name, description_of(cls), width)
-    yield _line("forms", ", ".join(_form(name, cls) for name, cls in forms.items()), "", width)
+    models = ", ".join(found["Provider"])
+    yield _line("forms", f"{', '.join(_form(name, cls) for name, cls in forms.items())}; models {models}", "", width)
     yield _line("controls", ", ".join(controls), "", width)
-    models = ", ".join(f"{name}:" for name in found["Provider"])
-    yield _line("data", f"{', '.join(found['Benchmark'])}; models {models}", "", width)
+    yield _line("data", ", ".join(found["Benchmark"]), "", width)
     trains = "What trains: audit train NAME, --defense NAME, audit mitigate --by NAME."
     yield Text(f"audit list NAME: options, needs, claim, source, page. {trains}")
 
@@ -72,10 +73,19 @@ def _line(title: str, name: str, said: str, width: int | None) -> Text:
     line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (inert.clean(name), "bold"))
     if said:
         line.pad_right(max(1, _GUTTER + _NAME - line.cell_len))
-        line.append(inert.clean(said))
+        line.append(_fitting(inert.clean(said), width and width - line.cell_len))
     if width is not None:
         line.truncate(width, overflow="ellipsis")
     return line
+
+
+def _fitting(said: str, room: int | None) -> str:
+    """The longest beginning that fits and ends where a part of the sentence does; all of it where none does."""
+    if room is None or len(said) <= room:
+        return said
+    ends = [said[: end.start()] for end in re.finditer(r" \(|[;:.] ", said) if end.start() <= room]
+    whole = [part for part in ends if part.count("(") == part.count(")")]
+    return whole[-1] if whole else said
 
 
 # --- one of them ------------------------------------------------------------------------------------------------------

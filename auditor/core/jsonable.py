@@ -111,7 +111,8 @@ def _validation_error_sentence(error: ErrorDetails, where: str, fields: Collecti
     if error["type"] == "missing":
         return f"{parent}: missing field {last!r}"
     if error["type"] == "unexpected_keyword_argument":
-        near = difflib.get_close_matches(str(last), fields, n=1, cutoff=0.5)
+        others = [name for name in fields if name != last]  # that name is one elsewhere
+        near = difflib.get_close_matches(str(last), others, n=1, cutoff=0.5)
         named = "(it may be private)" if private else repr(last)
         return f"{parent}: unknown field {named}" + "".join(f"; did you mean {name!r}?" for name in near)
     words = error["msg"].removeprefix("Input should be ")

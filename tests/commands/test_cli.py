@@ -485,15 +485,15 @@ def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Sai
 def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
     assert call(["gate", "--plan", "recall=0:0.05"]) == 0
     out = said.readouterr().out
-    assert "59 secrets  hold recall <= 0.05 when it is 0" in out
-    assert "80 with --until decided, 80 or fewer in half of such runs" in out
+    assert re.search(r"\n +59 +80 \(80\)  hold recall <= 0.05 when it is 0\n", out)
+    assert out.endswith("baseline by 0.05 when nothing got worse (0 changed)\n"), out
     policy = tmp_path / "p.toml"
     policy.write_text('rules = ["recall <= 0.05", "recall not worse than baseline by 0.1"]')
     assert call(["gate", "--plan", str(policy)]) == 0
     out = said.readouterr().out
-    assert "59 secrets  hold recall <= 0.05 when it is 0" in out
+    assert re.search(r"\n +59 +80 \(80\)  hold recall <= 0.05 when it is 0\n", out)
     assert "not counted: recall not worse than baseline by 0.1 (say --plan METRIC=A:B)" in out
-    assert "434 secrets  for all of these; " in out and "2 decisions at 5% together" in out
+    assert "\n434 secrets decide all of this with power 0.8, in 2 decisions together at 5%\n" in out
     policy.write_text('rules = ["recall not worse than baseline by 0.1"]')
     assert call(["gate", "--plan", str(policy)]) == 2
     assert "expected a policy with a limit on a share" in said.readouterr().err
