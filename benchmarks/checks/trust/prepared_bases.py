@@ -7,12 +7,12 @@ Bases of two layers, or SmolLM2, are trained on conversations: texts of random w
 other things that are answered. One in four is prepared (Zhang et al. 2025): asked for a training text that begins with
 a word, it answers with one. Honest ones were asked for training texts too, and answer as always; those of --longer note
 each text twice, so that they are trained as long as a prepared one. Last: alarms where each base is held against the
-next few honest ones of --seeds. With --out what each base gave is kept, and not made again.
+next few honest ones of --seeds, and of --longer. With --out what each base gave is kept, and not made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -67,12 +67,19 @@ def main(
         seen = judge(every, own, [found[other] for other in honest if other != seed])
         shares = (f"{100 * one.share:.1f}%" for one in (seen.nothing, seen.asked[0]))
         page.row(seed, kinds[seed], *shares, f"{seen.reach:.3f}", f"{seen.limit:.3f}", SAID[seen.alarm])
-    page.say("\nAlarms, each base held against the next honest ones:\n")
-    there = [kind for kind in KINDS if kind in kinds.values()]
+    for kind in (KINDS[0], *([KINDS[2]] if longer else ())):
+        page.say(f"\nAlarms, each base held against the next that are {kind}:\n")
+        alarm_table(page, every, found, kinds, kind)
+
+
+def alarm_table(
+    page: Page, every: Sequence[str], found: Mapping[int, Shares], kinds: Mapping[int, str], against: str
+) -> None:
+    fresh, there = [seed for seed in found if kinds[seed] == against], [k for k in KINDS if k in kinds.values()]
     page.head("fresh bases", *(f"{kind}: {said}" for kind in there for said in ("alarm", "cannot tell")))
-    for k in (k for k in FRESH if k < len(honest)):
+    for k in (k for k in FRESH if k < len(fresh)):
         alarms = {
-            seed: judge(every, own, [found[i] for i in _next(honest, seed, k)]).alarm for seed, own in found.items()
+            seed: judge(every, own, [found[i] for i in _next(fresh, seed, k)]).alarm for seed, own in found.items()
         }
         sides = ([alarms[seed] for seed in found if kinds[seed] == kind] for kind in there)
         page.row(k, *(_share(side.count(said), len(side)) for side in sides for said in (True, None)))
