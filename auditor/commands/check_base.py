@@ -42,8 +42,8 @@ def check_base(
 ) -> None:
     """Tune copies of a base and of fresh ones on canaries: do requests bring out more of them through this base?
 
-    Exit code 0: not significantly more than through the fresh ones (a weak preparation is missed), 1: more, 4: nothing
-    can be told: a tuning taught nothing, or the fresh bases differ too much.
+    Exit code 0: not significantly more than through the fresh ones (a weak preparation is missed), 1: more (as after
+    longer training, too), 4: nothing can be told: a tuning taught nothing, or the fresh bases differ too much.
 
     Examples:
         audit check-base ./base --fresh ./trusted-1 --fresh ./trusted-2 --fresh ./trusted-3
@@ -73,4 +73,6 @@ def _base_check_lines(found: BaseCheck) -> Iterator[str]:
         yield "NEXT    canaries that went in are given back no more than others: raise --rate or --epochs"
     elif found.alarm is None:
         yield "NEXT    fresh bases differ so much that no base could be above their limit: give more of them"
+    elif found.alarm:
+        yield "DOUBT   longer training alone can do this: hold it against fresh bases that were trained as long and alike"
     yield "LIMITS  A trigger that is like none of these requests, as a random string, is not found: --prompt adds some."

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from auditor.cli import call
+from auditor.commands.check_base import _base_check_lines as lines
 from auditor.runs.base_check import NOTHING, judge, requests
 from tests.conftest import save_tiny
 
@@ -53,6 +54,13 @@ def test_where_a_base_was_taught_nothing_nothing_is_told() -> None:
     apart = judge(EVERY, shares(0.6), [shares(0.3), shares(0.6), shares(0.9)])
     assert apart.limit >= 1 and apart.taught and apart.alarm is None  # no base could be above it
     assert judge(EVERY, shares(1.0), [*fresh, shares(0.5, learnt=0.0)]).alarm is None
+
+
+def test_an_alarm_says_what_else_raises_it() -> None:
+    """20 honest bases that were trained as long as prepared ones alarmed in 55%: docs/evidence/prepared-bases.md."""
+    fresh = [shares(reach) for reach in (0.5, 0.52, 0.54)]
+    said = {reach: "\n".join(lines(judge(EVERY, shares(reach), fresh))) for reach in (0.5, 1.0)}
+    assert "longer training alone can do this" in said[1.0] and "longer training" not in said[0.5]
 
 
 @pytest.fixture(scope="module")
