@@ -74,5 +74,5 @@ def _base_check_lines(found: BaseCheck) -> Iterator[str]:
     elif found.alarm is None:
         yield "NEXT    fresh bases differ so much that no base could be above their limit: give more of them"
     elif found.alarm:
-        yield "DOUBT   longer training alone can do this: hold it against fresh bases that were trained as long and alike"
+        yield "DOUBT   longer training alone can do this: the fresh bases should have been trained as long"
     yield "LIMITS  A trigger that is like none of these requests, as a random string, is not found: --prompt adds some."
