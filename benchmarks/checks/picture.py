@@ -4,7 +4,8 @@
 
 A page says what it shows in a comment that begins with `picture`, in TOML: `file`; `panels`, by their titles the number
 of a table of the page, from 1, and its column of numbers; `labels`, how many first columns name a row; `line`, where
-there is no leak.
+there is no leak, of all panels or by their titles. `together`: every panel has the same rows, named once, and its own
+scale; of the panels in `log` it is logarithmic.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from benchmarks.checks.harness import run, save_svg
 
@@ -45,15 +47,25 @@ def pictures(page: Path) -> Iterator[dict[str, Any]]:
 
 def drawn(page: Path, said: dict[str, Any]) -> Figure:
     panels = {title: rows(page, *where, labels=said["labels"]) for title, where in said["panels"].items()}
-    longest = max(map(len, panels.values()))
-    figure = Figure(figsize=(5 * len(panels), 0.8 + 0.28 * longest), layout="constrained")
-    every = figure.subplots(1, len(panels), squeeze=False, sharex=True)[0]
+    together, line = said.get("together", False), said["line"]
+    names = list(dict.fromkeys(row.name for found in panels.values() for row in found))
+    longest = len(names) if together else max(map(len, panels.values()))
+    width = 3 * len(panels) + 2 if together else 5 * len(panels)
+    figure = Figure(figsize=(width, 0.8 + 0.28 * longest), layout="constrained")
+    every = figure.subplots(1, len(panels), squeeze=False, sharex="none" if together else "all")[0]
     for axes, (title, found) in zip(every, panels.items(), strict=True):
-        at = range(len(found))
+        at = [names.index(row.name) for row in found] if together else range(len(found))
         reach = [[r.value - r.low for r in found], [r.high - r.value for r in found]]
         axes.errorbar([r.value for r in found], at, xerr=reach, fmt="o", color="C0", markersize=4, capsize=2)
-        axes.axvline(said["line"], color="0.5", linewidth=0.8, linestyle="--")
-        axes.set_yticks(at, [r.name for r in found], fontsize=8)
+        axes.axvline(line[title] if isinstance(line, dict) else line, color="0.5", linewidth=0.8, linestyle="--")
+        if title in said.get("log", ()):
+            axes.set_xscale("log")
+            axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
+        if together:
+            axes.set_yticks(range(longest), names if axes is every[0] else [], fontsize=8)
+            axes.grid(axis="y", color="0.9", linewidth=0.6)
+        else:
+            axes.set_yticks(at, [r.name for r in found], fontsize=8)
         axes.set_title(title, fontsize=9)
         axes.set_ylim(longest - 0.5, -0.5)
     return figure
