@@ -22,7 +22,7 @@ from auditor.reports import personal, words
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import span
 from auditor.statistics.memorised import RECORDS
-from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, RECALL
+from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, RECALL, SHARES
 from auditor.statistics.roc import AUC
 
 NEVER_DRAWN = "this decoding draws none of these suffixes, another may"
@@ -228,10 +228,12 @@ def _reach(seen: Assessment, target: str) -> list[str]:
 
 
 def least_detectable(signal: Signal) -> str:
-    """The smallest number that would have been shown: `3.1%`, `0.56`."""
+    """The smallest number that would have been shown: `3.1%`, `0.56`, `all 4`."""
     m = signal.measured
     if m is None or signal.status != signals.NOT_SHOWN or math.isnan(signal.least):
         return words.NOTHING
+    if m.unit in SHARES and signal.least >= 1:
+        return f"all {m.n:,}"
     text = words.value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
     return f"{text}{_UNITS.get(m.unit, '')}"
 

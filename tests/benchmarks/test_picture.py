@@ -48,7 +48,11 @@ def test_panels_together_name_a_row_once_and_leave_out_what_has_no_number(tmp_pa
     (said,) = pictures(page)
     auc, minus = drawn(page, said).axes
     assert [label.get_text() for label in auc.get_yticklabels()] == ["0 · tuned", "0 · public"]
-    assert {label.get_text() for label in minus.get_yticklabels()} == {""} and minus.get_xscale() == "linear" and auc.get_xscale() == "log"
+    assert (
+        {label.get_text() for label in minus.get_yticklabels()} == {""}
+        and minus.get_xscale() == "linear"
+        and auc.get_xscale() == "log"
+    )
     (tuned, public), (only,) = (axes.lines[0].get_ydata().tolist() for axes in (auc, minus))
     assert (tuned, public, only) == (0, 1, 1)  # beside its name
 

@@ -18,9 +18,11 @@ from rich.console import Console
 
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement, TargetRecord
 from auditor.records.details import Details
+from auditor.records.extraction import VERBATIM
 from auditor.records.signals import assess_signals
 from auditor.reports import advice, edpb, history, markdown, severity, verdict, words
 from auditor.reports.screen import first_screen
+from auditor.reports.signals import least_detectable
 from auditor.reports.terminal import summary
 from auditor.statistics.intervals import clopper_pearson, excess_mean
 from tests.conftest import methods
@@ -221,6 +223,14 @@ def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
     said = told(result)["verdict"]
     assert "It would have been shown from: verbatim extraction 12%, membership 0.560." in said
     assert "| Membership | white-box | not shown |" in markdown.render(result)
+
+
+def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -> None:
+    """Of two records against two that were never trained on both are just enough; one never is."""
+    for n, found in ((2, "all 2"), (1, "–")):
+        result = run_of(row("perplexity", share("recall", 0, n), share("recall_nonmembers", 0, 2)))
+        (seen,) = (s for s in assess_signals(result).tested("undefended") if s.kind is VERBATIM)
+        assert least_detectable(seen) == found, (n, seen.least)
 
 
 # --- whatever else may be measured ------------------------------------------------------------------------------------
