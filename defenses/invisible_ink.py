@@ -58,7 +58,7 @@ class InvisibleInk(Defense):
     batch: B, the records behind one text; the attacked records are dealt into such batches, in their order. clip: C,
     nats, on what a record changes of a log-probability (0: as much as epsilon and delta leave). temperature: tau.
     top_k: of top-k+, by the public distribution (0: the whole vocabulary). epsilon, delta: what `queries` drawn tokens
-    of one batch may cost; queries=0: as many as the row will draw of any. on_exhaustion: what happens when a fixed
+    of one batch may cost; queries=0: as many as this run draws of any. on_exhaustion: what happens when a fixed
     number is spent.
     """
 

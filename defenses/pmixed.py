@@ -45,7 +45,7 @@ def mixed_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
 class PMixed(Defense):
     """Mix each member of an ensemble with the public model, then sample (PMixED, Flemings et al. 2024).
 
-    epsilon, delta: what `queries` drawn tokens may cost; queries=0: as many as the row will draw. alpha: Renyi order.
+    epsilon, delta: what `queries` drawn tokens may cost; queries=0: as many as this run draws. alpha: Renyi order.
     q: Poisson share of members a query asks. accounting: `sound` (one radius and a cap on the mixing weight, for every
     subset) or `published` (the paper's radius by subset size, whose proof has gaps). adjacency: of the sound claim.
     Under `zero_out` (a shard's data are removed, its member has learnt nothing) and `replace` (they are others) the

@@ -128,7 +128,7 @@ def _greedy_table(result: AuditResult) -> Table:
     names = sorted({**n.repeats, **n.greedy_recall}, key=words.repeats_sort_key)
     rows = tuple((name, f"{n.repeats.get(name, 0):,}", words.share(n.greedy_recall.get(name))) for name in names)
     head = ("Repetitions", "Members", "Greedy recall, undefended")
-    caption = "Members by repetitions, and what greedy decoding alone gives away"
+    caption = "Members by repetitions in the data that was read, and what greedy decoding alone gives away"
     return Table("greedy-table", caption, head, (Group("", rows),), frozenset({1, 2}))
 
 

@@ -63,7 +63,12 @@ def check(
     seed: Annotated[int, typer.Option(help=FIELDS["seed"].help.partition(" [")[0])] = 0,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Run folder. [default: runs/<UTC time>-check-<name>]"),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-check-<name>]",
+        ),
     ] = None,
 ) -> None:
     """Say within two minutes whether a model leaks these records. Without MODEL: a demonstration, in seconds.

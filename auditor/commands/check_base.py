@@ -40,7 +40,7 @@ def check_base(
     *,
     loading: Annotated[options.Values, options.PlanFlags("device dtype revision trust_remote_code")],
 ) -> None:
-    """Tune copies of a base and of fresh ones on canaries: do requests bring out more of them through this base?
+    """Was a base prepared to give away what is tuned into it? Tune canaries into it and into fresh bases, and ask.
 
     Exit code 0: not significantly more than through the fresh ones (a weak preparation is missed), 1: more (as after
     longer training, too), 4: nothing can be told: a tuning taught nothing, or the fresh bases differ too much.

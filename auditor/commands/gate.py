@@ -260,8 +260,8 @@ def _say_needs(changes: list[str], power: float | None, rules: int | None) -> No
             found += powers.secrets_needed(powers.parse_change(item), power, rules)
     most, stopping, half = (max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half"))
     decisions = "1 decision" if rules == 1 else f"{rules} decisions together"
-    typer.echo(f"{most:,} secrets decide all of this with power {power:g}, in {decisions} at 5%")
+    typer.echo(f"{most:,} secrets are enough for any of these decisions (power {power:g}, {decisions} at 5%)")
     typer.echo(f"`audit run --until decided` takes at most {stopping:,}, in half of such runs {half:,} or fewer")
-    typer.echo("\nsecrets  until decided (half of runs)  to")
+    typer.echo("\nsecrets  until decided (half of runs)  decision")
     for need in found:
         typer.echo(f"{need.secrets:7,}  {f'{need.stopping:,} ({need.half:,})':>28}  {need.question}")

@@ -94,7 +94,11 @@ def run(
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", metavar="DIR", help="Run folder. [default: runs/<UTC time>-<name>]", rich_help_panel="output"
+            "-o",
+            "--out",
+            metavar="DIR",
+            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-<name>]",
+            rich_help_panel="output",
         ),
     ] = None,
     *,

@@ -30,7 +30,12 @@ def synthetic(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="DIR", help="Run folder. [default: runs/<UTC time>-released-<name>]"),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="DIR",
+            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-released-<name>]",
+        ),
     ] = None,
     reveal: options.Reveal = False,
     seed: Annotated[int, typer.Option(help=FIELDS["seed"].help.partition(" [")[0])] = 0,

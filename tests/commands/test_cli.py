@@ -493,7 +493,7 @@ def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
     out = said.readouterr().out
     assert re.search(r"\n +59 +80 \(80\)  hold recall <= 0.05 when it is 0\n", out)
     assert "not counted: recall not worse than baseline by 0.1 (say --plan METRIC=A:B)" in out
-    assert "\n434 secrets decide all of this with power 0.8, in 2 decisions together at 5%\n" in out
+    assert "\n434 secrets are enough for any of these decisions (power 0.8, 2 decisions together at 5%)\n" in out
     policy.write_text('rules = ["recall not worse than baseline by 0.1"]')
     assert call(["gate", "--plan", str(policy)]) == 2
     assert "expected a policy with a limit on a share" in said.readouterr().err
