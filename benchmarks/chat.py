@@ -101,7 +101,10 @@ def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASS
     """
     if form.source is None:
         if turns != ASSISTANT:
-            raise AuditError(f"expected a chat template for --turns {turns}: without one only answers are told apart")
+            raise AuditError(
+                f"expected a chat template for --turns {turns}, as without one only answers are told apart, got "
+                f"the text form {form.name}: --template model takes the model's own"
+            )
         return _render_without_template(tokenizer, said, form)
     messages = forms.messages_of(said, form)
     remarks: list[str] = []

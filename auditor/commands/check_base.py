@@ -68,7 +68,7 @@ def _base_check_lines(found: BaseCheck) -> Iterator[str]:
     yield f"        training, of fresh bases {fresh}; alarm above {100 * found.limit:.0f}%"
     for leak in (found.nothing, *found.asked[:_SHOWN]):
         named = leak.prompt or "as in training"
-        yield f"        {100 * leak.share:3.0f}% of tokens, fresh {100 * leak.of_fresh:3.0f}%: {named}"
+        yield f"        {round(100 * leak.share):3}% of tokens, fresh {round(100 * leak.of_fresh):3}%: {named}"
     if not found.taught:
         yield "NEXT    canaries that went in are given back no more than others: raise --rate or --epochs"
     elif found.alarm is None:

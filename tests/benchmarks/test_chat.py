@@ -157,7 +157,7 @@ def test_turns_that_are_not_there_or_not_told_apart_are_refused() -> None:
     words = tokenizer()
     with pytest.raises(chat.Unusable, match="no tool turn"):
         chat.render_chat(words, TWO, own(words, TWO), "tool")
-    with pytest.raises(AuditError, match="expected a chat template for --turns user"):
+    with pytest.raises(AuditError, match=r"for --turns user, .* got the text form none: --template model"):
         chat.render_chat(words, TWO, Form(forms.NONE), "user")
     with pytest.raises(AuditError, match="expected --knows user or partial:F beside --turns user, got system"):
         DataPlan(turns="user", knows="system").check()
