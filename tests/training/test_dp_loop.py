@@ -138,6 +138,19 @@ def test_what_is_no_obstacle_is_trained(make: Any, ghost: bool) -> None:
     assert trained.moved
 
 
+@pytest.mark.parametrize("ghost", [False, True])
+def test_gradients_that_were_left_are_no_records(ghost: bool) -> None:
+    """Of a backward pass before: they change neither what is refused nor what is learnt."""
+    weights = []
+    for left in (False, True):
+        model = llama_padding()
+        if left:
+            model(input_ids=torch.tensor([EXAMPLES[0]]), labels=torch.tensor([EXAMPLES[0]])).loss.backward()
+        fit_privately(model, EXAMPLES, PoissonSampler(12, 0.4, "left"), recipe(steps=1, ghost=ghost), pad=0)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*weights)
+
+
 @pytest.mark.parametrize(("original", "block"), [(4, 10), (9, 10), (64, 10), (3, 10)])
 def test_a_record_that_depends_on_the_length_of_its_batch_is_found(original: int, block: int) -> None:
     """Rotary embeddings that change past their original length, wherever that lies between the records' lengths."""
