@@ -11,7 +11,6 @@ held as it began. The exponent is p of seconds = a + b size^p.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import math
 import multiprocessing
@@ -35,6 +34,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from auditor.core.streams import generator
+from auditor.models.memory import release_freed
 from benchmarks.checks.harness import Page, refuse, run
 
 VOCABULARY, LENGTH = 256, 8  # entries; tokens of a prefix, and of a suffix where it does not grow
@@ -216,8 +216,8 @@ def once(knob: Knob, size: int, told: Any) -> None:
 
 
 def forget_peak() -> None:
-    """The peak is what is held now: a child begins with its parent's, and what it frees of that hides what it takes."""
-    gc.collect()
+    """The peak is what is held now: a child begins with its parent's, and what is free of that hides what it takes."""
+    release_freed()
     with contextlib.suppress(OSError):  # a system without it: as measured before
         Path("/proc/self/clear_refs").write_text("5")
 
