@@ -190,8 +190,13 @@ def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
     yield Agreement("a tuned soft prompt's losses", _largest(_each(both, tuned)), 0.02, "nats")
     for sigma in (0.0, 1.0):
         what = f"DP-SGD, three steps, noise multiplier {sigma:g}"
-        yield Agreement(what, _relative(_each(both, lambda b: privately(b, sigma))), _WEIGHTS, "of the weights' move")  # noqa: B023
-    yield Agreement("two adapters trained side by side", _relative(_each(both, members)), 0.05, "of the weights")
+        yield Agreement(what, _relative(_each(both, partial(privately, sigma=sigma))), _WEIGHTS, "of the weights' move")
+    yield Agreement(
+        "two adapters, trained together where the trial permits it",
+        _relative(_each(both, members)),
+        0.05,
+        "of the weights",
+    )
 
 
 def moved(model: Any) -> Tensor:
