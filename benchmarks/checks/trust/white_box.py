@@ -1,28 +1,33 @@
 """How tight the audit by gradient canaries is: a real training beside a perfect run of the mechanism that it claims.
 
     python -m benchmarks.checks.trust.white_box [--epsilon 1 8] [--canaries 1000 4000] [--trials 40]  (5 CPU minutes)
+    python -m benchmarks.checks.trust.white_box --epsilon 4 --canaries 500 --rate 0.045 --steps 66  (trains nothing)
 
 A small lab's model is trained by DP-SGD, with per-sample gradients and by ghost clipping. Beside its bounds stand the
 median and the middle four fifths of those of simulated trainings, in which each canary's coordinate is exactly the
-subsampled Gaussian mechanism's: no audit of one run by these canaries and rules can expect more.
+subsampled Gaussian mechanism's: no audit of one run by these canaries and rules can expect more. With `--rate` and
+`--steps`, of a training that is described by them, that alone.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from auditor.benchmarks.lab import Lab
 from auditor.core import threads
+from auditor.core.result import Audited
 from auditor.core.streams import generator
 from auditor.defenses.dp_sgd import DpSgd
+from auditor.privacy.gaussian import noise_multiplier_for
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.statistics.audited import audited
-from auditor.statistics.shapes import Sampling
 from auditor.training.gradient_canaries import log_likelihood_ratio
-from benchmarks.checks.harness import Page, run
+from benchmarks.checks.harness import Page, refuse, run
 from benchmarks.checks.trust.planted_faults import USUAL, trained
 
 
@@ -34,9 +39,26 @@ def kept(lab: Lab, epsilon: float, canaries: int, ghost: bool) -> tuple[Gradient
     return made.canaries, made.privacy.epsilon
 
 
-def simulated(own: GradientCanaries, trial: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+@dataclass(frozen=True)
+class Mechanism:
+    """DP-SGD, as a canary meets it: what is simulated."""
+
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+    delta: float = 1e-5
+
+    @classmethod
+    def claiming(cls, epsilon: float, rate: float, steps: int) -> Mechanism:
+        return cls(noise_multiplier_for(epsilon, cls.delta, rate, steps), rate, steps)
+
+    def __str__(self) -> str:
+        return f"{self.noise_multiplier:.2f}, {self.sampling_rate:.3f}, {self.steps}"
+
+
+def simulated(own: Mechanism, count: int, trial: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Scores and coins of as many canaries in as many steps of the mechanism itself."""
-    rng, count = generator("white box", trial), len(own.included)
+    rng = generator("white box", trial)
     included, scores = rng.random(count) < 0.5, np.zeros(count)
     for _ in range(own.steps):
         part = included & (rng.random(count) < own.sampling_rate)
@@ -45,27 +67,50 @@ def simulated(own: GradientCanaries, trial: int) -> tuple[NDArray[np.float64], N
     return scores, included
 
 
-def bounds(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, sampling: Sampling) -> list[float]:
-    return [audit.epsilon for audit in audited(scores, included, delta, sampling=sampling)]
+def bounds(scores: NDArray[np.float64], included: NDArray[np.bool_], of: Mechanism) -> tuple[Audited, ...]:
+    return audited(scores, included, of.delta, sampling=(of.sampling_rate, of.steps))
 
 
-def main(epsilon: tuple[float, ...] = (1.0, 8.0), canaries: tuple[int, ...] = (1000, 4000), trials: int = 40) -> None:
+def spread(of: Mechanism, count: int, trials: int) -> Iterator[str]:
+    """Median and middle four fifths of each bound, of simulated trainings."""
+    found = [[one.epsilon for one in bounds(*simulated(of, count, trial), of)] for trial in range(trials)]
+    for low, middle, high in np.quantile(np.array(found), [0.1, 0.5, 0.9], axis=0).T:
+        yield f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def rows(lab: Lab, claim: float, count: int, trials: int) -> Iterator[tuple[object, ...]]:
+    """Of two trainings, and of the mechanism that both claim to be."""
+    for ghost in (False, True):
+        own, claimed = kept(lab, claim, count, ghost)
+        mechanism = Mechanism(own.noise_multiplier, own.sampling_rate, own.steps, own.delta)
+        audits = bounds(np.array(own.scores), np.array(own.included), mechanism)
+        how = "ghost" if ghost else "per sample"
+        found = (f"{audit.epsilon:.2f}" for audit in audits)
+        yield f"{claimed:.2f}", f"{count:,}", mechanism, how, *found, f"{audits[0].best:.2f}"
+    yield "", "", "", f"simulated, {trials} times", *spread(mechanism, count, trials), ""
+
+
+def main(
+    epsilon: tuple[float, ...] = (1.0, 8.0),
+    canaries: tuple[int, ...] = (1000, 4000),
+    trials: int = 40,
+    rate: float | None = None,
+    steps: int | None = None,
+) -> None:
+    """rate, steps: of a training that is simulated alone, both or neither."""
+    if (rate is None) != (steps is None):
+        refuse(f"expected --rate with --steps, got {rate} and {steps}")
     threads.set_thread_count()
-    lab, page = Lab(USUAL.recipe), Page()
+    page = Page()
     page.head("claimed ε", "canaries", "σ, q, T", "clipping", "(ε, δ)", "f-DP", "shape", "best")
     for claim, count in itertools.product(epsilon, canaries):
-        for ghost in (False, True):
-            own, claimed = kept(lab, claim, count, ghost)
-            sampling = own.sampling_rate, own.steps
-            audits = audited(np.array(own.scores), np.array(own.included), own.delta, sampling=sampling)
-            mechanism = f"{own.noise_multiplier:.2f}, {own.sampling_rate:.3f}, {own.steps}"
-            found = [f"{audit.epsilon:.2f}" for audit in audits]
-            how = "ghost" if ghost else "per sample"
-            page.row(f"{claimed:.2f}", f"{count:,}", mechanism, how, *found, f"{audits[0].best:.2f}")
-        perfect = np.array([bounds(*simulated(own, trial), own.delta, sampling) for trial in range(trials)])
-        low, middle, high = np.quantile(perfect, [0.1, 0.5, 0.9], axis=0)
-        spread = [f"{m:.2f} [{a:.2f}, {b:.2f}]" for m, a, b in zip(middle, low, high, strict=True)]
-        page.row("", "", "", f"simulated, {trials} times", *spread, "")
+        if rate is not None and steps is not None:
+            mechanism = Mechanism.claiming(claim, rate, steps)
+            how = f"simulated, {trials} times"
+            page.row(f"{claim:.2f}", f"{count:,}", mechanism, how, *spread(mechanism, count, trials), "")
+            continue
+        for row in rows(Lab(USUAL.recipe), claim, count, trials):
+            page.row(*row)
 
 
 if __name__ == "__main__":
