@@ -40,7 +40,7 @@ def kept(lab: Lab, epsilon: float, canaries: int, ghost: bool) -> tuple[Gradient
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class DescribedTraining:
     """DP-SGD, as a canary meets it: what is simulated."""
 
     noise_multiplier: float
@@ -49,14 +49,14 @@ class Mechanism:
     delta: float = 1e-5
 
     @classmethod
-    def claiming(cls, epsilon: float, rate: float, steps: int) -> Mechanism:
+    def claiming(cls, epsilon: float, rate: float, steps: int) -> DescribedTraining:
         return cls(noise_multiplier_for(epsilon, cls.delta, rate, steps), rate, steps)
 
     def __str__(self) -> str:
         return f"{self.noise_multiplier:.2f}, {self.sampling_rate:.3f}, {self.steps}"
 
 
-def simulated(own: Mechanism, count: int, trial: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def simulated(own: DescribedTraining, count: int, trial: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Scores and coins of as many canaries in as many steps of the mechanism itself."""
     rng = generator("white box", trial)
     included, scores = rng.random(count) < 0.5, np.zeros(count)
@@ -67,11 +67,11 @@ def simulated(own: Mechanism, count: int, trial: int) -> tuple[NDArray[np.float6
     return scores, included
 
 
-def bounds(scores: NDArray[np.float64], included: NDArray[np.bool_], of: Mechanism) -> tuple[Audited, ...]:
+def bounds(scores: NDArray[np.float64], included: NDArray[np.bool_], of: DescribedTraining) -> tuple[Audited, ...]:
     return audited(scores, included, of.delta, sampling=(of.sampling_rate, of.steps))
 
 
-def spread(of: Mechanism, count: int, trials: int) -> Iterator[str]:
+def spread(of: DescribedTraining, count: int, trials: int) -> Iterator[str]:
     """Median and middle four fifths of each bound, of simulated trainings."""
     found = [[one.epsilon for one in bounds(*simulated(of, count, trial), of)] for trial in range(trials)]
     for low, middle, high in np.quantile(np.array(found), [0.1, 0.5, 0.9], axis=0).T:
@@ -82,7 +82,7 @@ def rows(lab: Lab, claim: float, count: int, trials: int) -> Iterator[tuple[obje
     """Of two trainings, and of the mechanism that both claim to be."""
     for ghost in (False, True):
         own, claimed = kept(lab, claim, count, ghost)
-        mechanism = Mechanism(own.noise_multiplier, own.sampling_rate, own.steps, own.delta)
+        mechanism = DescribedTraining(own.noise_multiplier, own.sampling_rate, own.steps, own.delta)
         audits = bounds(np.array(own.scores), np.array(own.included), mechanism)
         how = "ghost" if ghost else "per sample"
         found = (f"{audit.epsilon:.2f}" for audit in audits)
@@ -105,7 +105,7 @@ def main(
     page.head("claimed ε", "canaries", "σ, q, T", "clipping", "(ε, δ)", "f-DP", "shape", "best")
     for claim, count in itertools.product(epsilon, canaries):
         if rate is not None and steps is not None:
-            mechanism = Mechanism.claiming(claim, rate, steps)
+            mechanism = DescribedTraining.claiming(claim, rate, steps)
             how = f"simulated, {trials} times"
             page.row(f"{claim:.2f}", f"{count:,}", mechanism, how, *spread(mechanism, count, trials), "")
             continue
