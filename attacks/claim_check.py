@@ -18,12 +18,12 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.models.base import Check
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import DELTA, Observed, Probe, column, observed
+from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches, value_column
 from auditor.plugins.view import Sampling, View
-from auditor.statistics.composition import renyi_cost
+from auditor.statistics.composition import renyi_to_epsilon_penalty
 
 _DISTRIBUTION_ELEMENTS = 2**24  # probabilities of all parts held at once: 128 MiB of float64
 _SLACK, _LEAST = 1e-6, 1e-9  # what rounding may add: relative, and nats
@@ -61,7 +61,7 @@ class ClaimCheck(Probe):
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
-            view.need(capability)
+            view.require_capability(capability)
         model, longest = view.target, max((len(secret.suffix) for secret in secrets), default=1)
         size = max(1, _DISTRIBUTION_ELEMENTS // (longest * model.vocab_size * model.parts))
 
@@ -69,27 +69,29 @@ class ClaimCheck(Probe):
             length, seen = suffixes.shape[1], list[Observation]()
             at = evenly_spaced_positions(self.positions, length)
             checks = model.check_claim(torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order)
-            drawn = self._draw_excess_and_variance(view, batch, prefixes)
+            drawn = self._drawn_token_probability_excess(view, batch, prefixes)
             for i, secret in enumerate(batch):
-                values = summary(checks, i, at) | {name: float(x[i]) for name, x in drawn.items()}
+                values = summarise_checks_of_text(checks, i, at) | {name: float(x[i]) for name, x in drawn.items()}
                 seen.append(Observation(secret.id, values))
             return seen
 
-        yield from observed(view, secrets, size, look)
+        yield from observe_in_batches(view, secrets, size, look)
 
     def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
         """What the claim rests on beside the distributions, in counts."""
-        premises = {**view.target.claim_premises(), "uncharged_tokens": view.meter.uncharged}
+        premises = {**view.target.claim_premises(), "uncharged_tokens": view.meter.uncharged_token_count}
         return {name: float(count) for name, count in premises.items()}
 
     @torch.no_grad()
-    def _draw_excess_and_variance(self, view: View, secrets: Sequence[Secret], prefixes: Tensor) -> dict[str, Tensor]:
+    def _drawn_token_probability_excess(
+        self, view: View, secrets: Sequence[Secret], prefixes: Tensor
+    ) -> dict[str, Tensor]:
         """How much more likely the drawn tokens are than those of the distribution: sum of p(y) - E p, and its
         variance, (B,)."""
         model, key = view.target, (view.seed, view.target_name, self.name)
         p = model.log_probs(prefixes, 1)[:, 0].double().log_softmax(-1).exp()
         mean = (p**2).sum(-1)
-        noise = np.concatenate([uniforms(self.draws, 1, *key, secret.id)[:, 0] for secret in secrets])
+        noise = np.concatenate([secret_uniform_draws(self.draws, 1, *key, secret.id)[:, 0] for secret in secrets])
         owner = torch.arange(len(secrets), device=p.device).repeat_interleave(self.draws)
         excess = torch.zeros_like(mean)
         if self.draws:
@@ -100,36 +102,45 @@ class ClaimCheck(Probe):
         return {"draw_excess": excess, "draw_variance": variance}
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        queries, broken = (int(column(observations, name).sum()) for name in ("queries", "violations"))
-        faults = other_faults(observations)
+        queries, broken = (int(value_column(observations, name).sum()) for name in ("queries", "violations"))
+        faults = non_divergence_claim_faults(observations)
         verdict = "VIOLATED" if broken or faults else "holds on every query looked at"
         measured = []
-        if relations(observations):
-            measured.append(_exact("claim_violations", broken + len(faults), queries, "count", verdict))
-        for relation in unclaimed(observations):
-            spent, most = data_dependent(observations, relation), column(observations, f"realised_{relation}").max()
+        if claimed_relations(observations):
+            measured.append(_point_measurement("claim_violations", broken + len(faults), queries, "count", verdict))
+        for relation in unclaimed_relations(observations):
+            spent, most = (
+                data_dependent_epsilon(observations, relation),
+                value_column(observations, f"realised_{relation}").max(),
+            )
             note = f"of all {queries} queries looked at together, δ {DELTA:g}; {_PRIVATE}"
             measured += [
-                _exact("epsilon_data_dependent", spent, queries, "nats", note),
-                _exact(f"realised_{relation}", float(most), queries, "nats", _PRIVATE),
+                _point_measurement("epsilon_data_dependent", spent, queries, "nats", note),
+                _point_measurement(f"realised_{relation}", float(most), queries, "nats", _PRIVATE),
             ]
-        for relation in relations(observations):
-            seen = _worst(observations, relation).values
+        for relation in claimed_relations(observations):
+            seen = _worst_observation(observations, relation).values
             realised, claimed = seen[f"realised_{relation}"], seen[f"claimed_{relation}"]
             measured += [
-                _exact(f"realised_{relation}", realised, queries, "nats", _PRIVATE),
-                _exact(f"claimed_{relation}", claimed, queries, "nats", "of one query"),
-                _exact(f"margin_{relation}", 1 - _ratio(realised, claimed), queries, "part of the claim", _PRIVATE),
+                _point_measurement(f"realised_{relation}", realised, queries, "nats", _PRIVATE),
+                _point_measurement(f"claimed_{relation}", claimed, queries, "nats", "of one query"),
+                _point_measurement(
+                    f"margin_{relation}",
+                    1 - _realised_to_claimed_ratio(realised, claimed),
+                    queries,
+                    "part of the claim",
+                    _PRIVATE,
+                ),
             ]
         return measured
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        worst = [(_worst(observations, relation), relation) for relation in relations(observations)]
-        said = [_margin_sentence(one, relation) for one, relation in worst if not _is_broken(one, relation)]
+        worst = [(_worst_observation(observations, relation), relation) for relation in claimed_relations(observations)]
+        said = [_margin_sentence(one, relation) for one, relation in worst if not _is_claim_violated(one, relation)]
         said += [
             f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the queries looked at cost "
-            f"ε {data_dependent(observations, relation):.6g} at δ {DELTA:g}: for the auditor alone"
-            for relation in unclaimed(observations)
+            f"ε {data_dependent_epsilon(observations, relation):.6g} at δ {DELTA:g}: for the auditor alone"
+            for relation in unclaimed_relations(observations)
         ]
         unlisted = int(observations.facts.get("unlisted_shards", 0))
         if unlisted:
@@ -139,14 +150,14 @@ class ClaimCheck(Probe):
         return (*said, _PRIVATE)
 
     def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        worst = [(_worst(observations, relation), relation) for relation in relations(observations)]
+        worst = [(_worst_observation(observations, relation), relation) for relation in claimed_relations(observations)]
         alias = {secret.id: secret.alias for secret in secrets}
         broken = (
             _violation_sentence(one, relation, alias[one.secret])
             for one, relation in worst
-            if _is_broken(one, relation)
+            if _is_claim_violated(one, relation)
         )
-        return (*other_faults(observations), *broken)
+        return (*non_divergence_claim_faults(observations), *broken)
 
 
 def evenly_spaced_positions(positions: int, length: int) -> list[int]:
@@ -155,7 +166,7 @@ def evenly_spaced_positions(positions: int, length: int) -> list[int]:
     return [i * length // count for i in range(count)]
 
 
-def summary(checks: Sequence[Check], row: int, at: Sequence[int]) -> dict[str, float]:
+def summarise_checks_of_text(checks: Sequence[Check], row: int, at: Sequence[int]) -> dict[str, float]:
     """Of one text: by relation where the most of the claim is used, and how many positions break any claim.
 
     Where nothing is claimed, what all positions cost together.
@@ -173,34 +184,37 @@ def summary(checks: Sequence[Check], row: int, at: Sequence[int]) -> dict[str, f
         position, neighbour = divmod(int(realised.argmax()), realised.shape[-1])
         most = float(realised[position, neighbour])
         seen = dict(zip(_SEEN, (most, check.claimed, check.order, neighbour, at[position]), strict=True))
-        if check.relation not in worst or _ratio(most, check.claimed) > worst[check.relation][0]:
-            worst[check.relation] = _ratio(most, check.claimed), seen
+        if check.relation not in worst or _realised_to_claimed_ratio(most, check.claimed) > worst[check.relation][0]:
+            worst[check.relation] = _realised_to_claimed_ratio(most, check.claimed), seen
     named = {f"{name}_{relation}": float(x) for relation, (_, seen) in worst.items() for name, x in seen.items()}
     return {"queries": float(len(at)), "violations": float(broken.sum()), **named, **costs}
 
 
-def relations(observations: Sequence[Observation]) -> list[str]:
+def claimed_relations(observations: Sequence[Observation]) -> list[str]:
     """What the observations tell of, in the order of the checks."""
     names = observations[0].values if observations else {}
     return [name.removeprefix("claimed_") for name in names if name.startswith("claimed_")]
 
 
-def unclaimed(observations: Sequence[Observation]) -> list[str]:
+def unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
     """What the observations tell of that nothing is claimed of, in the order of the checks."""
     names = observations[0].values if observations else {}
     return [name.removeprefix("loss_") for name in names if name.startswith("loss_")]
 
 
-def data_dependent(observations: Sequence[Observation], relation: str) -> float:
+def data_dependent_epsilon(observations: Sequence[Observation], relation: str) -> float:
     """Epsilon (nats) at `DELTA` of all queries looked at together, by what each one's own distribution gives away."""
-    lost, order = float(column(observations, f"loss_{relation}").sum()), observations[0].values[f"order_{relation}"]
-    return max(0.0, lost + renyi_cost(order, DELTA)) if lost else 0.0
+    lost, order = (
+        float(value_column(observations, f"loss_{relation}").sum()),
+        observations[0].values[f"order_{relation}"],
+    )
+    return max(0.0, lost + renyi_to_epsilon_penalty(order, DELTA)) if lost else 0.0
 
 
-def other_faults(observations: Observed) -> list[str]:
+def non_divergence_claim_faults(observations: Observed) -> list[str]:
     """What voids the claim beside the divergences: sentences."""
     faults = []
-    excess, variance = (float(column(observations, name).sum()) for name in ("draw_excess", "draw_variance"))
+    excess, variance = (float(value_column(observations, name).sum()) for name in ("draw_excess", "draw_variance"))
     log_odds = math.log(2 / _FALSE_ALARM)
     if not abs(excess) <= math.sqrt(2 * variance * log_odds) + log_odds:  # Bernstein: terms within 1 of their mean
         faults.append("drawn tokens do not have the distribution that is claimed of: decoding is not ancestral")
@@ -212,7 +226,7 @@ def other_faults(observations: Observed) -> list[str]:
     return faults
 
 
-def _is_broken(worst: Observation, relation: str) -> bool:
+def _is_claim_violated(worst: Observation, relation: str) -> bool:
     realised, claimed = worst.values[f"realised_{relation}"], worst.values[f"claimed_{relation}"]
     return not realised <= claimed * (1 + _SLACK) + _LEAST  # NaN is not within a claim
 
@@ -226,7 +240,7 @@ def _violation_sentence(worst: Observation, relation: str, alias: str) -> str:
 
 def _margin_sentence(worst: Observation, relation: str) -> str:
     realised, claimed = worst.values[f"realised_{relation}"], worst.values[f"claimed_{relation}"]
-    margin = max(0.0, 1 - _ratio(realised, claimed))  # below 0 by rounding only
+    margin = max(0.0, 1 - _realised_to_claimed_ratio(realised, claimed))  # below 0 by rounding only
     return f"holds with margin {margin:.1%}: {_realised_and_claimed_text(worst, relation)}"
 
 
@@ -236,11 +250,14 @@ def _realised_and_claimed_text(worst: Observation, relation: str) -> str:
     return f"{words}: {realised:.6g} nats realised, {claimed:.6g} claimed"
 
 
-def _worst(observations: Sequence[Observation], relation: str) -> Observation:
-    return max(observations, key=lambda o: _ratio(o.values[f"realised_{relation}"], o.values[f"claimed_{relation}"]))
+def _worst_observation(observations: Sequence[Observation], relation: str) -> Observation:
+    return max(
+        observations,
+        key=lambda o: _realised_to_claimed_ratio(o.values[f"realised_{relation}"], o.values[f"claimed_{relation}"]),
+    )
 
 
-def _ratio(realised: float, claimed: float) -> float:
+def _realised_to_claimed_ratio(realised: float, claimed: float) -> float:
     """How much of the claim came true; nothing of an infinite one. What is no number keeps no claim."""
     if math.isnan(realised):
         return math.inf
@@ -249,6 +266,6 @@ def _ratio(realised: float, claimed: float) -> float:
     return realised / claimed if claimed > 0 else math.inf
 
 
-def _exact(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
+def _point_measurement(name: str, value: float, n: int, unit: str, note: str) -> Measurement:
     """A number about the queries that were looked at, not about others: its interval is a point."""
     return Measurement(name, value, value, value, n, unit, note)

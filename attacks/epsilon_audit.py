@@ -20,10 +20,10 @@ from auditor.core.nouns import Observation, Query, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.generation.sample import Candidates
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import DELTA, Observed, Probe, column
+from auditor.plugins.probe import DELTA, Observed, Probe, value_column
 from auditor.plugins.view import TEXT_ONLY, Sampling, View
-from auditor.statistics.audit_power import power_said
-from auditor.statistics.audited import LEVEL, audited, measurements_of
+from auditor.statistics.audit_power import detection_power_sentence
+from auditor.statistics.audited import LEVEL, audit_epsilon_bounds, audit_measurements
 
 _AT_ONCE = 256  # canaries that are scored before they are kept
 _SAME = 1e-5  # nats a token: closer than this everywhere, two models are one
@@ -76,7 +76,7 @@ class EpsilonAudit(Probe):
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
-            view.need(capability)
+            view.require_capability(capability)
         if not view.target.prefix_token and not all(secret.prefix for secret in secrets):
             raise NotApplicable(
                 "nothing stands before the first token of these canaries: give --prefix-token eos, for example"
@@ -131,22 +131,24 @@ class EpsilonAudit(Probe):
 
     def _scores(self, observations: Sequence[Observation]) -> NDArray[np.float64]:
         if self.draws_samples:
-            return column(observations, "agreement")
-        nll = column(observations, "nll")
-        return column(observations, "reference_nll") - nll if self._is_compared_to_reference(observations) else -nll
+            return value_column(observations, "agreement")
+        nll = value_column(observations, "nll")
+        return (
+            value_column(observations, "reference_nll") - nll if self._is_compared_to_reference(observations) else -nll
+        )
 
     def _is_compared_to_reference(self, observations: Sequence[Observation]) -> bool:
         """Whether losses are held against a reference model's; `auto` does not hold a model against itself."""
         if self.draws_samples or "reference_nll" not in observations[0].values:
             return False
-        apart = np.abs(column(observations, "reference_nll") - column(observations, "nll"))
+        apart = np.abs(value_column(observations, "reference_nll") - value_column(observations, "nll"))
         return self.score == "difference" or not bool((apart <= _SAME).all())
 
     # --- what it proves ---
 
     def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         coins = tuple(secret.canary is not None and bool(secret.canary.coin) for secret in secrets)
-        scores, delta = tuple(column(observations, "score").tolist()), observations.facts["delta"]
+        scores, delta = tuple(value_column(observations, "score").tolist()), observations.facts["delta"]
         copies = 1 if self.unit == "user" else self._times(secrets)
         return tuple(replace(a, unit=self.unit) for a in _cached_audits(scores, coins, delta, self.level, copies))
 
@@ -156,7 +158,7 @@ class EpsilonAudit(Probe):
         return max(1, *(secret.repeats or 0 for secret in secrets))
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        return measurements_of(self.audits(secrets, observations))
+        return audit_measurements(self.audits(secrets, observations))
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         main = self.audits(secrets, observations)[0]
@@ -172,7 +174,7 @@ class EpsilonAudit(Probe):
             f"{main.level:.0%} of audits; {main.canaries:,} canaries prove at most {main.best:.2f}",
         ]
         if (claimed := observations.facts.get("claimed")) is not None:
-            said.append(f"against the claimed ε of {claimed:.3g}: {power_said(main, claimed)}")
+            said.append(f"against the claimed ε of {claimed:.3g}: {detection_power_sentence(main, claimed)}")
         return tuple(said)
 
     def _said(self, observations: Sequence[Observation]) -> str:
@@ -194,6 +196,6 @@ def _cached_audits(
 ) -> tuple[Audited, ...]:
     """Kept, as a row asks three times. A score that says nothing is the row's matter: the run goes on."""
     try:
-        return audited(np.array(scores), np.array(coins), delta, level, copies)
+        return audit_epsilon_bounds(np.array(scores), np.array(coins), delta, level, copies)
     except AuditError as why:
         raise NotApplicable(str(why)) from why

@@ -14,7 +14,7 @@ from torch import Tensor
 from auditor.attacks.reference import reference_scores
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Pair
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel
 from auditor.models.memory import AtOnce
@@ -82,24 +82,24 @@ class Ethicist(SamplingAttack):
     def prompt_rows(self) -> int:
         return self.prompt_length
 
-    def tuned_on(self, view: View) -> str:
+    def choose_tuning_model(self, view: View) -> str:
         """Which model the prompt is tuned on in this view; NotApplicable where an explicit wish cannot be met."""
         if self.tune_on == "target":
-            view.need("embeddings")
+            view.require_capability("embeddings")
         if self.tune_on == "public" and view.public is None:
             raise NotApplicable("tune_on=public needs a public model: give --public MODEL")
         if self.tune_on != "auto":
             return self.tune_on
-        if view.has("embeddings"):
+        if view.has_capability("embeddings"):
             return "target"
         return "none" if view.public is None or "embeddings" not in view.target.capabilities else "public"
 
     def prompt_name(self, view: View) -> str:
-        on = self.tuned_on(view)
+        on = self.choose_tuning_model(view)
         return "" if on == "none" else f"tuned on {on}"
 
     def state_name(self, view: View) -> str:
-        on = self.tuned_on(view)
+        on = self.choose_tuning_model(view)
         return view.target_name if on == "target" else on
 
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
@@ -130,24 +130,24 @@ class Ethicist(SamplingAttack):
 
     def fit(self, view: View, known: Sequence[Pair]) -> dict[str, Any]:
         """The tuned prompt (P, d) of the best epoch, with the losses that chose it; none without a model to tune."""
-        on = self.tuned_on(view)
+        on = self.choose_tuning_model(view)
         if on == "none":
             return {"tuned_on": on}
         model = view.target if on == "target" else view.public
         assert model is not None
         train, validation = split_pairs(known, self.validation, view.seed)
         key = (view.seed, "tune", view.target_name if on == "target" else "public")
-        return {"tuned_on": on, **self._tune(model, train, validation, key)}
+        return {"tuned_on": on, **self._tune_soft_prompt(model, train, validation, key)}
 
-    def _tune(
+    def _tune_soft_prompt(
         self, model: LanguageModel, train: Sequence[Pair], validation: Sequence[Pair], key: tuple[str | int, ...]
     ) -> dict[str, Any]:
-        order = generator(*key, "order")
-        noise = torch.Generator().manual_seed(int(generator(*key, "members").integers(2**62)))
+        order = keyed_random_generator(*key, "order")
+        noise = torch.Generator().manual_seed(int(keyed_random_generator(*key, "members").integers(2**62)))
         prompt = model.embedding_rows(self.prompt_length).float().requires_grad_(True)
         optimizer = torch.optim.AdamW([prompt], lr=self.learning_rate, weight_decay=self.weight_decay, eps=1e-6)
         steps = self.epochs * -(-len(train) // self.batch)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _warmup_then_linear(self.warmup_steps, steps))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _warmup_linear_decay_schedule(self.warmup_steps, steps))
         # The untouched initial prompt is not a candidate: the paper keeps the best *epoch*.
         best, best_epoch, best_loss, history = prompt, 0, np.inf, []
         at_once = AtOnce(_PAIRS_AT_ONCE)
@@ -163,7 +163,7 @@ class Ethicist(SamplingAttack):
             return at_once.ask(asked, len(pairs))[1]
 
         for epoch in range(1, self.epochs + 1):
-            for batch in _batches(train, self.batch, order):
+            for batch in _shuffled_batches(train, self.batch, order):
                 loss_of(batch, Tensor.backward)
                 optimizer.step()
                 schedule.step()
@@ -190,7 +190,7 @@ class Ethicist(SamplingAttack):
         Pairs of about one length that are parted ask the same members of an ensemble as they would together.
         """
         total = 0.0
-        for share, alike in _alike(pairs, len(prompt)):
+        for share, alike in _group_by_similar_length(pairs, len(prompt)):
             members = noise.get_state()
             for start in range(0, len(alike), size):
                 noise.set_state(members)
@@ -215,7 +215,7 @@ class Ethicist(SamplingAttack):
             at = (last - length - behind).unsqueeze(-1) + torch.arange(length, device=model.device)
             distribution = distribution[torch.arange(len(pairs), device=model.device).unsqueeze(-1), at]
         nll = -distribution.gather(-1, suffixes.unsqueeze(-1)).squeeze(-1)  # (pairs, length)
-        return total_loss(nll, self.smooth_tokens, self.alpha).mean()
+        return mle_plus_smoothing_loss(nll, self.smooth_tokens, self.alpha).mean()
 
     def scores(self, view: View, batch: Batch) -> list[Tensor]:
         if self.confidence == "reference":
@@ -226,13 +226,13 @@ class Ethicist(SamplingAttack):
     def score_is_probability(self, view: View) -> bool:
         if self.confidence != "calibrated" or self.search == "beam":
             return False
-        return self.search == "tree" or not (self.one_candidate and view.has("likelihood"))
+        return self.search == "tree" or not (self.one_candidate and view.has_capability("likelihood"))
 
     def _ranking_label_and_score(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
         """How candidates are ranked, in words, and the score of one prefix's candidates that does it."""
         if self.confidence != "calibrated":
             return f"candidates ranked by {CONFIDENCES[self.confidence]}", lambda c: -mean_nll(c)
-        if not view.has("likelihood"):
+        if not view.has_capability("likelihood"):
             return "candidates ranked by their share of the samples", lambda c: c.counts.double() / self.samples
         if self.search == "beam":
             # Beams are no samples of anything: Eq. 4 has nothing to count in them.
@@ -249,7 +249,7 @@ class Ethicist(SamplingAttack):
         return "candidates ranked by calibrated confidence", calibrated_confidence
 
 
-def total_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
+def mle_plus_smoothing_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:
     """L_MLE + alpha L_smooth of each pair (Ethicist, Eq. 1-3). nll: (pairs, length) nats -> (pairs,).
 
     L_smooth is the mean of the `smooth_tokens` largest token losses, chosen anew at every step; fewer where the suffix
@@ -273,17 +273,17 @@ def split_pairs(known: Sequence[Pair], validation: float, seed: int) -> tuple[li
         raise NotApplicable(
             f"needs at least 2 auxiliary records to tune a prompt (train and validation), got {len(known)}"
         )
-    order = generator(seed, "known", "split").permutation(len(known))
+    order = keyed_random_generator(seed, "known", "split").permutation(len(known))
     held = min(len(known) - 1, max(1, round(validation * len(known))))
     return [known[i] for i in order[held:]], [known[i] for i in order[:held]]
 
 
-def _batches(pairs: Sequence[Pair], size: int, order: np.random.Generator) -> Iterator[list[Pair]]:
+def _shuffled_batches(pairs: Sequence[Pair], size: int, order: np.random.Generator) -> Iterator[list[Pair]]:
     shuffled = [pairs[i] for i in order.permutation(len(pairs))]
     yield from (shuffled[start : start + size] for start in range(0, len(shuffled), size))
 
 
-def _alike(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
+def _group_by_similar_length(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
     """Groups for one pass with their share of the pairs, so that their means add up to the mean over all.
 
     Suffixes of one length, and prefixes of about one: behind a prompt of so many rows the longest text of a group is an
@@ -300,7 +300,7 @@ def _alike(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]
     yield len(group) / len(pairs), group
 
 
-def _warmup_then_linear(warmup: int, steps: int) -> Any:
+def _warmup_linear_decay_schedule(warmup: int, steps: int) -> Any:
     """The learning-rate factor of step s: up linearly over `warmup` steps, then down linearly to zero at `steps`."""
 
     def factor(step: int) -> float:

@@ -38,9 +38,9 @@ class Exact(SamplingAttack):
             raise AuditError("expected temperature > 0, got 0: greedy decoding gives every suffix probability 0 or 1")
 
     def scores(self, view: View, batch: Batch) -> list[Tensor]:
-        return [_log_q(candidates) for _, candidates in batch]
+        return [_exact_candidate_log_probs(candidates) for _, candidates in batch]
 
 
-def _log_q(candidates: Candidates) -> Tensor:
+def _exact_candidate_log_probs(candidates: Candidates) -> Tensor:
     assert isinstance(candidates, Leaves)
     return candidates.log_q

@@ -15,13 +15,20 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret, Tokens
 from auditor.core.result import Measurement
 from auditor.core.spaces import Space
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.generation import constrained, tries
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import Observed, Probe, beside_the_floor, by_repeats, column, is_member
+from auditor.plugins.probe import (
+    Observed,
+    Probe,
+    mean_by_repeat_count,
+    measure_with_nonmember_baseline,
+    member_mask,
+    value_column,
+)
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import exposure, holm
-from auditor.statistics.intervals import share
+from auditor.statistics.intervals import share_with_interval
 
 
 @dataclass(frozen=True)
@@ -57,12 +64,12 @@ class Exposure(Probe):
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
-            view.need(capability)
+            view.require_capability(capability)
         if view.tokenizer is None:
             raise NotApplicable("needs the model's tokenizer: canaries are text")
         spaces: dict[Space, list[Secret]] = {}
         for secret in secrets:
-            spaces.setdefault(_space(secret), []).append(secret)
+            spaces.setdefault(_canary_text_space(secret), []).append(secret)
         for space, group in spaces.items():
             yield from _Ranking(self, view, space).observe(group)
 
@@ -76,39 +83,39 @@ class Exposure(Probe):
         return completed
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        member, most = is_member(secrets), _most(observations)
-        measured = beside_the_floor("exposure", column(observations, "exposure_bits") / most, member, _WHICH)
-        fitted = column(observations, "extrapolated_bits") / most
-        extrapolated = beside_the_floor("exposure_extrapolated", fitted, member, _FITTED, excess=False)
+        member, most = member_mask(secrets), _maximum_exposure_bits(observations)
+        measured = measure_with_nonmember_baseline(
+            "exposure", value_column(observations, "exposure_bits") / most, member, _WHICH
+        )
+        fitted = value_column(observations, "extrapolated_bits") / most
+        extrapolated = measure_with_nonmember_baseline("exposure_extrapolated", fitted, member, _FITTED, excess=False)
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
-        main, *others = (_measurement_in_bits(m, most) for m in (*measured, *pointwise))
+        main, *others = (_rescale_to_bits(m, most) for m in (*measured, *pointwise))
         chosen = [o for o, own in zip(observations, member, strict=True) if own]
-        exposed = share(
+        exposed = share_with_interval(
             "exposed_share", self._significantly_exposed(secrets, observations), f"Holm-corrected, {self.alpha:g}"
         )
-        return [_widened_by_canary_bounds(main, chosen), exposed, *others]
+        return [_widen_to_exposure_bounds(main, chosen), exposed, *others]
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
-        most = _most(observations)
-        groups = by_repeats("exposure", secrets, column(observations, "exposure_bits") / most)
+        most = _maximum_exposure_bits(observations)
+        groups = mean_by_repeat_count("exposure", secrets, value_column(observations, "exposure_bits") / most)
         held = {
             count: [o for s, o in zip(secrets, observations, strict=True) if s.member and str(s.repeats) == count]
             for count in groups
         }
-        return {
-            count: _widened_by_canary_bounds(_measurement_in_bits(m, most), held[count]) for count, m in groups.items()
-        }
+        return {count: _widen_to_exposure_bounds(_rescale_to_bits(m, most), held[count]) for count, m in groups.items()}
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         return {
-            "exposure": column(observations, "exposure_bits").tolist(),
+            "exposure": value_column(observations, "exposure_bits").tolist(),
             "exposed_share": [float(o.values.get("holm_p", 1.0) <= self.alpha) for o in observations],
         }
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        sizes = sorted({round(2**bits) for bits in column(observations, "space_bits").tolist()})
+        sizes = sorted({round(2**bits) for bits in value_column(observations, "space_bits").tolist()})
         exposed = self._significantly_exposed(secrets, observations)
-        estimated = int(column(observations, "estimated").sum())
+        estimated = int(value_column(observations, "estimated").sum())
         said = [
             f"each canary is scored as a text of its own, among {' or '.join(f'{n:,}' for n in sizes)}",
             f"{int(exposed.sum())} of {len(exposed)} canaries are more exposed than chance allows (null p-value "
@@ -117,7 +124,7 @@ class Exposure(Probe):
             "exposure of a canary that was inserted k times is a fact about k records: hold it against a claim for "
             "groups of k, never against a record's epsilon",
         ]
-        bounded = int((column(observations, "exact") == 0).sum()) - estimated
+        bounded = int((value_column(observations, "exact") == 0).sum()) - estimated
         if bounded:
             said.append(
                 f"of {bounded} canaries exposure is a certified upper bound: {self.nodes} nodes were not enough"
@@ -126,7 +133,7 @@ class Exposure(Probe):
             said.append(
                 f"the exposure of {estimated} canaries is estimated from weighted draws: their space is too large"
             )
-        poor = int((column(observations, "ks_p") < 0.05).sum())
+        poor = int((value_column(observations, "ks_p") < 0.05).sum())
         if poor:
             said.append(
                 f"a skew-normal distribution does not fit the references of {poor} canaries: do not trust extrapolation"
@@ -151,16 +158,16 @@ class _Ranking:
     def __init__(self, probe: Exposure, view: View, space: Space) -> None:
         self.probe, self.view, self.space = probe, view, space
         self.exact = space.size <= probe.enumerate
-        noise = generator("exposure", "references", view.seed, space.format)
+        noise = keyed_random_generator("exposure", "references", view.seed, space.format)
         self.references = [space.draw(noise) for _ in range(probe.references)]
         self.tokens = {
             text: tuple(ids)
-            for text, ids in zip(self.references, tries.encode(view.tokenizer, self.references), strict=True)
+            for text, ids in zip(self.references, tries.encode_texts(view.tokenizer, self.references), strict=True)
         }
 
     def observe(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        texts = [_canary(secret).text for secret in secrets]
-        own = [tuple(ids) for ids in tries.encode(self.view.tokenizer, texts)]
+        texts = [_canary_of_secret(secret).text for secret in secrets]
+        own = [tuple(ids) for ids in tries.encode_texts(self.view.tokenizer, texts)]
         seen = self._exact_exposures(own) if self.exact else self._estimated_exposures(texts, own)
         for secret, values in zip(secrets, seen, strict=True):
             yield Observation(secret.id, values)
@@ -174,28 +181,33 @@ class _Ranking:
         return head
 
     def _exact_exposures(self, own: Sequence[Tokens]) -> list[dict[str, float]]:
-        view, tree = self.view, tries.trie(self.space, self.view.tokenizer)
+        view, tree = self.view, tries.load_or_build_trie(self.space, self.view.tokenizer)
         tries.check_vocabulary(view.target, tree)
         context, tails = self._require_context(tree.head), [tokens[len(tree.head) :] for tokens in own]
-        nll = tries.nlls(view.target, context, tails)
-        references = tries.nlls(view.target, context, [self.tokens[t][len(tree.head) :] for t in self.references])
-        limits, nodes = tries.tied(nll), self.probe.nodes
+        nll = tries.continuation_nlls(view.target, context, tails)
+        references = tries.continuation_nlls(
+            view.target, context, [self.tokens[t][len(tree.head) :] for t in self.references]
+        )
+        limits, nodes = tries.nll_with_tie_margin(nll), self.probe.nodes
         # Without a budget one search serves all: a canary's count does not depend on which others are counted.
         groups = [[limit] for limit in limits] if nodes else [list(limits)]
         searched = f"exposure on {view.target_name}, exact among {self.space.size:,} texts (quicker: {_QUICKER})"
         told = partial(view.progress, searched)
-        counts = [tries.count(view.target, tree, context, group, nodes=nodes, progress=told) for group in groups]
+        counts = [
+            tries.count_leaves_within_nll(view.target, tree, context, group, nodes=nodes, progress=told)
+            for group in groups
+        ]
         at_most = np.concatenate([count.at_most for count in counts])
         unseen = np.repeat([count.unseen for count in counts], [len(group) for group in groups])
         distribution = exposure.fit_skew_normal(references)
         seen = []
         for x, better, left in zip(nll.tolist(), at_most.tolist(), unseen.tolist(), strict=True):
             least = max(1, better)  # the canary itself may be among the unseen
-            most = max(least, min(least + left, exposure.certain_rank(x, self.space.size))) if left else least
+            most = max(least, min(least + left, exposure.rank_upper_bound(x, self.space.size))) if left else least
             estimate = exposure.Estimate(least, least, most)
             seen.append(
                 self._exposure_values(
-                    x, estimate, 2.0 ** -exposure.of_rank(most, self.space.bits), references, distribution
+                    x, estimate, 2.0 ** -exposure.exposure_from_rank(most, self.space.bits), references, distribution
                 )
             )
             seen[-1] |= {"exact": float(not left), "estimated": 0.0}
@@ -209,8 +221,10 @@ class _Ranking:
         uniform = [self.tokens[text][len(head) :] for text in self.references]
         for tail in (*tails, *uniform):
             guide.check(tail)
-        noise = generator("exposure", "draws", view.seed, self.space.format).random((self.probe.draws, guide.longest()))
-        drawn = constrained.draw(view.target, guide, context, noise)
+        noise = keyed_random_generator("exposure", "draws", view.seed, self.space.format).random(
+            (self.probe.draws, guide.longest())
+        )
+        drawn = constrained.draw_constrained_texts(view.target, guide, context, noise)
         given = constrained.score_texts(view.target, guide, context, self.references, uniform)
         draws = exposure.WeightedDraws(
             (*drawn.texts, *given.texts),
@@ -221,10 +235,12 @@ class _Ranking:
             size,
         )
         distribution, seen = exposure.fit_skew_normal(given.nll), []
-        nll = tries.nlls(view.target, context, tails)
-        for x, limit, text in zip(nll.tolist(), tries.tied(nll).tolist(), texts, strict=True):
+        nll = tries.continuation_nlls(view.target, context, tails)
+        for x, limit, text in zip(nll.tolist(), tries.nll_with_tie_margin(nll).tolist(), texts, strict=True):
             estimate = exposure.estimate_rank(limit, text, draws)
-            seen.append(self._exposure_values(x, estimate, exposure.null_p(x, given.nll), given.nll, distribution))
+            seen.append(
+                self._exposure_values(x, estimate, exposure.null_p_value(x, given.nll), given.nll, distribution)
+            )
             seen[-1] |= {"exact": 0.0, "estimated": 1.0}
         return seen
 
@@ -238,9 +254,9 @@ class _Ranking:
     ) -> dict[str, float]:
         bits = self.space.bits
         return {
-            "exposure_bits": exposure.of_rank(rank.rank, bits),
-            "exposure_low_bits": exposure.of_rank(rank.high, bits),
-            "exposure_high_bits": exposure.of_rank(rank.low, bits),
+            "exposure_bits": exposure.exposure_from_rank(rank.rank, bits),
+            "exposure_low_bits": exposure.exposure_from_rank(rank.high, bits),
+            "exposure_high_bits": exposure.exposure_from_rank(rank.low, bits),
             "rank": rank.rank,
             "space_bits": bits,
             "log_p": -nll,
@@ -251,13 +267,13 @@ class _Ranking:
         }
 
 
-def _canary(secret: Secret) -> Canary:
+def _canary_of_secret(secret: Secret) -> Canary:
     assert secret.canary is not None  # whoever asks hands canaries over
     return secret.canary
 
 
-def _space(secret: Secret) -> Space:
-    space = _canary(secret).space
+def _canary_text_space(secret: Secret) -> Space:
+    space = _canary_of_secret(secret).space
     if space is None:
         raise NotApplicable(
             "exposure is a rank among all that a canary could have been, and these have no space of texts on record"
@@ -265,19 +281,19 @@ def _space(secret: Secret) -> Space:
     return space
 
 
-def _most(observations: Sequence[Observation]) -> float:
+def _maximum_exposure_bits(observations: Sequence[Observation]) -> float:
     """Bits of the largest space: what no exposure exceeds."""
-    return float(column(observations, "space_bits").max())
+    return float(value_column(observations, "space_bits").max())
 
 
-def _measurement_in_bits(m: Measurement, most: float) -> Measurement:
+def _rescale_to_bits(m: Measurement, most: float) -> Measurement:
     value, low, high = (most * x for x in (m.value, m.low, m.high))
     return replace(m, value=value, low=low, high=high, unit="bits")
 
 
-def _widened_by_canary_bounds(m: Measurement, observations: Sequence[Observation]) -> Measurement:
+def _widen_to_exposure_bounds(m: Measurement, observations: Sequence[Observation]) -> Measurement:
     """No narrower than what is not known of the canaries themselves: bounds, estimates."""
     if not observations or math.isnan(m.value):
         return m
-    low, high = (float(column(observations, f"exposure_{end}_bits").mean()) for end in ("low", "high"))
+    low, high = (float(value_column(observations, f"exposure_{end}_bits").mean()) for end in ("low", "high"))
     return replace(m, low=min(m.low, low), high=max(m.high, high))

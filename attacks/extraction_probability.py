@@ -12,19 +12,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.attacks.near_verbatim import beam_bound, check_beam, secrets_at_once
+from auditor.attacks.near_verbatim import beam_batch_size, beam_probability_bound, check_beam_options
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, implies_capability
-from auditor.models.brackets import PartialDistribution, bracket
+from auditor.models.brackets import PartialDistribution, decoded_log_prob_bounds
 from auditor.models.decoding import Decoding
-from auditor.plugins.probe import DistributionProbe, Observed, beside_the_floor, by_repeats, column, is_member, observed
+from auditor.plugins.probe import (
+    DistributionProbe,
+    Observed,
+    mean_by_repeat_count,
+    measure_with_nonmember_baseline,
+    member_mask,
+    observe_in_batches,
+    value_column,
+)
 from auditor.plugins.view import View
 from auditor.statistics.calibration import conformal_p, conformal_threshold
-from auditor.statistics.extraction import any_of, greedy_windows, window_bits
-from auditor.statistics.intervals import mean_probability, share
-from auditor.statistics.metrics import AT_LEAST, AT_MOST, floor_of
+from auditor.statistics.extraction import any_sample_probability, greedy_window_share, least_window_bits
+from auditor.statistics.intervals import mean_probability, share_with_interval
+from auditor.statistics.metrics import AT_LEAST, AT_MOST, nonmember_metric_name
 
 _SECRETS_AT_ONCE = 64
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution that are sorted and counted at once: 32 MiB of float64
@@ -40,7 +48,8 @@ class ExtractionProbability(DistributionProbe):
     of samples; `p`: a secret is (n, p)-discoverable when one of n samples is right with probability p or more; `alpha`:
     level of the conformal threshold that non-members set (A7).
 
-    `bracket` puts two bounds beside it, which are not of one event: at least so likely is a sample within `distance`
+    `decoded_log_prob_bounds` puts two bounds beside it, which are not of one event: at least so likely is a sample
+    within `distance`
     token edits of the suffix under this decoding (the near-verbatim probe, by `near_beams`); at most so likely is the
     suffix itself whatever temperature, top-k or top-p a product uses (C3), and each of its `windows` of so many tokens
     behind the text before it. Shares of secrets are counted that reach 1 in `one_in`.
@@ -65,7 +74,7 @@ class ExtractionProbability(DistributionProbe):
         for name in ("near_distance", "near_beams", "windows", "one_in"):
             if not self.bracket and getattr(self, name) != default[name]:
                 raise AuditError(f"{name} goes with bracket=true, got {name}={getattr(self, name)} without it")
-        check_beam(self.near_distance, self.near_beams)
+        check_beam_options(self.near_distance, self.near_beams)
         for length in self.lengths():
             if length < 1:
                 raise AuditError(f"expected windows of 1 token or more, got {length}")
@@ -101,28 +110,30 @@ class ExtractionProbability(DistributionProbe):
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
-            view.need(capability)
+            view.require_capability(capability)
         model, decoding = view.target, view.decoding(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            seen = observe(model, decoding, prefixes, suffixes, self.lengths())
+            seen = measure_suffix_probabilities(model, decoding, prefixes, suffixes, self.lengths())
             if self.bracket:
-                near, _ = beam_bound(model, decoding, prefixes, suffixes, self.near_distance, self.near_beams)
+                near, _ = beam_probability_bound(
+                    model, decoding, prefixes, suffixes, self.near_distance, self.near_beams
+                )
                 seen["log_p_near"] = torch.maximum(near.cpu(), seen["log_p"])  # the suffix is near itself
             return [
                 Observation(secret.id, {name: float(values[i]) for name, values in seen.items()})
                 for i, secret in enumerate(batch)
             ]
 
-        size = min(_SECRETS_AT_ONCE, secrets_at_once(model, self.near_beams)) if self.bracket else _SECRETS_AT_ONCE
-        yield from observed(view, secrets, size, look)
+        size = min(_SECRETS_AT_ONCE, beam_batch_size(model, self.near_beams)) if self.bracket else _SECRETS_AT_ONCE
+        yield from observe_in_batches(view, secrets, size, look)
 
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds each member's conformal p-value: the share of non-members that are at least as likely (A7)."""
-        member = is_member(secrets)
+        member = member_mask(secrets)
         if member.all() or not _has_exact_probability(observations):
             return list(observations)
-        log_p = column(observations, "log_p")
+        log_p = value_column(observations, "log_p")
         p_values = conformal_p(log_p, log_p[~member])
         return [
             replace(seen, values={**seen.values, "conformal_p": float(p)}) if secret.member else seen
@@ -130,38 +141,44 @@ class ExtractionProbability(DistributionProbe):
         ]
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        member, exact = is_member(secrets), _has_exact_probability(observations)
+        member, exact = member_mask(secrets), _has_exact_probability(observations)
         measured = list[Measurement]()
-        for end, log_p in _log_p_by_ending(observations):
+        for end, log_p in _exact_or_bounding_log_p(observations):
             name = f"extraction_probability{end}"
-            measured += beside_the_floor(name, any_of(log_p, 1), member, "one sample", excess=exact)
+            measured += measure_with_nonmember_baseline(
+                name, any_sample_probability(log_p, 1), member, "one sample", excess=exact
+            )
         for n in self.counts():
-            for end, log_p in _log_p_by_ending(observations):
-                measured += beside_the_floor(f"expected_any_of_{n}{end}", any_of(log_p, n), member, excess=False)
+            for end, log_p in _exact_or_bounding_log_p(observations):
+                measured += measure_with_nonmember_baseline(
+                    f"expected_any_of_{n}{end}", any_sample_probability(log_p, n), member, excess=False
+                )
         for n in self.counts():
             for p in self.levels():
-                for end, log_p in _log_p_by_ending(observations):
+                for end, log_p in _exact_or_bounding_log_p(observations):
                     measured.append(
-                        share(f"discoverable_{n}_{p:g}{end}", _secrets_reaching_probability(log_p[member], n, p))
+                        share_with_interval(
+                            f"discoverable_{n}_{p:g}{end}", _secrets_reaching_probability(log_p[member], n, p)
+                        )
                     )
-        ancestral = np.exp(column(observations, "log_p_ancestral")[member])
+        ancestral = np.exp(value_column(observations, "log_p_ancestral")[member])
         measured.append(
             mean_probability(
                 "extraction_probability_ancestral", ancestral, "one sample from the untruncated distribution"
             )
         )
         if _has_rank_bits(observations):
-            bound = np.exp2(-column(observations, "rank_bits"))
+            bound = np.exp2(-value_column(observations, "rank_bits"))
             # The difference of two upper bounds bounds nothing, so there is no excess.
-            measured += beside_the_floor("rank_bound", bound, member, _CEILING, excess=False)
+            measured += measure_with_nonmember_baseline("rank_bound", bound, member, _CEILING, excess=False)
         if self.bracket:
-            measured += self._bracket_and_share_numbers(member, observations)
+            measured += self._bound_and_share_measurements(member, observations)
         if member.all() or not exact:
             return measured
-        log_p = column(observations, "log_p")
-        return [*measured, self._conformal(log_p[member], log_p[~member])]
+        log_p = value_column(observations, "log_p")
+        return [*measured, self._conformal_extracted_share(log_p[member], log_p[~member])]
 
-    def _bracket_and_share_numbers(
+    def _bound_and_share_measurements(
         self, member: NDArray[np.bool_], observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
         """What stands around the exact numbers, and the shares of secrets that reach the threshold."""
@@ -172,24 +189,27 @@ class ExtractionProbability(DistributionProbe):
         notes = {_NEAR: near, **{f"window_bound_{length}": window for length in self.lengths()}}
         for name, p in self._columns(observations).items():
             if name != "rank_bound":  # every row has it
-                yield from beside_the_floor(name, p, member, notes.get(name, ""), excess=False)
+                yield from measure_with_nonmember_baseline(name, p, member, notes.get(name, ""), excess=False)
         for name, reached in self._secrets_above_threshold(observations).items():
-            yield share(name, reached[member])
+            yield share_with_interval(name, reached[member])
             if not member.all():
-                yield share(floor_of(name), reached[~member], "the baseline")
+                yield share_with_interval(nonmember_metric_name(name), reached[~member], "the baseline")
 
     def _columns(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """By measurement, (secrets,): what stands around the exact numbers."""
-        found = {_NEAR: any_of(column(observations, "log_p_near"), 1)}
-        found["rank_bound"] = np.exp2(-column(observations, "rank_bits"))
+        found = {_NEAR: any_sample_probability(value_column(observations, "log_p_near"), 1)}
+        found["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         for length in self.lengths():
-            found[f"window_bound_{length}"] = np.exp2(-column(observations, _window_bits_name(length)))
-            found[f"greedy_windows_{length}"] = column(observations, _greedy_windows_name(length))
+            found[f"window_bound_{length}"] = np.exp2(-value_column(observations, _window_bits_name(length)))
+            found[f"greedy_windows_{length}"] = value_column(observations, _greedy_windows_name(length))
         return found
 
     def _secrets_above_threshold(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.bool_]]:
         """By measurement, (secrets,): which of the numbers are 1 in `one_in` or more; rounding must not decide."""
-        columns = {"extraction": any_of(column(observations, "log_p"), 1), **self._columns(observations)}
+        columns = {
+            "extraction": any_sample_probability(value_column(observations, "log_p"), 1),
+            **self._columns(observations),
+        }
         columns["near_verbatim"] = columns.pop(_NEAR)
         return {
             f"{name}_1_in_{self.one_in}": p * self.one_in >= 1 - _ROUNDING
@@ -197,32 +217,32 @@ class ExtractionProbability(DistributionProbe):
             if not name.startswith("greedy")
         }
 
-    def _conformal(self, members: np.ndarray, controls: np.ndarray) -> Measurement:
+    def _conformal_extracted_share(self, members: np.ndarray, controls: np.ndarray) -> Measurement:
         threshold = conformal_threshold(controls, self.alpha)
         note = f"log p above {threshold:.4g} nats, which {len(controls)} non-members set at alpha {self.alpha:g}"
         if math.isinf(threshold) and threshold < 0:
             note = f"any probability at all: this decoding draws the suffix of none of {len(controls)} non-members"
         if math.isinf(threshold) and threshold > 0:
             note = f"{len(controls)} non-members are too few for a threshold at alpha {self.alpha:g}"
-        return share("conformal_share", members > threshold, note)
+        return share_with_interval("conformal_share", members > threshold, note)
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
-        end, log_p = _log_p_by_ending(observations)[0]
-        return by_repeats(f"extraction_probability{end}", secrets, any_of(log_p, 1))
+        end, log_p = _exact_or_bounding_log_p(observations)[0]
+        return mean_by_repeat_count(f"extraction_probability{end}", secrets, any_sample_probability(log_p, 1))
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         numbers = dict[str, NDArray[np.float64]]()
-        for end, log_p in _log_p_by_ending(observations):
-            numbers[f"extraction_probability{end}"] = any_of(log_p, 1)
+        for end, log_p in _exact_or_bounding_log_p(observations):
+            numbers[f"extraction_probability{end}"] = any_sample_probability(log_p, 1)
             for n in self.counts():
-                numbers[f"expected_any_of_{n}{end}"] = any_of(log_p, n)
+                numbers[f"expected_any_of_{n}{end}"] = any_sample_probability(log_p, n)
                 reached = {
                     f"discoverable_{n}_{p:g}{end}": _secrets_reaching_probability(log_p, n, p) for p in self.levels()
                 }
                 numbers |= {name: found.astype(np.float64) for name, found in reached.items()}
-        numbers["extraction_probability_ancestral"] = np.exp(column(observations, "log_p_ancestral"))
+        numbers["extraction_probability_ancestral"] = np.exp(value_column(observations, "log_p_ancestral"))
         if _has_rank_bits(observations):
-            numbers["rank_bound"] = np.exp2(-column(observations, "rank_bits"))
+            numbers["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         if self.bracket:
             numbers |= self._columns(observations)
             numbers |= {
@@ -231,8 +251,8 @@ class ExtractionProbability(DistributionProbe):
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        exact, (_, most) = _has_exact_probability(observations), _log_p_by_ending(observations)[-1]
-        impossible = int(np.isneginf(most[is_member(secrets)]).sum())
+        exact, (_, most) = _has_exact_probability(observations), _exact_or_bounding_log_p(observations)[-1]
+        impossible = int(np.isneginf(most[member_mask(secrets)]).sum())
         said = ["no soft prompt"]
         if not exact:
             said.append(
@@ -275,15 +295,15 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
     return all("log_p" in seen.values for seen in observations)
 
 
-def _log_p_by_ending(observations: Sequence[Observation]) -> list[tuple[str, NDArray[np.float64]]]:
+def _exact_or_bounding_log_p(observations: Sequence[Observation]) -> list[tuple[str, NDArray[np.float64]]]:
     """How names end with log p in nats: the exact one, or the least and the most that it can be."""
     ends = {"": "log_p"} if _has_exact_probability(observations) else {AT_LEAST: "log_p_least", AT_MOST: "log_p_most"}
-    return [(end, column(observations, name)) for end, name in ends.items()]
+    return [(end, value_column(observations, name)) for end, name in ends.items()]
 
 
 def _secrets_reaching_probability(log_p: NDArray[np.float64], n: int, p: float) -> NDArray[np.bool_]:
     """Whether one of n samples is right with probability p; rounding must not decide whether exactly p is enough."""
-    reached: NDArray[np.bool_] = any_of(log_p, n) >= p - _ROUNDING
+    reached: NDArray[np.bool_] = any_sample_probability(log_p, n) >= p - _ROUNDING
     return reached
 
 
@@ -292,7 +312,7 @@ def _has_rank_bits(observations: Sequence[Observation]) -> bool:
 
 
 @torch.no_grad()
-def observe(
+def measure_suffix_probabilities(
     model: LanguageModel, decoding: Decoding, prefixes: Tensor, suffixes: Tensor, windows: Sequence[int] = ()
 ) -> dict[str, Tensor]:
     """(B,) float64 each: log_p and log_p_ancestral in nats, rank_bits. prefixes (B, n), suffixes (B, L).
@@ -320,7 +340,7 @@ def observe(
         step = max(1, _DISTRIBUTION_AT_ONCE // distribution.shape[-1])
         chunks = zip(distribution.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
         seen = [
-            (decoding.token_log_distribution(rows, at), decoding.least_ranks(rows, at).double().log2())
+            (decoding.token_log_distribution(rows, at), decoding.ranks_with_ties_first(rows, at).double().log2())
             for rows, at in chunks
         ]
         log_q, bits = (torch.cat(columns).view_as(own) for columns in zip(*seen, strict=True))
@@ -329,16 +349,18 @@ def observe(
         parts["log_p_ancestral"].append(distribution.gather(-1, own.unsqueeze(-1)).squeeze(-1).double().sum(-1))
     found = {name: torch.cat(values).cpu() for name, values in parts.items()}
     bits = found["rank_bits"]
-    of_windows = {_window_bits_name(length): torch.from_numpy(window_bits(bits.numpy(), length)) for length in windows}
+    of_windows = {
+        _window_bits_name(length): torch.from_numpy(least_window_bits(bits.numpy(), length)) for length in windows
+    }
     of_windows |= {
-        _greedy_windows_name(length): torch.from_numpy(greedy_windows(bits.numpy(), length)) for length in windows
+        _greedy_windows_name(length): torch.from_numpy(greedy_window_share(bits.numpy(), length)) for length in windows
     }
     return {**found, "rank_bits": bits.sum(-1), **of_windows}
 
 
 def _bracket_log_probabilities(decoding: Decoding, seen: PartialDistribution, suffixes: Tensor) -> dict[str, Tensor]:
-    """As `observe`, of suffixes (B, L) of which the likeliest tokens at each place are told."""
-    least, most = bracket(decoding, seen)
+    """As `measure_suffix_probabilities`, of suffixes (B, L) of which the likeliest tokens at each place are told."""
+    least, most = decoded_log_prob_bounds(decoding, seen)
     bits = seen.places().double().log2()
     columns = {"log_p_least": least, "log_p_most": most, "log_p_ancestral": seen.log_probs.double(), "rank_bits": bits}
     return {name: values.view(suffixes.shape).sum(-1).cpu() for name, values in columns.items()}

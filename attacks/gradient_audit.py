@@ -16,9 +16,9 @@ from scipy.stats import binom, chi2
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
-from auditor.plugins.probe import Observed, Probe, column, is_member
+from auditor.plugins.probe import Observed, Probe, member_mask, value_column
 from auditor.plugins.view import View
-from auditor.statistics.audited import audited, measurements_of
+from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 
 _DELTA = 1e-5  # where nothing is claimed
 _STEPS = ("steps", "releases", "drawn", "sampling_rate", "unevenness", "noise_values", "noise_size", "noise_repeated")
@@ -50,21 +50,21 @@ class GradientAudit(Probe):
             raise AuditError(f"expected delta in [0, 1), got {self.delta:g}")
 
     def subjects(self, view: View) -> tuple[Secret, ...]:
-        coins = view.of_training().included
+        coins = view.recorded_gradient_canaries().included
         return tuple(
             Secret(f"gradient-{i:0{len(str(len(coins) - 1))}d}", (), (), int(coin), member=coin)
             for i, coin in enumerate(coins)
         )
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        kept, wanted = view.of_training(), {secret.id for secret in secrets}
+        kept, wanted = view.recorded_gradient_canaries(), {secret.id for secret in secrets}
         scores = kept.scores if self.score == "likelihood" else kept.sums
         for secret, score in zip(self.subjects(view), scores, strict=True):
             if secret.id in wanted:
                 yield Observation(secret.id, {"score": score})
 
     def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
-        kept = view.of_training()
+        kept = view.recorded_gradient_canaries()
         terms = {"delta": self.delta or kept.delta or _DELTA, "per_user": float(kept.unit == "user")}
         steps = {name: float(getattr(kept, name)) for name in _STEPS}
         return {**terms, **steps, "canaries": float(len(kept.scores))}
@@ -74,13 +74,15 @@ class GradientAudit(Probe):
         try:
             seen = observations.facts
             sampling = (seen["sampling_rate"], int(seen["steps"]))  # the shape of what it says of itself
-            found = audited(column(observations, "score"), is_member(secrets), seen["delta"], sampling=sampling)
+            found = audit_epsilon_bounds(
+                value_column(observations, "score"), member_mask(secrets), seen["delta"], sampling=sampling
+            )
         except AuditError as why:  # scores that say nothing are this row's matter: the run goes on
             raise NotApplicable(str(why)) from why
         return tuple(replace(audit, unit=unit) for audit in found)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        return measurements_of(self.audits(secrets, observations))
+        return audit_measurements(self.audits(secrets, observations))
 
     def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         return tuple(_accounting_fault_sentences(observations.facts))

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from auditor.core.errors import NotApplicable
-from auditor.plugins.attack import SamplingAttack, candidate_tokens, mean_nll, stack
+from auditor.plugins.attack import SamplingAttack, candidate_tokens, cpu_float64_tensor, mean_nll
 from auditor.plugins.view import Batch, View
 
 
@@ -34,5 +34,5 @@ class Lowercase(SamplingAttack):
                 lowered = view.tokenizer.decode(suffix).lower()
                 tokens = view.tokenizer(lowered, add_special_tokens=False)["input_ids"][:room]
                 pairs.append((query.prefix, tuple(tokens) or suffix))
-        lower = stack(view.mean_nll(view.target, pairs)).split([len(nll) for nll in own])
+        lower = cpu_float64_tensor(view.mean_nll(view.target, pairs)).split([len(nll) for nll in own])
         return [-(nll / below) for nll, below in zip(own, lower, strict=True)]

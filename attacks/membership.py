@@ -12,18 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.attacks.zlib import compressed_bytes
+from auditor.attacks.zlib import compressed_size
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import References
-from auditor.plugins.probe import Observed, Probe, column, is_member, observed
+from auditor.plugins.probe import Observed, Probe, member_mask, observe_in_batches, value_column
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import learned, membership, people, roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
-from auditor.statistics.metrics import auc_of, partial_auc_of, rate_of, score_of
+from auditor.statistics.metrics import auc_name, partial_auc_name, score_column, tpr_name
 
 _SECRETS_AT_ONCE = 64
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution whose moments are taken at once: 16 MiB of float32
@@ -83,28 +83,28 @@ class Membership(Probe):
         return self.references
 
     def check(self, secrets: Sequence[Secret]) -> None:
-        if said := _too_few(is_member(secrets)):
+        if said := _insufficient_records_reason(member_mask(secrets)):
             raise AuditError(f"--attack {self.name} {said}: give --nonmembers FILE, records like the data")
 
     # --- one secret at a time -----------------------------------------------------------------------------------------
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
-            view.need(capability)
-        reference, references = self._reference(view), self._references(view)
+            view.require_capability(capability)
+        reference, references = self._usable_reference_model(view), self._references(view)
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            own, found = read_tokens(view.target, prefixes, suffixes), list[Observation]()
-            below = read_tokens(reference, prefixes, suffixes) if reference else None
+            own, found = measure_token_log_probs(view.target, prefixes, suffixes), list[Observation]()
+            below = measure_token_log_probs(reference, prefixes, suffixes) if reference else None
             others = self._reference_model_scores(references, batch, prefixes, suffixes)
             lowered = self._lowercase_log_probs(view, batch) if self.lowercase else []
             for i, secret in enumerate(batch):
                 seen = self._scores(own.row(i), below.row(i) if below else None)
-                seen |= self._text_scores(view, secret, seen["loss"], lowered[i] if lowered else None)
+                seen |= self._zlib_and_lowercase(view, secret, seen["loss"], lowered[i] if lowered else None)
                 found.append(Observation(secret.id, {**seen, "tokens": float(len(secret.suffix)), **others[i]}))
             return found
 
-        yield from observed(view, [self._asked(s) for s in secrets], _SECRETS_AT_ONCE, look)
+        yield from observe_in_batches(view, [self._asked(s) for s in secrets], _SECRETS_AT_ONCE, look)
 
     def _asked(self, secret: Secret) -> Secret:
         """The secret as it is scored: its suffix behind its prefix, or all of it behind its first token."""
@@ -113,7 +113,7 @@ class Membership(Probe):
         first, *rest = secret.prefix
         return replace(secret, prefix=(first,), suffix=(*rest, *secret.suffix))
 
-    def _reference(self, view: View) -> LanguageModel | None:
+    def _usable_reference_model(self, view: View) -> LanguageModel | None:
         """What the target is held against, if it is fit for it. Raises NotApplicable where the main score needs it."""
         found = None if view.reference_fault else view.reference
         if found is None and self.score in _OF_REFERENCE:
@@ -144,7 +144,7 @@ class Membership(Probe):
         if away is not None and (other := below.standardised) is not None:
             seen["min_k_plus_calibrated"] = seen["min_k_plus"] - membership.mean_of_lowest(other, self.k)
         if own.wrong is not None:
-            seen["ez_mia"] = membership.error_zone(delta, own.wrong)
+            seen["ez_mia"] = membership.error_zone_score(delta, own.wrong)
         return seen | {
             "reference": float(delta.mean()),
             "reference_ratio": -float(own.log_probs.mean() / below.log_probs.mean()),
@@ -152,13 +152,13 @@ class Membership(Probe):
             "reference_alone": float(below.log_probs.mean()),
         }
 
-    def _text_scores(self, view: View, secret: Secret, mean: float, lowered: float | None) -> dict[str, float]:
+    def _zlib_and_lowercase(self, view: View, secret: Secret, mean: float, lowered: float | None) -> dict[str, float]:
         """What takes the characters of the text; nothing without a tokenizer."""
         if view.tokenizer is None:
             return {}
         suffix, whole = (view.tokenizer.decode([*head, *secret.suffix]) for head in ((), secret.prefix))
-        sizes = len(whole), compressed_bytes(whole)
-        found = {"zlib": mean / compressed_bytes(suffix), **dict(zip(_SIZES, map(float, sizes), strict=True))}
+        sizes = len(whole), compressed_size(whole)
+        found = {"zlib": mean / compressed_size(suffix), **dict(zip(_SIZES, map(float, sizes), strict=True))}
         return found if lowered is None else {**found, "lowercase": -mean / lowered}
 
     def _lowercase_log_probs(self, view: View, batch: Sequence[Secret]) -> list[float]:
@@ -189,18 +189,18 @@ class Membership(Probe):
 
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
         """Adds what takes other records to tell: RMIA's population, the classifiers' training, LiRA's deviations."""
-        member = is_member(secrets)
-        if _too_few(member):
+        member = member_mask(secrets)
+        if _insufficient_records_reason(member):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
         group = learned.near_duplicate_groups(texts)
         added = self._rmia_and_lira_scores(observations, member, group)
         single = {name: _record_scores(name, observations, added) for name in _STACKED}
-        fit = [scores for name, scores in single.items() if not self._unfit_reason(name, scores, observations)]
+        fit = [scores for name, scores in single.items() if not self._unusable_reason(name, scores, observations)]
         usable = [scores for scores in fit if np.isfinite(scores).all()]
         if usable:
             added["stacked"] = learned.stacked_scores(np.column_stack(usable), member, group)
-        sizes = [column(observations, size) for size in _SIZES if size in observations[0].values]
+        sizes = [value_column(observations, size) for size in _SIZES if size in observations[0].values]
         lengths = np.column_stack(sizes) if sizes else np.empty((len(texts), 0))
         added["blind"] = learned.blind_scores(texts, lengths, member, group)
         added["group"] = group.astype(np.float64)
@@ -215,50 +215,50 @@ class Membership(Probe):
         count = _reference_count(observations)
         if not count:
             return {}
-        theirs, saw = (np.column_stack([column(observations, f"{x}_{i}") for i in range(count)]) for x in _SHADOW)
-        own = column(observations, "loss")
-        ratio = membership.probability_ratio(own, theirs, saw == 1)
-        mine, others = membership.confidence(own), membership.confidence(theirs)
+        theirs, saw = (np.column_stack([value_column(observations, f"{x}_{i}") for i in range(count)]) for x in _SHADOW)
+        own = value_column(observations, "loss")
+        ratio = membership.rmia_log_ratio(own, theirs, saw == 1)
+        mine, others = membership.logit_confidence(own), membership.logit_confidence(theirs)
         return {
             _RATIO: ratio,
-            "rmia": membership.population_share(ratio, ~member, group),
+            "rmia": membership.rmia_population_share(ratio, ~member, group),
             "lira": membership.likelihood_ratio(mine, others, saw == 1),
         }
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        member = is_member(secrets)
-        if said := _too_few(member):
+        member = member_mask(secrets)
+        if said := _insufficient_records_reason(member):
             raise NotApplicable(said)
         main = _record_scores(self.score, observations)
-        if fault := self._unfit_reason(self.score, main, observations):
+        if fault := self._unusable_reason(self.score, main, observations):
             raise NotApplicable(f"{SCORES[self.score]} {fault}")
         widen = _auc_widening(observations, member)
-        found = {**self._control_scores(observations), **self._sound_scores(observations)}
-        measured = [auc_and_rates("", main, member, widen[self.score], SCORES[self.score])]
-        measured += [auc_and_rates(name, scores, member, widen[name]) for name, scores in found.items()]
-        return [*(m for part in measured for m in part), *self._people_measured(secrets, observations)]
+        found = {**self._control_scores(observations), **self._usable_scores_by_name(observations)}
+        measured = [auc_and_tpr_measurements("", main, member, widen[self.score], SCORES[self.score])]
+        measured += [auc_and_tpr_measurements(name, scores, member, widen[name]) for name, scores in found.items()]
+        return [*(m for part in measured for m in part), *self._user_inference(secrets, observations)]
 
-    def _people_measured(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Measurement, ...]:
+    def _user_inference(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Measurement, ...]:
         """Of people, by what was not trained on: mean log ratio to the reference, else the main score; its control."""
         if all(secret.user is None for secret in secrets):
             return ()
-        chosen = "reference" if "reference" in self._sound_scores(observations) else self.score
+        chosen = "reference" if "reference" in self._usable_scores_by_name(observations) else self.score
         scores = {people.INFERENCE: _record_scores(chosen, observations)}
         if "reference_alone" in self._control_scores(observations):
             scores[people.INFERENCE_CONTROL] = _record_scores("reference_alone", observations)
-        return people.infer(secrets, scores, f"mean of {SCORES[chosen]} over a person's records")
+        return people.measure_user_inference(secrets, scores, f"mean of {SCORES[chosen]} over a person's records")
 
     def _control_scores(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """What tells members from non-members and has not seen the target."""
         found = {name: _record_scores(name, observations) for name in ("blind", "reference_alone")}
         return {name: scores for name, scores in found.items() if not _score_fault(scores)}
 
-    def _sound_scores(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
+    def _usable_scores_by_name(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
         """The scores that rank the records, in the table's order."""
         found = {name: _record_scores(name, observations) for name in SCORES}
-        return {name: scores for name, scores in found.items() if not self._unfit_reason(name, scores, observations)}
+        return {name: scores for name, scores in found.items() if not self._unusable_reason(name, scores, observations)}
 
-    def _unfit_reason(self, name: str, scores: NDArray[np.float64], observations: Sequence[Observation]) -> str:
+    def _unusable_reason(self, name: str, scores: NDArray[np.float64], observations: Sequence[Observation]) -> str:
         """Why a score ranks nothing; "" where it does."""
         if name in _OF_REFERENCE and not _record_scores("reference", observations).any():
             return "tells nothing: the reference is the target itself"
@@ -266,20 +266,20 @@ class Membership(Probe):
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         """The main AUC of the members of each repeat count against all non-members."""
-        main, member = _record_scores(self.score, observations), is_member(secrets)
+        main, member = _record_scores(self.score, observations), member_mask(secrets)
         repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
         counts = [r for r in sorted(set(repeats.tolist()) - {-1}) if (repeats == r).sum() >= roc.LEAST]
         widen = _auc_widening(observations, member)[self.score]
-        return {str(r): roc.auc_measured(auc_of(""), main[repeats == r], main[~member], widen=widen) for r in counts}
+        return {str(r): roc.auc_estimate(auc_name(""), main[repeats == r], main[~member], widen=widen) for r in counts}
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         """Scores, of which every number of the row is worked out again."""
-        main, sound = _record_scores(self.score, observations), self._sound_scores(observations)
+        main, sound = _record_scores(self.score, observations), self._usable_scores_by_name(observations)
         found = {"": main, **self._control_scores(observations), **sound}
-        return {score_of(name): scores.tolist() for name, scores in found.items()}
+        return {score_column(name): scores.tolist() for name, scores in found.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        member, sound = is_member(secrets), self._sound_scores(observations)
+        member, sound = member_mask(secrets), self._usable_scores_by_name(observations)
         said = [
             f"the main score is {SCORES[self.score]}, chosen beforehand (-A membership.score=); the highest AUC of the "
             f"{len(sound)} would be the best of {len(sound)}, and no estimate of its own",
@@ -287,13 +287,13 @@ class Membership(Probe):
             "of its near duplicates, is used; an attacker with a stacked score knows some members and non-members",
         ]
         for rate in FALSE_POSITIVES:
-            if (~member).sum() < roc.needed(rate):
+            if (~member).sum() < roc.nonmembers_for_rate(rate):
                 said.append(
-                    f"no true-positive rate at {rate:.1%}: it takes {roc.needed(rate):,} non-members, "
+                    f"no true-positive rate at {rate:.1%}: it takes {roc.nonmembers_for_rate(rate):,} non-members, "
                     f"there are {int((~member).sum()):,}"
                 )
         said += [f"{SCORES[name]}: {why}" for name, why in self._missing_score_reasons(observations).items()]
-        group = column(observations, "group").astype(int)
+        group = value_column(observations, "group").astype(int)
         if near := int((np.bincount(group)[group] > 1).sum()):
             said.append(f"{near} records are near-duplicates of another: both are in the same fold")
         if "blind" not in self._control_scores(observations):
@@ -308,7 +308,7 @@ class Membership(Probe):
         found = {}
         for name in SCORES:
             if name in observations[0].values:
-                if fault := self._unfit_reason(name, _record_scores(name, observations), observations):
+                if fault := self._unusable_reason(name, _record_scores(name, observations), observations):
                     found[name] = f"not applicable: it {fault}"
             elif name == "lowercase" and not self.lowercase:
                 found[name] = "not asked for (-A membership.lowercase=false)"
@@ -325,7 +325,7 @@ class Membership(Probe):
     def _control_notes(self, observations: Sequence[Observation], member: NDArray[np.bool_]) -> Iterator[str]:
         widen = _auc_widening(observations, member)
         for name, scores in self._control_scores(observations).items():
-            m = roc.auc_measured(auc_of(name), scores[member], scores[~member], widen=widen[name])
+            m = roc.auc_estimate(auc_name(name), scores[member], scores[~member], widen=widen[name])
             if m.low <= 0.5:
                 continue
             if name == "blind":
@@ -341,28 +341,28 @@ class Membership(Probe):
 
     def _reference_notes(self, observations: Sequence[Observation]) -> Iterator[str]:
         if count := _reference_count(observations):
-            saw = np.column_stack([column(observations, f"saw_{i}") for i in range(count)]) == 1
+            saw = np.column_stack([value_column(observations, f"saw_{i}") for i in range(count)]) == 1
             kind = "online: every record is in some and out of others"
-            if not membership.is_online(saw):
+            if not membership.has_in_and_out_models(saw):
                 kind = "offline: only those that did not see a record are asked about it"
             shared = ", LiRA's deviations shared by all records" if count < membership.SHADOWS else ""
             yield f"RMIA and LiRA by {count} reference models, {kind}{shared}"
 
 
-def auc_and_rates(
+def auc_and_tpr_measurements(
     name: str, scores: NDArray[np.float64], member: NDArray[np.bool_], widen: float = 1.0, note: str = ""
 ) -> list[Measurement]:
     """Of one score, as far as there are non-members enough. name: "" for the main one."""
     own, others = scores[member], scores[~member]
-    rates = [roc.rate_measured(rate_of(name, rate), own, others, rate) for rate in FALSE_POSITIVES]
-    rates.append(roc.partial_auc_measured(partial_auc_of(name), own, others, BELOW))
-    return [roc.auc_measured(auc_of(name), own, others, note, widen), *(m for m in rates if m is not None)]
+    rates = [roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES]
+    rates.append(roc.partial_auc_with_interval(partial_auc_name(name), own, others, BELOW))
+    return [roc.auc_estimate(auc_name(name), own, others, note, widen), *(m for m in rates if m is not None)]
 
 
 def _auc_widening(observations: Sequence[Observation], member: NDArray[np.bool_]) -> Mapping[str, float]:
     """By score, what the deviation of its AUC is multiplied by: what is learnt in few folds is less independent."""
-    folds = learned.folds_of(member, column(observations, "group").astype(int))
-    learnt = learned.widening(folds) if folds > 1 else 1.0
+    folds = learned.cross_fit_fold_count(member, value_column(observations, "group").astype(int))
+    learnt = learned.cross_fit_deviation_factor(folds) if folds > 1 else 1.0
     return defaultdict(lambda: 1.0, blind=learnt, stacked=learnt)
 
 
@@ -383,7 +383,7 @@ def _score_fault(scores: NDArray[np.float64]) -> str:
     return f"is the same for all {len(scores)} records" if (scores == scores[0]).all() else ""
 
 
-def _too_few(member: NDArray[np.bool_]) -> str:
+def _insufficient_records_reason(member: NDArray[np.bool_]) -> str:
     """What is missing for members to be told from non-members; "" where nothing is."""
     own, others = int(member.sum()), int((~member).sum())
     if min(own, others) >= roc.LEAST:
@@ -419,11 +419,11 @@ class TokenReadings:
     def standardised(self) -> NDArray[np.float64] | None:
         if self.mean is None or self.deviation is None:
             return None
-        return membership.standardised(self.log_probs, self.mean, self.deviation)
+        return membership.standardised_log_probs(self.log_probs, self.mean, self.deviation)
 
 
 @torch.no_grad()
-def read_tokens(model: LanguageModel, prefixes: Tensor, suffixes: Tensor) -> TokenReadings:
+def measure_token_log_probs(model: LanguageModel, prefixes: Tensor, suffixes: Tensor) -> TokenReadings:
     """One teacher-forced pass. prefixes (B, n), suffixes (B, L)."""
     if not implies_capability(model.capabilities, "distribution"):
         log_probs = model.token_log_probs(prefixes, suffixes).double().cpu().numpy()

@@ -15,9 +15,17 @@ from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import Decoding
-from auditor.plugins.probe import DistributionProbe, Observed, beside_the_floor, by_repeats, column, is_member, observed
+from auditor.plugins.probe import (
+    DistributionProbe,
+    Observed,
+    mean_by_repeat_count,
+    measure_with_nonmember_baseline,
+    member_mask,
+    observe_in_batches,
+    value_column,
+)
 from auditor.plugins.view import View
-from auditor.statistics.extraction import any_of
+from auditor.statistics.extraction import any_sample_probability
 
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution of all live rows: 32 MiB of float64
 _ROWS_AT_ONCE = 2048
@@ -40,41 +48,49 @@ class NearVerbatim(DistributionProbe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_beam(self.distance, self.beams)
+        check_beam_options(self.distance, self.beams)
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
-            view.need(capability)
+            view.require_capability(capability)
         model, decoding = view.target, view.decoding(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
-            near, verbatim = beam_bound(model, decoding, prefixes, suffixes, self.distance, self.beams)
+            near, verbatim = beam_probability_bound(model, decoding, prefixes, suffixes, self.distance, self.beams)
             return [
                 Observation(secret.id, {"log_p_near": log_near, "log_p": log_p})
                 for secret, log_near, log_p in zip(batch, near.tolist(), verbatim.tolist(), strict=True)
             ]
 
-        yield from observed(view, secrets, secrets_at_once(model, self.beams), look)
+        yield from observe_in_batches(view, secrets, beam_batch_size(model, self.beams), look)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        member = is_member(secrets)
-        near, verbatim = (any_of(column(observations, name), 1) for name in ("log_p_near", "log_p"))
+        member = member_mask(secrets)
+        near, verbatim = (
+            any_sample_probability(value_column(observations, name), 1) for name in ("log_p_near", "log_p")
+        )
         note = f"lower bound: within {self.distance} token edits, {self.beams} beams; one sample"
         # The difference of two lower bounds bounds nothing, so there is no excess.
         return [
-            *beside_the_floor("near_verbatim_probability", near, member, note, excess=False),
-            *beside_the_floor("extraction_probability", verbatim, member, "one sample"),
+            *measure_with_nonmember_baseline("near_verbatim_probability", near, member, note, excess=False),
+            *measure_with_nonmember_baseline("extraction_probability", verbatim, member, "one sample"),
         ]
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
-        return by_repeats("near_verbatim_probability", secrets, any_of(column(observations, "log_p_near"), 1))
+        return mean_by_repeat_count(
+            "near_verbatim_probability",
+            secrets,
+            any_sample_probability(value_column(observations, "log_p_near"), 1),
+        )
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         names = {"near_verbatim_probability": "log_p_near", "extraction_probability": "log_p"}
-        return {name: any_of(column(observations, own), 1).tolist() for name, own in names.items()}
+        return {
+            name: any_sample_probability(value_column(observations, own), 1).tolist() for name, own in names.items()
+        }
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        near, verbatim = (np.exp(column(observations, name)) for name in ("log_p_near", "log_p"))
+        near, verbatim = (np.exp(value_column(observations, name)) for name in ("log_p_near", "log_p"))
         return (
             "no soft prompt",
             "lower bounds, the baseline too: what the beams dropped is not counted",
@@ -82,7 +98,7 @@ class NearVerbatim(DistributionProbe):
         )
 
 
-def check_beam(distance: int, beams: int) -> None:
+def check_beam_options(distance: int, beams: int) -> None:
     """Raises AuditError."""
     if distance < 0:
         raise AuditError(f"expected distance >= 0, got {distance}")
@@ -90,14 +106,14 @@ def check_beam(distance: int, beams: int) -> None:
         raise AuditError(f"expected beams >= 1, got {beams}")
 
 
-def secrets_at_once(model: LanguageModel, beams: int) -> int:
+def beam_batch_size(model: LanguageModel, beams: int) -> int:
     """Whose beams are walked together."""
     rows = min(_ROWS_AT_ONCE, _DISTRIBUTION_AT_ONCE // model.vocab_size) // model.parts
     return max(1, rows // (beams + 1))
 
 
 @torch.no_grad()
-def beam_bound(
+def beam_probability_bound(
     model: LanguageModel, decoding: Decoding, prefixes: Tensor, suffixes: Tensor, distance: int, beams: int
 ) -> tuple[Tensor, Tensor]:
     """log of a lower bound on P[edits(sample, suffix) <= distance], and log P[sample = suffix]: (B,) float64 nats each.
@@ -113,9 +129,9 @@ def beam_bound(
     for position in range(length):
         children = log_q.unsqueeze(-1) + decoding.log_distribution(rows.log_probs()).double()  # (rows, V)
         aims = suffixes[owner]
-        known, unknown = _children_edits(edits, aims)  # (rows, L, L+1), (rows, L+1)
-        near = (_reach(unknown, position + 1) <= distance).unsqueeze(-1).expand_as(children)
-        near = near.scatter(-1, aims, _reach(known, position + 1) <= distance)
+        known, unknown = _child_edit_distances(edits, aims)  # (rows, L, L+1), (rows, L+1)
+        near = (_minimum_final_edits(unknown, position + 1) <= distance).unsqueeze(-1).expand_as(children)
+        near = near.scatter(-1, aims, _minimum_final_edits(known, position + 1) <= distance)
         truth = aims[:, position]
         exact = torch.where(verbatim, children.gather(-1, truth.unsqueeze(-1)).squeeze(-1), -torch.inf)
         children = torch.where(near, children, -torch.inf)
@@ -136,7 +152,7 @@ def beam_bound(
     return nothing, nothing
 
 
-def _children_edits(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
+def _child_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
     """The Levenshtein row of each child: for the tokens of the suffix (rows, L, L+1), and for all others (rows, L+1).
 
     edits: (rows, L+1), edits[j] = distance of the row's tokens to the first j of the suffix; aims: (rows, L).
@@ -155,7 +171,7 @@ def _children_edits(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
     return new[:, :-1], new[:, -1]
 
 
-def _reach(edits: Tensor, position: int) -> Tensor:
+def _minimum_final_edits(edits: Tensor, position: int) -> Tensor:
     """The fewest edits a row can end with: what is left of both, L - position and L - j tokens, differs in length."""
     places = torch.arange(edits.shape[-1], device=edits.device)
     return (edits + (places - position).abs()).amin(-1)

@@ -32,13 +32,13 @@ from auditor.attacks.claim_check import evenly_spaced_positions
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim, Observation, Secret
 from auditor.core.result import Audited, Measurement
-from auditor.core.streams import CHANNELS, generator
+from auditor.core.streams import CHANNELS, keyed_random_generator
 from auditor.models.base import LanguageModel, Neighbours
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import DELTA, Observed, Probe, observed
+from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches
 from auditor.plugins.view import Sampling, View
-from auditor.statistics.audited import LEVEL, measurements_of
-from auditor.statistics.composition import advantage, exact_epsilon, renyi_epsilon
+from auditor.statistics.audited import LEVEL, audit_measurements
+from auditor.statistics.composition import exact_epsilon, renyi_epsilon, total_variation_advantage
 from auditor.statistics.games import FEWEST, audit_games, confident_guesses
 
 Array = NDArray[np.float64]
@@ -96,7 +96,7 @@ class PredictionAudit(Probe):
     @torch.no_grad()
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         for capability in self.required:
-            view.need(capability)
+            view.require_capability(capability)
         if "distribution" not in view.target.capabilities:  # the setting is the adversary's, who sees tokens alone
             raise NotApplicable(
                 f"needs the distribution that tokens are scored by, which {view.target.name} does not give"
@@ -108,7 +108,7 @@ class PredictionAudit(Probe):
             contexts, length = torch.cat([prefixes, suffixes[:, :-1]], dim=1), suffixes.shape[1]
             at, seen = evenly_spaced_positions(self.positions, length), list[Observation]()
             own = _normalised_log_probs(view.target.log_probs(contexts, length)[:, at])
-            offered, _ = self._offered(view, contexts, length, at)
+            offered, _ = self._neighbours_to_play_against(view, contexts, length, at)
             found = {neighbours.relation: self._reach(own, neighbours, terms) for neighbours in offered}
             for i, secret in enumerate(batch):
                 values = dict[str, float]()
@@ -119,7 +119,7 @@ class PredictionAudit(Probe):
                 seen.append(Observation(secret.id, values))
             return seen
 
-        yield from observed(view, secrets, size, look)
+        yield from observe_in_batches(view, secrets, size, look)
 
     def _game_terms(self, claim: Claim | None) -> dict[str, float]:
         """What is played for: tokens and number of the games, delta, and the epsilon claimed by its relation."""
@@ -135,7 +135,9 @@ class PredictionAudit(Probe):
             terms |= {f"unit_{_SHARD if claim.shard else claim.unit}": 1.0}
         return {name: float(value) for name, value in terms.items()}
 
-    def _offered(self, view: View, contexts: Tensor, last: int, at: Sequence[int]) -> tuple[Sequence[Neighbours], bool]:
+    def _neighbours_to_play_against(
+        self, view: View, contexts: Tensor, last: int, at: Sequence[int]
+    ) -> tuple[Sequence[Neighbours], bool]:
         """The distributions of the neighbours to play against; and whether the public model is the only one there is.
 
         Raises NotApplicable where there are none, and none by the relation that was asked for.
@@ -178,9 +180,9 @@ class PredictionAudit(Probe):
         terms = self._game_terms(view.claim)
         tokens, games, delta = int(terms["tokens"]), int(terms["games"]), terms["delta"]
         context = torch.tensor([[*secret.prefix, *secret.suffix[:position]]], device=view.target.device)
-        _, stand_in = self._offered(view, context, 1, [0])
+        _, stand_in = self._neighbours_to_play_against(view, context, 1, [0])
         other = view.public if stand_in else view.target.neighbour(relation, neighbour)
-        assert other is not None  # `_offered` has seen to it
+        assert other is not None  # `_neighbours_to_play_against` has seen to it
         game = Game(view.target, other, context, tokens)
         guesses = confident_guesses(*game.play(games, view.seed, view.target_name, self.name), delta, self.level)
         exact = exact_epsilon(*game.distributions, tokens, delta)
@@ -189,7 +191,7 @@ class PredictionAudit(Probe):
             "stand_in": float(stand_in),
             **dict(zip(_COUNTS, map(float, guesses), strict=True)),
             f"exact_{relation}": exact,
-            "advantage": advantage(*game.distributions, tokens),
+            "advantage": total_variation_advantage(*game.distributions, tokens),
         }
 
     # --- what they prove ---
@@ -219,7 +221,7 @@ class PredictionAudit(Probe):
             f"of these very games, from both distributions; {_PRIVATE}",
         )
         return [
-            *measurements_of([audit]),
+            *audit_measurements([audit]),
             Measurement("epsilon_exact", exact, exact, exact, audit.canaries, "nats", note),
         ]
 
@@ -263,10 +265,13 @@ class Game:
     @torch.no_grad()
     def play(self, games: int, *key: str | int) -> tuple[Array, NDArray[np.bool_]]:
         """The sum of log-ratios of each game's tokens, higher: surer that it was `inside`; and the coins; (games,)."""
-        ratio, coins = torch.from_numpy(_log_ratio(*self.distributions)), generator(*key, "coins").random(games) < 0.5
+        ratio, coins = (
+            torch.from_numpy(_log_ratio(*self.distributions)),
+            keyed_random_generator(*key, "coins").random(games) < 0.5,
+        )
         scores = np.empty(games)
         for model, side in ((self.inside, coins), (self.outside, ~coins)):
-            noise = generator(*key, "inside" if model is self.inside else "outside")
+            noise = keyed_random_generator(*key, "inside" if model is self.inside else "outside")
             scores[side] = np.concatenate(
                 [ratio[drawn].sum(-1).numpy() for drawn in self._drawn(model, int(side.sum()), noise)] or [np.empty(0)]
             )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.plugins.attack import SamplingAttack, candidate_tokens, mean_nll, stack
+from auditor.plugins.attack import SamplingAttack, candidate_tokens, cpu_float64_tensor, mean_nll
 from auditor.plugins.view import Batch, View
 
 FORMS = ("ratio", "difference", "perplexity-ratio")
@@ -42,7 +42,7 @@ def reference_scores(view: View, batch: Batch, form: str = "ratio") -> list[Tens
         raise NotApplicable("needs a reference model: give --reference MODEL")
     pairs = [(query.prefix, suffix) for query, candidates in batch for suffix in candidate_tokens(candidates)]
     sizes = [len(candidates.counts) for _, candidates in batch]
-    reference = stack(view.mean_nll(view.reference, pairs)).split(sizes)
+    reference = cpu_float64_tensor(view.mean_nll(view.reference, pairs)).split(sizes)
     own = [mean_nll(candidates) for _, candidates in batch]
     return [reference_score(nll, below, form) for nll, below in zip(own, reference, strict=True)]
 

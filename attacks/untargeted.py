@@ -16,7 +16,7 @@ from auditor.attacks.zlib import Zlib
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Guesses, Query, Tokens
 from auditor.models.decoding import Cooling, Decoding
-from auditor.plugins.attack import CorpusAttack, rank_candidates, stack
+from auditor.plugins.attack import CorpusAttack, cpu_float64_tensor, rank_candidates
 from auditor.plugins.view import Batch, Sampling, View
 
 
@@ -74,17 +74,17 @@ class Untargeted(CorpusAttack):
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
         for capability in self.required:
-            view.need(capability)
+            view.require_capability(capability)
         for batch in view.candidates(queries, self.sampling()):
             rankings = self.rankings(view, batch)
             for i, (query, candidates) in enumerate(batch):
                 own = {name: float(scores[i][0]) for name, scores in rankings.items()}
-                score = stack([own.get("perplexity", 0.0)])
+                score = cpu_float64_tensor([own.get("perplexity", 0.0)])
                 yield replace(rank_candidates(query, candidates, score, 1), rankings=own)
 
     def rankings(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
         """By each score that this access, tokenizer and reference allow."""
-        if not view.has("likelihood"):
+        if not view.has_capability("likelihood"):
             return {}
         found = {"perplexity": Perplexity().scores(view, batch)}
         if view.tokenizer is not None:
@@ -96,7 +96,7 @@ class Untargeted(CorpusAttack):
     def notes(self, view: View, state: dict[str, Any]) -> tuple[str, ...]:
         prompts = f"texts begin with {len(self.begins(view)):,} prompts in turn"
         said = [prompts if self.prompts else "texts begin as the model begins one"]
-        if not view.has("likelihood"):
+        if not view.has_capability("likelihood"):
             said.append("not ranked: in this setting only sampled tokens come back")
         return tuple(said)
 

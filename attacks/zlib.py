@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.plugins.attack import SamplingAttack, candidate_tokens, mean_nll, stack
+from auditor.plugins.attack import SamplingAttack, candidate_tokens, cpu_float64_tensor, mean_nll
 from auditor.plugins.view import Batch, View
 
 
@@ -36,11 +36,11 @@ class Zlib(SamplingAttack):
         for query, candidates in batch:
             head = query.prefix if self.text == "all" else ()
             texts = [view.tokenizer.decode([*head, *suffix]) for suffix in candidate_tokens(candidates)]
-            result.append(-mean_nll(candidates) / stack([compressed_bytes(text) for text in texts]))
+            result.append(-mean_nll(candidates) / cpu_float64_tensor([compressed_size(text) for text in texts]))
         return result
 
 
-def compressed_bytes(text: str) -> int:
+def compressed_size(text: str) -> int:
     """Size of the text under zlib at its default level."""
     try:
         import zlib  # the standard library's; only this scorer needs it, and some Pythons are built without

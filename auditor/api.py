@@ -21,7 +21,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan_parts import AttackPlan
 from auditor.core.result import AuditResult
 from auditor.gate import decide, policy
-from auditor.gate.compare import compare
+from auditor.gate.compare import compare_finished_runs
 from auditor.gate.rulings import Decision
 from auditor.records import details, table
 from auditor.records.outcomes import Run
@@ -55,7 +55,7 @@ class FinishedRun:
 
     def to_frame(self) -> pd.DataFrame:
         """A row each (target, setting, attack, measurement, repeat count): value, interval, n, unit, and the claim."""
-        return _frame(export.measurements([self.result]))
+        return _dataframe_from_sheet(export.measurement_sheet([self.result]))
 
     @property
     def secrets(self) -> pd.DataFrame:
@@ -63,7 +63,7 @@ class FinishedRun:
 
         Raises AuditError where the folder holds none.
         """
-        return table.read_frame(self.folder, details.aliases(self.folder))
+        return table.read_table_as_dataframe(self.folder, details.secret_alias_by_id(self.folder))
 
     def gate(self, rules: str | Path | Sequence[str], *, baseline: str | Path | FinishedRun | None = None) -> Decision:
         """Held, failed or inconclusive, as `audit gate` decides it.
@@ -74,29 +74,29 @@ class FinishedRun:
         base = load_run(baseline) if isinstance(baseline, (str, Path)) else baseline
         from auditor.runs import gating
 
-        return gating.gate(self.folder, _policy(rules), None if base is None else base.run)
+        return gating.judge_run_by_policy(self.folder, _policy_from_rules(rules), None if base is None else base.run)
 
     def report(self, path: str | Path | None = None, *, since: FinishedRun | None = None, reveal: bool = False) -> Path:
         """Renders the reports anew; returns the page, which is `path` (.html, or .md for the Markdown) if given.
 
         since: another run, to show what changed. reveal: also show the private text that lies in the folder.
         """
-        changes = None if since is None else compare([since.run, self.run])
+        changes = None if since is None else compare_finished_runs([since.run, self.run])
         page, markdown = files.render_all(self.folder, changes, reveal)
         if path is None:
             return page
         wanted, forms = Path(path), {".html": page, ".md": markdown}
         if wanted.suffix not in forms:
             raise AuditError(f"expected a report in .html or .md, got {wanted.name!r}")
-        disk.replace(wanted, forms[wanted.suffix].read_bytes())
+        disk.replace_atomically(wanted, forms[wanted.suffix].read_bytes())
         return wanted
 
     def __repr__(self) -> str:
-        return f"<audit {self.folder}: {inert.clean(verdict.headline(self.result))}>"
+        return f"<audit {self.folder}: {inert.to_printable_line(verdict.headline(self.result))}>"
 
     def _repr_html_(self) -> str:
         table = self.to_frame().to_html(max_rows=40, notebook=True)
-        return f"<p>{inert.html(verdict.headline(self.result))}</p>{table}"
+        return f"<p>{inert.escape_for_html(verdict.headline(self.result))}</p>{table}"
 
 
 def load_run(folder: str | Path) -> FinishedRun:
@@ -131,18 +131,18 @@ def audit(
     """
     from auditor.records.folder import RunFolder
     from auditor.runs import run
-    from auditor.runs.selection import select
+    from auditor.runs.selection import select_and_check_plugins
 
     given = {"data": data, "attacks": attacks, "defenses": defenses, "public": public, "reference": reference}
     with prepare_audit(model, tokenizer, reporter=reporter, **given, **plan) as (asked, site, objects, reporter):
-        select(asked, site, objects)
+        select_and_check_plugins(asked, site, objects)
         folder = RunFolder.create(None if out is None else Path(out), asked.title, asked.to_json())
         try:
-            result = run.run(asked, site, folder, objects)
+            result = run.run_audit(asked, site, folder, objects)
         except Exception:
             folder.discard_if_empty()
             raise
-        files.write(folder.path, result)
+        files.write_run_reports(folder.path, result)
     return load_run(folder.path)
 
 
@@ -172,13 +172,13 @@ def prepare_audit(
     from auditor.runs.shared import Shared
 
     models = {"model": model, "public": public, "reference": reference}
-    given = {name: one for name, one in models.items() if live_models.is_live(name, one)}
+    given = {name: one for name, one in models.items() if live_models.is_live_model(name, one)}
     if isinstance(tokenizer, (str, Path)):  # of a model behind an API, which the plan sees to
         plan, tokenizer = {**plan, "tokenizer": tokenizer}, None
     _check_audit_arguments(tokenizer, given, plan)
     reporter, shared = reporter or Silence(), Shared()
     with ExitStack() as stack:
-        stack.enter_context(live_models.restoring_models(*given.values()))
+        stack.enter_context(live_models.restore_training_flags(*given.values()))
         live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
         values = {
             **_plan_with_paths_as_text(plan),
@@ -186,22 +186,26 @@ def prepare_audit(
             "command": "audit()",
             **_live_model_device_and_dtype(live),
         }
-        values |= stack.enter_context(_written({name: values.get(name) for name in _ROWS}))
+        values |= stack.enter_context(_rows_as_temporary_files({name: values.get(name) for name in _ROWS}))
         values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}
         values |= {name: live_models.live_model_name(one) for name, one in given.items()}
         for kind, plugins in (("attack", attacks), ("defense", defenses)):
-            values[kind], values[f"{kind}_options"] = _named(kind, plugins, values.get(f"{kind}_options") or {})
+            values[kind], values[f"{kind}_options"] = _plugin_names_and_options(
+                kind, plugins, values.get(f"{kind}_options") or {}
+            )
         if not values["attack"]:
             raise AuditError("expected at least one attack, got none; `audit list` shows them")
         asked = make_plan({}, values)
-        rows = {name: one for name, one in {**plan, "data": data}.items() if name in _ROWS and _is_object(one)}
+        rows = {
+            name: one for name, one in {**plan, "data": data}.items() if name in _ROWS and _is_in_memory_object(one)
+        }
         objects = {**given, **rows, **plugin_objects(asked.plugin, attacks, defenses)}
         asked = dataclasses.replace(asked, objects={role: class_name(one) for role, one in objects.items()})
-        site = run.site_of(asked, reporter, shared, live)
+        site = run.make_site(asked, reporter, shared, live)
         yield asked, site, objects, reporter
 
 
-def _is_object(given: Any) -> bool:
+def _is_in_memory_object(given: Any) -> bool:
     return given is not None and not isinstance(given, (str, Path))
 
 
@@ -209,7 +213,7 @@ def _check_audit_arguments(tokenizer: Any, live: Mapping[str, Any], plan: Mappin
     """Refuses arguments that would be ignored, or mean something else. Raises AuditError."""
     from auditor.core.plan import IN_FILE
     from auditor.models.base import LanguageModel
-    from auditor.runs.live_models import check_no_shared_weights, is_live
+    from auditor.runs.live_models import check_no_shared_weights, is_live_model
 
     if odd := [name for name in plan if name not in IN_FILE or name in ("attack", "defense")]:
         raise AuditError(f"unknown argument {odd[0]!r} of audit(); known: {', '.join(IN_FILE)}")
@@ -221,7 +225,7 @@ def _check_audit_arguments(tokenizer: Any, live: Mapping[str, Any], plan: Mappin
     if "model" in live and (named := [name for name in _OF_LOADING if plan.get(name)]):
         raise AuditError(f"expected no {named[0]} with a live model, which is loaded already, got {plan[named[0]]!r}")
     for name in ("before", "retrained"):
-        if is_live(name, plan.get(name)):
+        if is_live_model(name, plan.get(name)):
             raise AuditError(
                 f"expected {name} as a folder or a hub id, got a live {type(plan[name]).__name__}: save it"
             )
@@ -244,7 +248,7 @@ def _live_model_device_and_dtype(live: Mapping[str, LanguageModel]) -> dict[str,
 
 
 @contextmanager
-def _written(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _rows_as_temporary_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Rows in memory as files for their owner only, gone when the block is left; paths as they are."""
     with disk.scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
         paths: dict[str, Any] = {}
@@ -253,7 +257,7 @@ def _written(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 paths[name] = None if given is None else str(given)
                 continue
             paths[name] = str(scratch / f"{name}.jsonl")
-            disk.replace(Path(paths[name]), _rows_as_json_lines(name, given))
+            disk.replace_atomically(Path(paths[name]), _rows_as_json_lines(name, given))
         yield {name: path for name, path in paths.items() if path is not None}
 
 
@@ -275,7 +279,9 @@ def _rows_as_json_lines(name: str, rows: Any) -> str:
         raise AuditError(f"expected {name} as text and numbers, got a column that is no JSON") from None
 
 
-def _named(kind: str, plugins: Sequence[Any], options: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _plugin_names_and_options(
+    kind: str, plugins: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Names, and the options of instances among the plug-ins, all of which are theirs. Raises AuditError for others."""
     from auditor.runs.objects import KINDS
 
@@ -295,16 +301,16 @@ def _named(kind: str, plugins: Sequence[Any], options: Mapping[str, Any]) -> tup
     return tuple(names), held
 
 
-def _policy(rules: str | Path | Sequence[str]) -> policy.Policy:
+def _policy_from_rules(rules: str | Path | Sequence[str]) -> policy.Policy:
     if isinstance(rules, (str, Path)):
         return policy.read_policy(Path(rules))
-    read = policy.without_repeated_limits([policy.parse_rule(sentence) for sentence in rules])
+    read = policy.refuse_repeated_limits([policy.parse_rule(sentence) for sentence in rules])
     if not read:
         raise AuditError("expected at least one rule, got none; a gate without rules holds nothing")
     return policy.Policy(read)
 
 
-def _frame(sheet: export.Sheet) -> pd.DataFrame:
+def _dataframe_from_sheet(sheet: export.Sheet) -> pd.DataFrame:
     import pandas as pd
 
     frame = pd.DataFrame(sheet.rows, columns=list(sheet.columns))

@@ -24,7 +24,7 @@ from auditor.commands.gate import gate
 from auditor.commands.history import history
 from auditor.commands.list import list_plugins
 from auditor.commands.mitigate import mitigate
-from auditor.commands.options import add
+from auditor.commands.options import add_command_to_app
 from auditor.commands.panels import SETTINGS, PanelGroup
 from auditor.commands.report import report
 from auditor.commands.reproduce import reproduce
@@ -67,7 +67,9 @@ for panel, commands in {
 }.items():
     for command in commands:
         safe = True if command in READING else False if command is run else None
-        add(app, command, command.__name__.removesuffix("_plugins").replace("_", "-"), panel=panel, safe=safe)
+        add_command_to_app(
+            app, command, command.__name__.removesuffix("_plugins").replace("_", "-"), panel=panel, safe=safe
+        )
 app.add_typer(canaries.app, name="canaries", rich_help_panel="prepare and train")
 app.add_typer(secrets.app, name="secrets", rich_help_panel="prepare and train")
 
@@ -112,9 +114,9 @@ def call(arguments: list[str]) -> int:
             sys.stdout.flush()  # what cannot be said is no success
         return code
     except AuditError as error:
-        return console.say(f"error: {error}", 2)
+        return console.print_line_to_stderr(f"error: {error}", 2)
     except _UsageError as error:
-        return console.say(f"error: {error.format_message()}", 2)
+        return console.print_line_to_stderr(f"error: {error.format_message()}", 2)
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
@@ -123,20 +125,24 @@ def call(arguments: list[str]) -> int:
 
 def _report_unexpected_error(error: BaseException) -> int:
     """Says what ended a command that nobody foresaw; returns its exit code."""
-    if console.unread(error):
-        console.mute()
+    if console.is_output_pipe_closed(error):
+        console.redirect_output_to_devnull()
         return 128 + signal.SIGPIPE  # quietly, as every filter of a pipe
     if isinstance(error, SystemExit):
-        console.trace(error)
-        return console.say(f"stopped from inside, by a plug-in or a library: SystemExit({error.code!r})", 3)
+        console.print_error_traceback(error)
+        return console.print_line_to_stderr(
+            f"stopped from inside, by a plug-in or a library: SystemExit({error.code!r})", 3
+        )
     refused = file_access_error(error, str(Path(__file__).parents[1])) or out_of_memory_error(error)
     if refused is not None:
-        console.mute()
+        console.redirect_output_to_devnull()
         if console.debugging:
-            console.trace(error)
-        return console.say(f"error: {refused}", 2)
-    console.trace(error)
-    return console.say("this is a bug of ours, not of your input; please report it with the lines above", 3)
+            console.print_error_traceback(error)
+        return console.print_line_to_stderr(f"error: {refused}", 2)
+    console.print_error_traceback(error)
+    return console.print_line_to_stderr(
+        "this is a bug of ours, not of your input; please report it with the lines above", 3
+    )
 
 
 def _exit_code(arguments: list[str]) -> int:

@@ -34,12 +34,12 @@ from auditor.core.knowledge import SYSTEM
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins.probe import Probe, column, is_member
+from auditor.plugins.probe import Probe, member_mask, value_column
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.reports import words
 from auditor.reports.training_curve import Curve, Panel, training_curve_svg
-from auditor.runs.live_models import live_model_name, restoring_models
-from auditor.runs.prefix_token import prefix_token_for, with_prefix_token
+from auditor.runs.live_models import live_model_name, restore_training_flags
+from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.training import preflight
 
 PREFIX = "audit/"  # of what is logged
@@ -142,11 +142,11 @@ class AuditCallback(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        _check_learnable(self._model(), self.asked.get("canaries"))
+        _require_trainable_embeddings(self._model(), self.asked.get("canaries"))
         with api.prepare_audit(self._model(), self.tokenizer, attacks=self.probes, **self.asked) as (_, site, _, _):
             benchmark, asked = site.benchmark, site.data_plan
             self.secrets, self.canaries = benchmark.secrets, benchmark.canaries
-            self.prefix_token = prefix_token_for(
+            self.prefix_token = resolve_prefix_token(
                 asked.prefix_token, site.model, framed=benchmark.framed, as_trained=benchmark.as_trained
             )
             if (form := benchmark.text_form) is not None:  # the curve's and the run's at the end are one
@@ -179,11 +179,11 @@ class AuditCallback(TrainerCallback):
         out = Path(self.out) if self.out is not None else Path(str(args.output_dir)) / "audit"
         asked = {
             **self.asked,
-            "prefix_token": _named(self.prefix_token.tokens, self.tokenizer),
+            "prefix_token": _prefix_token_text(self.prefix_token.tokens, self.tokenizer),
         }  # the curve's, whatever was asked for
         self.run = api.audit(self._model(), self.tokenizer, attacks=self.probes, out=out, **asked)
-        disk.replace(out / "curve.csv", self.to_csv())
-        disk.replace(out / "curve.svg", training_curve_svg(self._panels(), self.stopped_at))
+        disk.replace_atomically(out / "curve.csv", self.to_csv())
+        disk.replace_atomically(out / "curve.svg", training_curve_svg(self._training_curve_panels(), self.stopped_at))
 
     # --- what is looked at ---
 
@@ -196,7 +196,7 @@ class AuditCallback(TrainerCallback):
         writer.writerows(self.rows)
         return text.getvalue()
 
-    def _panels(self) -> list[Panel]:
+    def _training_curve_panels(self) -> list[Panel]:
         return [
             Panel(title, tuple(filter(None, map(self._line, names))))
             for title, names in _PANELS
@@ -211,7 +211,7 @@ class AuditCallback(TrainerCallback):
     def _measure_and_log(self, step: int) -> dict[str, float]:
         """Asks the model as it stands, and logs."""
         model = self._model()
-        with restoring_models(model), torch.random.fork_rng(), torch.no_grad():
+        with restore_training_flags(model), torch.random.fork_rng(), torch.no_grad():
             target = with_prefix_token(
                 HuggingFaceModel(model, self.tokenizer, live_model_name(model)), self.prefix_token.tokens
             )
@@ -224,27 +224,29 @@ class AuditCallback(TrainerCallback):
 
     def _mean_probability_and_loss(self, target: LanguageModel) -> dict[str, float]:
         probe = self.probes[0]
-        seen = {one.secret: one for one in probe.measure(self._view(target), self.secrets)}
+        seen = {one.secret: one for one in probe.measure(self._white_box_view(target), self.secrets)}
         observations = [seen[secret.id] for secret in self.secrets]
-        member, log_p = is_member(self.secrets), column(observations, "log_p")
-        loss = -column(observations, "log_p_ancestral") / np.array([len(secret.suffix) for secret in self.secrets])
+        member, log_p = member_mask(self.secrets), value_column(observations, "log_p")
+        loss = -value_column(observations, "log_p_ancestral") / np.array(
+            [len(secret.suffix) for secret in self.secrets]
+        )
         values = {MEMBERS: float(np.exp(log_p[member]).mean()), LOSS: float(loss[member].mean())}
         if not member.all():
             values |= {OTHERS: float(np.exp(log_p[~member]).mean()), LOSS_OTHERS: float(loss[~member].mean())}
         return values
 
     def _exposure(self, target: LanguageModel) -> float:
-        seen = {one.secret: one for one in self.probes[1].measure(self._view(target), self.canaries)}
+        seen = {one.secret: one for one in self.probes[1].measure(self._white_box_view(target), self.canaries)}
         return float(np.mean([seen[canary.id].values["exposure_bits"] for canary in self.canaries if canary.member]))
 
-    def _view(self, target: LanguageModel) -> View:
+    def _white_box_view(self, target: LanguageModel) -> View:
         return View("training", target, WHITE_BOX, seed=int(self.asked.get("seed", 0)), tokenizer=self.tokenizer)
 
     def _model(self) -> Any:
         return self.trainer.accelerator.unwrap_model(self.trainer.model)
 
 
-def _check_learnable(model: Any, canaries: Any) -> None:
+def _require_trainable_embeddings(model: Any, canaries: Any) -> None:
     """Refuses canaries of tokens that no embedding will be learnt of. Raises AuditError."""
     manifest = None if canaries is None else manifests.read_manifest(Path(canaries))
     frozen = not model.get_input_embeddings().weight.requires_grad
@@ -252,7 +254,7 @@ def _check_learnable(model: Any, canaries: Any) -> None:
         raise AuditError("expected embeddings that are trained, for canaries of new tokens, got frozen ones")
 
 
-def _named(prefix_token: tuple[int, ...], tokenizer: Any) -> str:
+def _prefix_token_text(prefix_token: tuple[int, ...], tokenizer: Any) -> str:
     """The same prefix token for the run at the end, as `--prefix-token` names it."""
     if not prefix_token:
         return "none"

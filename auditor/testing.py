@@ -26,7 +26,7 @@ from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import Canary, Guesses, Observation, Pair, Query, Secret
 from auditor.core.result import Measurement
 from auditor.core.spaces import Space
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import sample
 from auditor.models import agreement
@@ -59,10 +59,11 @@ def tpr_interval(members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, 
         raise AuditError("expected a score of every record, got NaN")
     if not 0 < rate < 1:
         raise AuditError(f"expected a rate in (0, 1), got {rate:g}")
-    found = roc.rate_measured(f"tpr_at_{100 * rate:g}pct_fpr", own, others, rate)
+    found = roc.tpr_with_interval(f"tpr_at_{100 * rate:g}pct_fpr", own, others, rate)
     if found is None:
         raise AuditError(
-            f"expected at least {roc.needed(rate):,} non-members for a rate of {rate:.3g}, got {len(others):,}"
+            f"expected at least {roc.nonmembers_for_rate(rate):,} "
+            f"non-members for a rate of {rate:.3g}, got {len(others):,}"
         )
     return found
 
@@ -82,7 +83,7 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
     drawn tokens as it said beforehand. Of a probe: an observation of every secret, which depends on that secret alone,
     and measurements that lie in their intervals.
     """
-    plugin = small(attack) if isinstance(attack, type) else attack
+    plugin = make_small_plugin(attack) if isinstance(attack, type) else attack
     contract = _probe_faults(plugin) if isinstance(plugin, Probe) else _attack_faults(plugin)
     _raise_if_broken(plugin.name, _plugin_faults(plugin, [*agreement.CAPABILITIES, "training"]), contract)
 
@@ -121,12 +122,12 @@ def _plugin_faults(plugin: Any, needs: Sequence[str]) -> Iterator[str]:
 
 
 def _attack_faults(attack: Attack) -> Iterator[str]:
-    asked = queries()
+    asked = random_queries()
     for setting in (TEXT_ONLY, WHITE_BOX):
         try:
-            found = answers(attack, view(tiny_model(), setting), asked)
+            found = fit_and_guess(attack, make_view(tiny_model(), setting), asked)
         except NotApplicable as why:
-            if not str(why) or is_given(attack.required, setting):
+            if not str(why) or setting_gives_capabilities(attack.required, setting):
                 yield f"expected answers in the setting {setting.name}, which gives all that it needs, got {str(why)!r}"
             continue
         yield from _answer_faults(found, asked, setting.name)
@@ -136,11 +137,11 @@ def _attack_faults(attack: Attack) -> Iterator[str]:
 
 def _batch_and_draw_faults(attack: Attack, asked: Sequence[Query], everything: dict[str, Guesses]) -> Iterator[str]:
     for batch_size in (1, 2):
-        alone = answers(attack, view(tiny_model(), WHITE_BOX, batch_size=batch_size), asked[2:4])
+        alone = fit_and_guess(attack, make_view(tiny_model(), WHITE_BOX, batch_size=batch_size), asked[2:4])
         for name, guesses in alone.items():
-            if not _alike(guesses, everything[name]):
+            if not _guesses_nearly_equal(guesses, everything[name]):
                 yield f"expected the answer to {name} to depend on it alone; in batches of {batch_size} it is another"
-    recipes = attack.samples_by_recipe(view(tiny_model(), WHITE_BOX))
+    recipes = attack.samples_by_recipe(make_view(tiny_model(), WHITE_BOX))
     planned = {query.id: sum(recipes.values()) * query.length for query in asked}
     drawn = {name: guesses.drawn for name, guesses in everything.items()}
     if drawn != planned:
@@ -165,28 +166,28 @@ def _answer_faults(found: dict[str, Guesses], asked: Sequence[Query], setting: s
             yield f"expected each guess for {query.id} once, got one twice"
 
 
-def _alike(one: Guesses, other: Guesses) -> bool:
+def _guesses_nearly_equal(one: Guesses, other: Guesses) -> bool:
     """The same guesses in the same order, with the same scores but for rounding."""
     if [(g.suffix, g.count) for g in one.ranked] != [(g.suffix, g.count) for g in other.ranked]:
         return False
-    return all(_near(a.score, b.score) for a, b in zip(one.ranked, other.ranked, strict=True))
+    return all(_nearly_equal(a.score, b.score) for a, b in zip(one.ranked, other.ranked, strict=True))
 
 
-def _near(one: float, other: float) -> bool:
+def _nearly_equal(one: float, other: float) -> bool:
     return one == other or math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
 
 
 def _probe_faults(probe: Probe) -> Iterator[str]:
-    model, asked = tiny_model(), subjects(probe, tiny_model())
-    target = attacked(probe, model)
+    model, asked = tiny_model(), probe_subjects(probe, tiny_model())
+    target = model_for_probe(probe, model)
     for setting in (TEXT_ONLY, WHITE_BOX):
         try:
-            found = observed(probe, view(target, setting), asked)
+            found = observe_by_id(probe, make_view(target, setting), asked)
         except NotApplicable as why:
-            if not str(why) or is_given(probe.needs, setting):
+            if not str(why) or setting_gives_capabilities(probe.needs, setting):
                 yield f"expected observations in the setting {setting.name}, which gives all it needs, got {str(why)!r}"
             continue
-        if not is_given(probe.needs, setting):
+        if not setting_gives_capabilities(probe.needs, setting):
             yield f"expected no observations in the setting {setting.name}, which lacks {', '.join(probe.needs)}"
         if set(found) != {secret.id for secret in asked}:
             yield f"expected an observation of every secret, got none of {sorted({s.id for s in asked} - set(found))}"
@@ -194,12 +195,12 @@ def _probe_faults(probe: Probe) -> Iterator[str]:
             yield "expected the same numbers of every secret, at least one"
         if any(math.isnan(value) for one in found.values() for value in one.values.values()):
             yield "expected numbers, got NaN"
-    everything = observed(probe, view(target, WHITE_BOX), asked)
+    everything = observe_by_id(probe, make_view(target, WHITE_BOX), asked)
     for batch_size in (1, 2):
-        for name, one in observed(probe, view(target, WHITE_BOX, batch_size=batch_size), asked[3:7]).items():
-            if any(not _near(value, everything[name].values[key]) for key, value in one.values.items()):
+        for name, one in observe_by_id(probe, make_view(target, WHITE_BOX, batch_size=batch_size), asked[3:7]).items():
+            if any(not _nearly_equal(value, everything[name].values[key]) for key, value in one.values.items()):
                 yield f"expected what is seen of {name} to depend on it alone; in batches of {batch_size} it does not"
-    yield from _measurement_faults(probe, view(target, WHITE_BOX), asked, everything)
+    yield from _measurement_faults(probe, make_view(target, WHITE_BOX), asked, everything)
 
 
 def _measurement_faults(probe: Probe, at: View, asked: list[Secret], found: dict[str, Observation]) -> Iterator[str]:
@@ -223,7 +224,7 @@ def _measurement_faults(probe: Probe, at: View, asked: list[Secret], found: dict
 
 
 def _defense_faults(defense: Defense) -> Iterator[str]:
-    among = scenario()
+    among = make_tiny_scenario()
     model = defense.protect(among)
     if model.vocab_size != among.target.vocab_size:
         yield f"expected a model of the target's {among.target.vocab_size} tokens, got {model.vocab_size}"
@@ -246,10 +247,10 @@ def _defense_faults(defense: Defense) -> Iterator[str]:
 
 
 def _model_faults(model: LanguageModel) -> Iterator[str]:
-    yield from agreement.disagreements(model)
+    yield from agreement.distribution_inconsistencies(model)
     prefix = torch.tensor([[1, 2, 3]], device=model.device)
     if "draw" in model.capabilities:
-        drawn = sample(model, prefix, 3, ANCESTRAL, uniforms(20, 3, 0)[None], distribution=False)[0]
+        drawn = sample(model, prefix, 3, ANCESTRAL, secret_uniform_draws(20, 3, 0)[None], distribution=False)[0]
         if drawn.suffixes.shape[1] != 3 or int(drawn.counts.sum()) != 20:
             yield f"expected 20 samples of 3 tokens, got {int(drawn.counts.sum())} of {drawn.suffixes.shape[1]}"
     if "embeddings" in model.capabilities:
@@ -275,7 +276,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def small(kind: Any) -> Any:
+def make_small_plugin(kind: Any) -> Any:
     """A plug-in whose numbers of samples and the like are small."""
     defaults = {f.name: f.default for f in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in SMALL.items() if type(defaults.get(name)) is type(value)})
@@ -324,28 +325,28 @@ class Words:
         return {"input_ids": ids}
 
 
-def view(model: LanguageModel, setting: Setting, **more: Any) -> View:
+def make_view(model: LanguageModel, setting: Setting, **more: Any) -> View:
     roles: dict[str, Any] = {"public": model, "reference": tiny_model(7), "tokenizer": Words(), "training": KEPT}
     return View("target", model, setting, seed=0, **roles, **more)
 
 
-def queries(count: int = 6) -> list[Query]:
+def random_queries(count: int = 6) -> list[Query]:
     tokens = torch.randint(1, 61, (count, 5), generator=torch.Generator().manual_seed(1)).tolist()
     return [Query(f"q{i}", tuple(row), 3 + i % 2) for i, row in enumerate(tokens)]
 
 
-KNOWN = [Pair(query.prefix, query.prefix[:3]) for query in queries(8)]
+KNOWN = [Pair(query.prefix, query.prefix[:3]) for query in random_queries(8)]
 
 
-def answers(attack: Attack, seen: View, asked: Sequence[Query]) -> dict[str, Guesses]:
+def fit_and_guess(attack: Attack, seen: View, asked: Sequence[Query]) -> dict[str, Guesses]:
     return {guesses.secret: guesses for guesses in attack.guess(seen, attack.fit(seen, KNOWN), asked)}
 
 
 def secrets(model: LanguageModel) -> list[Secret]:
     """Members and non-members of two shapes; half of the suffixes are what the model says, half are not."""
     found = []
-    for i, query in enumerate(queries(12)):
-        noise = uniforms(1, query.length, i)[None]
+    for i, query in enumerate(random_queries(12)):
+        noise = secret_uniform_draws(1, query.length, i)[None]
         drawn = sample(model, torch.tensor([query.prefix]), query.length, Decoding(top_p=0.7), noise)[0].suffixes[0]
         suffix = tuple(drawn.tolist()) if i % 4 < 2 else query.prefix[: query.length]
         found.append(Secret(query.id, query.prefix, suffix, 1 + i % 2, member=i % 3 > 0))
@@ -375,43 +376,43 @@ def random_canaries() -> list[Secret]:
             member=i % 2 > 0,
             canary=Canary(Words().decode(query.prefix * 2), coin=i % 2 > 0),
         )
-        for i, query in enumerate(queries(24))
+        for i, query in enumerate(random_queries(24))
     ]
 
 
-def subjects(probe: Probe, model: LanguageModel) -> list[Secret]:
+def probe_subjects(probe: Probe, model: LanguageModel) -> list[Secret]:
     """What this probe looks at."""
     if probe.of == "own":
-        return list(probe.subjects(view(model, WHITE_BOX)))
+        return list(probe.subjects(make_view(model, WHITE_BOX)))
     return {"canaries": canaries, "coins": random_canaries}.get(probe.of, lambda: secrets(model))()
 
 
-def attacked(probe: Probe, model: LanguageModel) -> LanguageModel:
+def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
     """The model, or one with a defense where the probe has nothing to look at without a claim."""
     try:
-        next(iter(probe.measure(view(model, WHITE_BOX), subjects(probe, model)[:1])))
+        next(iter(probe.measure(make_view(model, WHITE_BOX), probe_subjects(probe, model)[:1])))
     except NotApplicable:
         return UniformMixing().protect(Scenario(model, model, None, queries=60, answer_length=4))
     return model
 
 
-def is_given(needs: Sequence[str], setting: Setting) -> bool:
+def setting_gives_capabilities(needs: Sequence[str], setting: Setting) -> bool:
     """Whether the setting gives all of these capabilities."""
     return all(implies_capability(setting.capabilities, needed) for needed in needs)
 
 
-def observed(probe: Probe, seen: View, asked: Sequence[Secret]) -> dict[str, Observation]:
+def observe_by_id(probe: Probe, seen: View, asked: Sequence[Secret]) -> dict[str, Observation]:
     return {one.secret: one for one in probe.measure(seen, asked)}
 
 
 @functools.cache
-def scenario() -> Scenario:
+def make_tiny_scenario() -> Scenario:
     """All that a defense may need, of tiny models."""
     target = tiny_model()
     held = ModelEnsemble(target, [tiny_model(seed) for seed in (1, 2)])
-    given = [(f"q{i}", query.prefix) for i, query in enumerate(queries())]
+    given = [(f"q{i}", query.prefix) for i, query in enumerate(random_queries())]
     prompts = tuple(Prompt(name, prefix, (*prefix, 7, 8) if i % 3 else ()) for i, (name, prefix) in enumerate(given))
-    corpus = [query.prefix * 4 for query in queries()]
+    corpus = [query.prefix * 4 for query in random_queries()]
     trained, whole = TrainedModel(tiny_model(3), _PROMISE), tiny_model(4)
     return Scenario(target, target, held, 60, 4, trained=trained, whole=whole, prompts=prompts, corpus=corpus)
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from scipy.stats import binomtest
 
-from auditor.benchmarks.canaries import check_sizes, words
+from auditor.benchmarks.canaries import check_canary_counts, prefix_free_english_words
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
-from auditor.core.streams import CHANNELS, generator
+from auditor.core.streams import CHANNELS, keyed_random_generator
 from auditor.statistics.audited import canaries_needed
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class AuditManifest:
         if self.times < 1:
             raise AuditError(f"expected canaries that go in at least once, got {self.times} times")
         inside, m = sum(one.included for one in self.canaries), len(self.canaries)
-        check_sizes(m, m * self.times)
+        check_canary_counts(m, m * self.times)
         if m < (fewest := canaries_needed(_LEAST_EPSILON, 0.0)):
             raise AuditError(f"expected at least {fewest} canaries, got {m}: fewer than any bound of epsilon needs")
         for what in ("id", "text"):
@@ -90,7 +90,7 @@ class AuditManifest:
 
 def make_audit_manifest(kind: Kind, texts: Sequence[Halves], times: int, seed: int) -> AuditManifest:
     """The texts with their coins, which follow from the seed and from nothing else."""
-    heads = generator("coins of an audit", seed).random(len(texts)) < 0.5
+    heads = keyed_random_generator("coins of an audit", seed).random(len(texts)) < 0.5
     made = (CoinedCanary(f"audit-{i:05d}", *halves, bool(heads[i])) for i, halves in enumerate(texts))
     return AuditManifest(AUDIT_VERSION, kind, seed, times, tuple(made))
 
@@ -103,7 +103,7 @@ def fresh_seed() -> int:
 # --- the kinds --------------------------------------------------------------------------------------------------------
 
 
-def texts_of(
+def make_canary_texts(
     kind: Kind,
     count: int,
     length: int,
@@ -117,29 +117,31 @@ def texts_of(
 
     words: random ones. prefixed: random words behind the beginning of one of the `texts`, where nobody expects them.
     sampled: what the `model` writes by itself. new-tokens: behind the beginning of one of the `texts`, one token that
-    occurs nowhere else (`token_texts`). The first word of a text that has no other prefix is its prefix: something must
-    stand before what is scored. Raises AuditError where there are not so many.
+    occurs nowhere else (`new_canary_token_texts`). The first word of a text that has no other prefix is its prefix:
+    something must stand before what is scored. Raises AuditError where there are not so many.
     """
     if count < 1 or length < 1 + (kind == "words"):
         raise AuditError(f"expected canaries, of more words than are their prefix, got {count} of {length}")
     if kind == "sampled":
         assert model is not None  # whoever asks has loaded one
-        return _sampled(count, _TOKENS_A_WORD * length, seed, model, temperature)
+        return _sample_canaries_from_model(count, _TOKENS_A_WORD * length, seed, model, temperature)
     said = _random_words(length, seed)
     if kind == "words":
-        return list(_distinct(count, lambda: _first_word_and_rest(next(said))))
+        return list(_draw_distinct_canaries(count, lambda: _first_word_and_rest(next(said))))
     begun = _shuffled_text_beginnings(texts, seed)
     if kind == "prefixed":
-        return list(_distinct(count, lambda: (next(begun), f" {next(said)}")))
-    return [(next(begun), token) for token in token_texts(count)]
+        return list(_draw_distinct_canaries(count, lambda: (next(begun), f" {next(said)}")))
+    return [(next(begun), token) for token in new_canary_token_texts(count)]
 
 
-def token_texts(count: int) -> list[str]:
+def new_canary_token_texts(count: int) -> list[str]:
     """What tokens of canaries are written as: to be added to the tokenizer of the model that is trained."""
     return [f"<|audit-{i:05d}|>" for i in range(count)]
 
 
-def _sampled(count: int, length: int, seed: int, model: HuggingFaceModel, temperature: float) -> list[Halves]:
+def _sample_canaries_from_model(
+    count: int, length: int, seed: int, model: HuggingFaceModel, temperature: float
+) -> list[Halves]:
     """Texts of so many tokens that a model writes by itself. Raises AuditError where it writes too few that differ."""
     import torch  # only here: who reads a manifest needs no model
 
@@ -159,7 +161,7 @@ def _sampled(count: int, length: int, seed: int, model: HuggingFaceModel, temper
     decoding = Decoding(temperature, forbidden=model.eos)
     found: dict[str, None] = {}
     for batch in range(2 + 4 * count // _AT_ONCE):
-        noise = generator("sampled canaries", seed, batch).random((1, _AT_ONCE, length, CHANNELS))
+        noise = keyed_random_generator("sampled canaries", seed, batch).random((1, _AT_ONCE, length, CHANNELS))
         context = torch.tensor([[start]], device=model.device)
         candidates = sample(model, context, length, decoding, noise)[0]
         decoded = (tokenizer.decode(row, skip_special_tokens=True) for row in candidates.suffixes.tolist())
@@ -177,28 +179,28 @@ def _first_word_and_rest(text: str) -> Halves:
 
 
 def _random_words(length: int, seed: int) -> Iterator[str]:
-    known, noise = words(), generator("words of an audit", seed)
+    known, noise = prefix_free_english_words(), keyed_random_generator("words of an audit", seed)
     while True:
         yield " ".join(known[i] for i in noise.integers(len(known), size=length))
 
 
 def _shuffled_text_beginnings(texts: Sequence[str], seed: int) -> Iterator[str]:
     """The first words of texts, in a random order, over and over."""
-    begun = list(dict.fromkeys(filter(None, map(_beginning, texts))))
+    begun = list(dict.fromkeys(filter(None, map(_leading_words, texts))))
     if not begun:
         raise AuditError("expected data with texts to begin canaries with, got none")
-    order = generator("prefixes of an audit", seed).permutation(len(begun))
+    order = keyed_random_generator("prefixes of an audit", seed).permutation(len(begun))
     while True:
         yield from (begun[i] for i in order)
 
 
-def _beginning(text: str) -> str:
+def _leading_words(text: str) -> str:
     """The first words as they are written, at most half of all."""
     ends = [found.end() for found in re.finditer(r"\S+", text)]
     return text[: ends[min(_PREFIX_WORDS, max(1, len(ends) // 2)) - 1]] if ends else ""
 
 
-def _distinct(count: int, draw: Callable[[], Halves]) -> Iterator[Halves]:
+def _draw_distinct_canaries(count: int, draw: Callable[[], Halves]) -> Iterator[Halves]:
     """So many texts that differ. Raises AuditError where they run out."""
     seen: set[str] = set()
     for _ in range(2 * count + 100):
@@ -215,11 +217,13 @@ def _distinct(count: int, draw: Callable[[], Halves]) -> Iterator[Halves]:
 # --- as one model reads them ------------------------------------------------------------------------------------------
 
 
-def as_secrets(manifest: AuditManifest, tokenizer: Any, rows: Sequence[Sequence[int]]) -> Iterator[Secret]:
+def audit_canaries_as_secrets(
+    manifest: AuditManifest, tokenizer: Any, rows: Sequence[Sequence[int]]
+) -> Iterator[Secret]:
     """rows: the tokens of each text. Raises AuditError for new tokens that the tokenizer does not have."""
-    from auditor.generation.tries import encode
+    from auditor.generation.tries import encode_texts
 
-    cuts = _shared(encode(tokenizer, [one.prefix for one in manifest.canaries]), rows)
+    cuts = _shared_prefix_token_counts(encode_texts(tokenizer, [one.prefix for one in manifest.canaries]), rows)
     for one, row, cut in zip(manifest.canaries, rows, cuts, strict=True):
         if manifest.kind == "new-tokens" and len(row) != cut + 1:
             raise AuditError(
@@ -231,7 +235,7 @@ def as_secrets(manifest: AuditManifest, tokenizer: Any, rows: Sequence[Sequence[
         yield Secret(one.id, prefix, suffix, times, member=one.included, canary=Canary(one.text, coin=one.included))
 
 
-def _shared(prefixes: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> Iterator[int]:
+def _shared_prefix_token_counts(prefixes: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> Iterator[int]:
     """How many tokens of each text are of its prefix alone: those that the prefix begins with when it stands by itself.
 
     A token that holds an end of the prefix and a beginning of the secret is the secret's.

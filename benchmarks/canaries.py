@@ -13,8 +13,8 @@ from functools import cached_property
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
-from auditor.core.spaces import Space, parse
-from auditor.core.streams import generator
+from auditor.core.spaces import Space, parse_canary_format
+from auditor.core.streams import keyed_random_generator
 
 MANIFEST_VERSION = 1
 COUNTS = (1, 2, 4, 8, 16)
@@ -59,7 +59,7 @@ class Manifest:
             )
         if not self.canaries:
             raise AuditError("expected at least one canary in the manifest, got none")
-        check_sizes(len(self.canaries), sum(entry.count for entry in self.canaries))
+        check_canary_counts(len(self.canaries), sum(entry.count for entry in self.canaries))
         try:
             spaces = self.spaces
         except AuditError:  # which quotes the format, and who damaged a manifest may have put a canary there
@@ -88,7 +88,7 @@ class Manifest:
         return copies
 
 
-def check_sizes(canaries: int, copies: int) -> None:
+def check_canary_counts(canaries: int, copies: int) -> None:
     """Raises AuditError for more than anybody inserts: such numbers are slips, and would exhaust memory."""
     if canaries > MOST_CANARIES or copies > MOST_COPIES:
         raise AuditError(
@@ -117,8 +117,8 @@ def make_manifest(
     if each < 1 or controls < 0:
         raise AuditError(f"expected --each >= 1 and --controls >= 0, got {each} and {controls}")
     wanted = sorted(set(counts))
-    check_sizes(len(formats) * (len(wanted) * each + controls), len(formats) * sum(wanted) * each)
-    known = {WORDS: words(), **(lists or {})}
+    check_canary_counts(len(formats) * (len(wanted) * each + controls), len(formats) * sum(wanted) * each)
+    known = {WORDS: prefix_free_english_words(), **(lists or {})}
     chosen = [
         Format(text, {name: words for name, words in known.items() if _has_slot_of_list(text, name)})
         for text in formats
@@ -126,7 +126,7 @@ def make_manifest(
     plan = [(count, i) for count in wanted for i in range(each)] + [(0, i) for i in range(controls)]
     entries = []
     for index, one in enumerate(chosen):
-        texts = _distinct(one.space(), len(plan), seed)
+        texts = _draw_distinct_texts(one.space(), len(plan), seed)
         label = f"{index}-" if len(chosen) > 1 else ""
         entries += [
             ManifestEntry(f"{'canary' if count else 'control'}-{label}{count:04d}-{i:03d}", text, index, count)
@@ -137,22 +137,22 @@ def make_manifest(
 
 def _has_slot_of_list(format: str, name: str) -> bool:
     """Whether a format has a slot of this list."""
-    return any(slot.partition(":")[0] == name for _, slot in parse(format))
+    return any(slot.partition(":")[0] == name for _, slot in parse_canary_format(format))
 
 
-def _distinct(space: Space, count: int, seed: int) -> list[str]:
+def _draw_distinct_texts(space: Space, count: int, seed: int) -> list[str]:
     if 2 * count > space.size:
         raise AuditError(
             f"expected a space of at least {2 * count} texts for {count} canaries, "
             f"but {space.format!r} has {space.size}"
         )
-    noise, drawn = generator("canaries", seed, space.format), dict[str, None]()
+    noise, drawn = keyed_random_generator("canaries", seed, space.format), dict[str, None]()
     while len(drawn) < count:
         drawn[space.draw(noise)] = None
     return list(drawn)
 
 
-def words() -> tuple[str, ...]:
+def prefix_free_english_words() -> tuple[str, ...]:
     """English words, none of which begins another."""
     from faker.providers.lorem.en_US import Provider  # late: `audit canaries --help` needs none
 
@@ -163,7 +163,7 @@ def words() -> tuple[str, ...]:
     return tuple(kept)
 
 
-def as_secrets(manifest: Manifest, rows: Sequence[Sequence[int]]) -> Iterator[Secret]:
+def exposure_canaries_as_secrets(manifest: Manifest, rows: Sequence[Sequence[int]]) -> Iterator[Secret]:
     """rows: the tokens of each text, all of which is secret."""
     for entry, row in zip(manifest.canaries, rows, strict=True):
         canary = Canary(entry.text, manifest.spaces[entry.space])

@@ -15,10 +15,18 @@ from typing import Any, Literal, get_args
 
 from auditor.benchmarks import forms
 from auditor.benchmarks.forms import Form
-from auditor.benchmarks.talks import ASSISTANT, REASONING, Conversation, Message, Unusable, message_text, usual_role
+from auditor.benchmarks.talks import (
+    ASSISTANT,
+    REASONING,
+    Conversation,
+    Message,
+    Unusable,
+    message_text,
+    normalised_role,
+)
 from auditor.benchmarks.wording import wording_of_tokens
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import ALL, SYSTEM, TURNS, share_known
+from auditor.core.knowledge import ALL, SYSTEM, TURNS, known_answer_share
 from auditor.core.nouns import Tokens, Wording
 
 Learnt = Literal["assistant", "all"]  # whose tokens have a loss: those of assistant turns, or all
@@ -106,7 +114,7 @@ def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASS
                 f"the text form {form.name}: --template model takes the model's own"
             )
         return _render_without_template(tokenizer, said, form)
-    messages = forms.messages_of(said, form)
+    messages = forms.messages_for_template(said, form)
     remarks: list[str] = []
     try:
         whole = forms.render(tokenizer, said, form, messages)
@@ -117,20 +125,22 @@ def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASS
             _message_with_joined_content(message) for message in messages
         )  # a template that knows no parts of a text
         whole = forms.render(tokenizer, said, form, messages)
-    _check_system(messages, whole)
+    _check_system_turn_written(messages, whole)
 
     def rendered(changed: Sequence[Message], answering: bool = False) -> str:
         return forms.render(tokenizer, said, form, changed, answering)
 
-    roles = {i: usual_role(one["role"]) for i, one in enumerate(messages)}
+    roles = {i: normalised_role(one["role"]) for i, one in enumerate(messages)}
     asked = {i: role for i, role in roles.items() if role == turns or (turns == ALL and role in TURNS)}
     spans = [
         replace(span, role=role) if isinstance(span, _Span) else span
         for i, role in asked.items()
         for span in _assistant_answer_spans(rendered, whole, messages, i)
     ]
-    remarks += _template_ignores_sentences(rendered, whole, said, messages)
-    return _written(tokenizer, whole, spans, _template_answer_mask(tokenizer, said, form, messages), remarks, turns)
+    remarks += _ignored_input_sentences(rendered, whole, said, messages)
+    return _tokenise_rendered_chat(
+        tokenizer, whole, spans, _template_answer_mask(tokenizer, said, form, messages), remarks, turns
+    )
 
 
 def _render_without_template(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
@@ -144,14 +154,14 @@ def _render_without_template(tokenizer: Any, said: Conversation, form: Form) -> 
         start = len(text)
         text += piece + behind
         if answers:
-            bounds = _stripped(text, start, start + len(piece))
+            bounds = _strip_span_whitespace(text, start, start + len(piece))
             spans.append(_Span(bounds, (start, len(text)), "content") if bounds else Unusable("an empty answer"))
     beside = {"system": any(m["role"] == SYSTEM for m in said.messages) and said.plain, "tools": said.tools}
     remarks = [f"nothing of {name} is written without a template" for name, there in beside.items() if there]
-    return _written(tokenizer, text, spans, None, remarks)
+    return _tokenise_rendered_chat(tokenizer, text, spans, None, remarks)
 
 
-def _written(
+def _tokenise_rendered_chat(
     tokenizer: Any,
     text: str,
     spans: Sequence[_Span | Unusable],
@@ -161,18 +171,25 @@ def _written(
 ) -> RenderedChat:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
-    answers = tuple(span if isinstance(span, Unusable) else _answer(text, offsets, span) for span in spans)
+    answers = tuple(
+        span if isinstance(span, Unusable) else _answer_of_character_span(text, offsets, span) for span in spans
+    )
     if not any(isinstance(answer, Answer) for answer in answers):
         raise next((answer for answer in answers if isinstance(answer, Unusable)), Unusable(f"no {turns} turn"))
     return RenderedChat(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
 
 
-def _answer(text: str, offsets: Sequence[tuple[int, int]], span: _Span) -> Answer | Unusable:
+def _answer_of_character_span(text: str, offsets: Sequence[tuple[int, int]], span: _Span) -> Answer | Unusable:
     tokens = _token_range_of_text(text, offsets, *span.said)
     if tokens is None:
         return Unusable("an answer does not begin at a token boundary")
     start, end = span.learnt
-    return Answer(tokens, (_first(offsets, start), _first(offsets, end)), span.of, span.role)
+    return Answer(
+        tokens,
+        (_first_token_reaching_past(offsets, start), _first_token_reaching_past(offsets, end)),
+        span.of,
+        span.role,
+    )
 
 
 def _message_with_joined_content(message: Message) -> dict[str, Any]:
@@ -180,7 +197,7 @@ def _message_with_joined_content(message: Message) -> dict[str, Any]:
     return {**message, "content": message_text(content)} if content is not None else dict(message)
 
 
-def _check_system(messages: Sequence[Message], whole: str) -> None:
+def _check_system_turn_written(messages: Sequence[Message], whole: str) -> None:
     content = message_text(messages[0].get("content")) if messages[0]["role"] == SYSTEM else None
     if content is not None and content.strip() not in whole:
         raise AuditError(
@@ -189,7 +206,7 @@ def _check_system(messages: Sequence[Message], whole: str) -> None:
         )
 
 
-def _template_ignores_sentences(
+def _ignored_input_sentences(
     rendered: Callable[[Sequence[Message]], str], whole: str, said: Conversation, messages: Sequence[Message]
 ) -> Iterator[str]:
     """What the template was given and makes nothing of: the trainer's, if it is this one, did not either."""
@@ -269,10 +286,10 @@ def _bounds_of_mark(whole: str, marked: str) -> tuple[int, int] | None:
     before, behind = marked.split(_MARK)
     if not (whole.startswith(before) and whole.endswith(behind)) or len(before) + len(behind) > len(whole):
         return None
-    return _stripped(whole, len(before), len(whole) - len(behind))
+    return _strip_span_whitespace(whole, len(before), len(whole) - len(behind))
 
 
-def _stripped(text: str, start: int, end: int) -> tuple[int, int] | None:
+def _strip_span_whitespace(text: str, start: int, end: int) -> tuple[int, int] | None:
     inside = text[start:end]
     start += len(inside) - len(inside.lstrip())
     return (start, start + len(inside.strip())) if inside.strip() else None
@@ -308,12 +325,12 @@ def _template_answer_mask(
     """The tokens inside the template's `{% generation %}` blocks, which is what TRL's assistant_only_loss trains on."""
     if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
         return None
-    asked = forms.asked_of(tokenizer, said, form)
+    asked = forms.chat_template_arguments(tokenizer, said, form)
     told = tokenizer.apply_chat_template(list(messages), return_dict=True, return_assistant_tokens_mask=True, **asked)
     return tuple(map(bool, told["assistant_masks"]))
 
 
-def _first(offsets: Sequence[tuple[int, int]], at: int) -> int:
+def _first_token_reaching_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
     """The first token that reaches beyond this character."""
     return next((i for i, (_, end) in enumerate(offsets) if end > at), len(offsets))
 
@@ -323,7 +340,7 @@ def _token_range_of_text(text: str, offsets: Sequence[tuple[int, int]], start: i
 
     A last token that says more than white space behind the end is none of them.
     """
-    first = _first(offsets, start)
+    first = _first_token_reaching_past(offsets, start)
     if first == len(offsets) or text[offsets[first][0] : start].strip():
         return None
     last = next((i for i in range(first, len(offsets)) if text[end : offsets[i][1]].strip()), len(offsets))
@@ -344,8 +361,8 @@ def cut_answers(
     system turn alone, of the first answer. longest: tokens of a suffix; shown: of a prefix, its last ones (None: all).
     Raises Unusable where there is none at all.
     """
-    share = share_known(knows)
-    alone = _system_alone(tokenizer, said, form) if knows == SYSTEM else None
+    share = known_answer_share(knows)
+    alone = _system_turn_only_prompt(tokenizer, said, form) if knows == SYSTEM else None
     for answer in written.answers if alone is None else written.found[:1]:
         if isinstance(answer, Unusable):
             yield answer
@@ -371,9 +388,9 @@ def cut_answers(
         yield AnswerCut(prefix, written.tokens[middle:last], wording, middle, stands, answer.role)
 
 
-def _system_alone(tokenizer: Any, said: Conversation, form: Form) -> str:
+def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: Form) -> str:
     """What an attacker sends who knows the system turn and no other. Raises Unusable where there is none."""
-    messages = forms.messages_of(said, form)
+    messages = forms.messages_for_template(said, form)
     if messages[0]["role"] != SYSTEM or (form.source is None and said.plain):
         raise Unusable("no system turn to know")
     if form.source is None:

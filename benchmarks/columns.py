@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from auditor.benchmarks import marks, talks
-from auditor.benchmarks.tables import ABSENT, RecordTable, kind_of
+from auditor.benchmarks.tables import ABSENT, RecordTable, describe_value_type
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
@@ -25,7 +25,7 @@ _USUAL = {
 }
 
 
-def layout_of(table: RecordTable) -> tuple[str, ...]:
+def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
     """One of `PLAIN` and `talks.LAYOUTS`. Raises AuditError with the columns found for none, several or doubles."""
     for name in COLUMNS:
         if table.columns.count(name) > 1:
@@ -46,8 +46,8 @@ def layout_of(table: RecordTable) -> tuple[str, ...]:
     )
 
 
-def plain_layout(table: RecordTable) -> tuple[str, ...]:
-    layout = layout_of(table)
+def require_text_layout(table: RecordTable) -> tuple[str, ...]:
+    layout = detect_column_layout(table)
     if layout not in PLAIN:
         raise AuditError(f"{table.where}: expected text here, or prefix and suffix, got {' and '.join(layout)}")
     return layout
@@ -66,26 +66,28 @@ def describe_columns(columns: Sequence[str]) -> str:
     return " and ".join(words)
 
 
-def cell(table: RecordTable, row: int, column: str) -> str:
+def cell_location_text(table: RecordTable, row: int, column: str) -> str:
     return f"{table.where}, row {row} (counted from 0), column {column!r}"
 
 
-def texts_of(table: RecordTable, column: str) -> list[str]:
+def text_column_values(table: RecordTable, column: str) -> list[str]:
     """A column, every value of which is text. Raises AuditError with row and column otherwise."""
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str):
-            raise AuditError(f"{cell(table, row, column)}: expected text, got {kind_of(value)}")
+            raise AuditError(
+                f"{cell_location_text(table, row, column)}: expected text, got {describe_value_type(value)}"
+            )
         if not value.isascii() and re.search("[\ud800-\udfff]", value):  # JSON can hold half a character: "\ud83d"
-            raise AuditError(f"{cell(table, row, column)}: expected text, got half of a surrogate pair")
+            raise AuditError(f"{cell_location_text(table, row, column)}: expected text, got half of a surrogate pair")
     return values
 
 
-def prefix_and_suffix(table: RecordTable, layout: Sequence[str]) -> list[str]:
-    return ["".join(parts) for parts in zip(*(texts_of(table, column) for column in layout), strict=True)]
+def joined_layout_texts(table: RecordTable, layout: Sequence[str]) -> list[str]:
+    return ["".join(parts) for parts in zip(*(text_column_values(table, column) for column in layout), strict=True)]
 
 
-def repeats_of(table: RecordTable) -> list[int]:
+def row_repeat_counts(table: RecordTable) -> list[int]:
     """How often each row was trained on: the repeats column where there is one, else once.
 
     Raises AuditError with the row for anything but a whole number of at least 1.
@@ -97,7 +99,9 @@ def repeats_of(table: RecordTable) -> list[int]:
         whole = isinstance(value, int) and not isinstance(value, bool)
         digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)  # CSV is text all over
         if not (whole or digits) or not 1 <= int(value) < 10**15:
-            raise AuditError(f"{cell(table, row, 'repeats')}: expected a whole number of at least 1, got another value")
+            raise AuditError(
+                f"{cell_location_text(table, row, 'repeats')}: expected a whole number of at least 1, got another value"
+            )
         counts.append(int(value))
     return counts
 
@@ -110,21 +114,21 @@ def conversations(
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
-            yield talks.conversation(layout, row)
+            yield talks.parse_row_as_conversation(layout, row)
         except talks.Unusable as why:
             yield why
 
 
-def marks_of(table: RecordTable) -> list[tuple[Mark, ...]]:
+def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
     """What each row marks: nothing without the column. Raises AuditError for anything but texts by kind."""
     if marks.COLUMN not in table.columns:
         return [()] * table.rows
     found = []
-    said = zip(*(map(_cell_text, table.column(name)) for name in layout_of(table)), strict=True)
+    said = zip(*(map(_cell_text, table.column(name)) for name in detect_column_layout(table)), strict=True)
     for row, (value, parts) in enumerate(zip(table.column(marks.COLUMN), said, strict=True)):
-        where = cell(table, row, marks.COLUMN)
+        where = cell_location_text(table, row, marks.COLUMN)
         try:
-            found.append(marks.parse_marks(None if value is ABSENT else value))
+            found.append(marks.parse_personal_data_marks(None if value is ABSENT else value))
         except ValueError as error:
             raise AuditError(f'{where}: expected texts by kind, as {{"name": ["Jane Doe"]}}, got {error}') from None
         if missing := [kind for kind, text in found[-1] if text not in "".join(parts)]:
@@ -145,14 +149,14 @@ def _cell_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def groups_of(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
+def row_group_values(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
     """The group of each row, None where no column is asked for.
 
     Reports show these values, so a column that names people rather than groups is refused.
     """
     if column is None or not _has_one_column(table, "--group-column", column, needed):
         return [None] * table.rows
-    values = [_group(table, row, column, value) for row, value in enumerate(table.column(column))]
+    values = [_group_name_of_cell(table, row, column, value) for row, value in enumerate(table.column(column))]
     if len(set(values)) > _GROUPS:
         raise AuditError(
             f"{table.where}: expected --group-column with at most {_GROUPS} different values, since reports show "
@@ -161,22 +165,25 @@ def groups_of(table: RecordTable, column: str | None, needed: bool) -> Sequence[
     return values
 
 
-def _group(table: RecordTable, row: int, column: str, value: Any) -> str:
+def _group_name_of_cell(table: RecordTable, row: int, column: str, value: Any) -> str:
     if value is None or value is ABSENT or value == "":
         return "none"
     if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
-        what = f"a text of {len(value):,} characters" if isinstance(value, str) else kind_of(value)
+        what = f"a text of {len(value):,} characters" if isinstance(value, str) else describe_value_type(value)
         raise AuditError(
-            f"{cell(table, row, column)}: expected a group's name of at most {_GROUP_LENGTH} characters, got {what}"
+            f"{cell_location_text(table, row, column)}: expected a group's "
+            f"name of at most {_GROUP_LENGTH} characters, got {what}"
         )
     return str(value)
 
 
-def users_of(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
-    """Whose each row is, None where no column is asked for. Raises AuditError as `units_of`, and for no such column."""
+def optional_row_users(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
+    """Whose each row is, None where no column is asked for. Raises AuditError as `row_privacy_unit_names`, and for no
+    such column.
+    """
     if column is None or not _has_one_column(table, "--user-column", column, needed):
         return [None] * table.rows
-    return units_of(table, column)
+    return row_privacy_unit_names(table, column)
 
 
 def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) -> bool:
@@ -188,10 +195,13 @@ def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) ->
     return True
 
 
-def units_of(table: RecordTable, column: str) -> list[str]:
+def row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
     """Whose each row is. Raises AuditError with the row for anything but text or a whole number."""
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
-            raise AuditError(f"{cell(table, row, column)}: expected a name or a whole number, got {kind_of(value)}")
+            raise AuditError(
+                f"{cell_location_text(table, row, column)}: expected a "
+                f"name or a whole number, got {describe_value_type(value)}"
+            )
     return [str(value) for value in values]

@@ -13,7 +13,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from auditor.benchmarks import chat, forms, talks
-from auditor.benchmarks.columns import PLAIN, conversations, layout_of, prefix_and_suffix, texts_of
+from auditor.benchmarks.columns import (
+    PLAIN,
+    conversations,
+    detect_column_layout,
+    joined_layout_texts,
+    text_column_values,
+)
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.tables import RecordTable
 from auditor.benchmarks.wording import token_ends, wording_of_tokens
@@ -74,13 +80,15 @@ def tokenizer_note(tokenizer: PreTrainedTokenizerBase) -> str:
     return f"tokenised by {type(tokenizer).__name__}, {len(tokenizer)} tokens, without special tokens{default}"
 
 
-def parts_of(table: RecordTable, cut: Cutting, remarks: Counter[str]) -> tuple[Iterator[Part], str, Sequence[str]]:
+def cut_rows_into_parts(
+    table: RecordTable, cut: Cutting, remarks: Counter[str]
+) -> tuple[Iterator[Part], str, Sequence[str]]:
     """The secrets of each row, how they were cut, and what the rows say, which is whole when all secrets are read.
 
     remarks: is given what of conversations is not written, with how many say so. Raises AuditError for a flag that says
     nothing to this layout.
     """
-    layout = layout_of(table)
+    layout = detect_column_layout(table)
     if cut.knows is not None and layout in PLAIN:
         raise AuditError(f"--knows is about conversations (messages), but {table.where} has {' and '.join(layout)}")
     if cut.turns is not None and layout in PLAIN:
@@ -91,9 +99,9 @@ def parts_of(table: RecordTable, cut: Cutting, remarks: Counter[str]) -> tuple[I
         knows, texts, turns = cut.knows or USER, list[str](), cut.turns or talks.ASSISTANT
         how = f"{turns} turns, {cut.suffix_length} tokens of each, as --template {cut.form.said} (--knows {knows})"
         return _cut_conversations(cut, cut.form, knows, conversations(table, layout), (texts, remarks)), how, texts
-    said = prefix_and_suffix(table, layout)
+    said = joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
-        halves = _cut_pairs(cut.tokenizer, texts_of(table, "prefix"), texts_of(table, "suffix"))
+        halves = _cut_pairs(cut.tokenizer, text_column_values(table, "prefix"), text_column_values(table, "suffix"))
         pairs = (Part(row, half) for row, half in enumerate(halves))
         return pairs, "prefix and suffix tokenised jointly and kept whole", said
     prefix = cut.prefix_length or LENGTH
@@ -185,14 +193,14 @@ def _cut_conversations(
                 yield Part(row, (answer.prefix, answer.suffix, answer.wording), number, answer.at, answer.stands, role)
 
 
-def usual_form(tokenizer: Any, table: RecordTable) -> Form:
+def usual_form_of_table(tokenizer: Any, table: RecordTable) -> Form:
     """What trainers make of such rows first of all; today, where the template writes the day.
 
     Raises AuditError for messages and a tokenizer without a template.
     """
-    rows = (said for said in conversations(table, layout_of(table)) if not isinstance(said, talks.Unusable))
+    rows = (said for said in conversations(table, detect_column_layout(table)) if not isinstance(said, talks.Unusable))
     first = list(islice(rows, 1))
-    return forms.usual_form(tokenizer, first, f"{date.today()}") if first else Form(forms.NONE)
+    return forms.most_usual_rendering(tokenizer, first, f"{date.today()}") if first else Form(forms.NONE)
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> Any:

@@ -18,26 +18,26 @@ from auditor.benchmarks.columns import (
     COLUMNS,
     PLAIN,
     conversations,
-    groups_of,
-    layout_of,
-    marks_of,
-    prefix_and_suffix,
-    repeats_of,
-    users_of,
+    detect_column_layout,
+    joined_layout_texts,
+    optional_row_users,
+    row_group_values,
+    row_personal_data_marks,
+    row_repeat_counts,
 )
 from auditor.benchmarks.cutting import (
     BATCH,
     LENGTH,
     Cutting,
+    cut_rows_into_parts,
     encode,
     fast_tokenizer,
-    parts_of,
     tokenizer_note,
-    usual_form,
+    usual_form_of_table,
 )
 from auditor.benchmarks.forms import Form
-from auditor.benchmarks.occurrences import occurrences, runs_on
-from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, plural, rows_named, split_records
+from auditor.benchmarks.occurrences import last_word_continues, occurrences
+from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, plural, row_numbers_text, split_records
 from auditor.benchmarks.tables import RecordTable, read_table, require_rows
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
@@ -88,10 +88,14 @@ class Files(Benchmark):
         split = Split(known_fraction, limit, seed)
         self.tokenizer = fast_tokenizer(tokenizer)
         cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form, turns)
-        members = _source("--data", data, cut, group_column, user_column)
-        pairs = None if known is None else _source("--known", known, cut)
-        others = None if nonmembers is None else _source("--nonmembers", nonmembers, cut, group_column, user_column)
-        lost = None if forget is None else _source("--forget", forget, cut)
+        members = _read_file_as_source("--data", data, cut, group_column, user_column)
+        pairs = None if known is None else _read_file_as_source("--known", known, cut)
+        others = (
+            None
+            if nonmembers is None
+            else _read_file_as_source("--nonmembers", nonmembers, cut, group_column, user_column)
+        )
+        lost = None if forget is None else _read_file_as_source("--forget", forget, cut)
         for source in (pairs, others, lost):
             if source is not None and (source.form is None) != (members.form is None):
                 raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
@@ -112,35 +116,35 @@ class Files(Benchmark):
         if name is None:
             return
         table = read_table(flag, name, COLUMNS)
-        layout, repeats = layout_of(table), repeats_of(table)
+        layout, repeats = detect_column_layout(table), row_repeat_counts(table)
         if self.form is not None:
             for said, times in zip(conversations(table, layout), repeats, strict=True):
                 with suppress(talks.Unusable):  # nobody is attacked in such a row either, and the notes say so
                     if not isinstance(said, talks.Unusable):
                         yield chat.render_chat(self.tokenizer, said, self.form).tokens, times
             return
-        texts = prefix_and_suffix(table, layout)
+        texts = joined_layout_texts(table, layout)
         for first in range(0, len(texts), BATCH):
             encoded = encode(self.tokenizer, texts[first : first + BATCH])["input_ids"]
             yield from zip(map(tuple, encoded), repeats[first : first + BATCH], strict=True)
 
 
-def _source(
+def _read_file_as_source(
     flag: str, name: str, cut: Cutting, group_column: str | None = None, user_column: str | None = None
 ) -> Source:
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
     table = require_rows(read_table(flag, name, (*COLUMNS, *filter(None, (group_column, user_column)))))
-    layout = layout_of(table)
-    form = None if layout in PLAIN else cut.form or usual_form(cut.tokenizer, table)
+    layout = detect_column_layout(table)
+    form = None if layout in PLAIN else cut.form or usual_form_of_table(cut.tokenizer, table)
     remarks = Counter[str]()
-    parts, how, texts = parts_of(table, replace(cut, form=form), remarks)
+    parts, how, texts = cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
-        repeats = repeats_of(table)
+        repeats = row_repeat_counts(table)
         how += f"; repeat counts {_FROM_COLUMN if 'repeats' in table.columns else _FROM_ROWS}"
     else:
         repeats = [1] * table.rows
-    groups = groups_of(table, group_column, needed=flag == "--data")
-    users = users_of(table, user_column, needed=flag == "--data")
+    groups = row_group_values(table, group_column, needed=flag == "--data")
+    users = optional_row_users(table, user_column, needed=flag == "--data")
     records: list[Record] = []
     standing: list[str] = []
     left_out: dict[str, list[int]] = {}
@@ -162,7 +166,7 @@ def _source(
         left_out |= unasked
     reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
     dropped = (
-        f"left out {plural(len(rows), 'answer')}: {why} ({rows_named(sorted(set(rows)))})"
+        f"left out {plural(len(rows), 'answer')}: {why} ({row_numbers_text(sorted(set(rows)))})"
         for why, rows in unasked.items()
     )
     notes = (how, *dropped, *(f"{why} ({plural(count, 'conversation')})" for why, count in remarks.items()))
@@ -175,14 +179,18 @@ def _records_with_copy_counts(records: Sequence[Record], standing: Sequence[str]
     Of rows that say the same the first has all of it: where they are merged their counts add up.
     """
     pairs = list(zip(records, standing, strict=True))
-    cut = {text for record, text in pairs if (w := record.wording) is not None and runs_on(w.suffix, w.after[:1])}
+    cut = {
+        text
+        for record, text in pairs
+        if (w := record.wording) is not None and last_word_continues(w.suffix, w.after[:1])
+    }
     found = occurrences({text: text not in cut for text in standing}, texts)
     return [replace(record, repeats=found.pop(text, 0)) for record, text in pairs]
 
 
 def _records_with_marks(records: Sequence[Record], table: RecordTable) -> list[Record]:
     """The records with what the rows mark in them. Raises AuditError for marks that are none of their row."""
-    found = marks_of(table)
+    found = row_personal_data_marks(table)
     return [
         replace(record, wording=replace(record.wording, marks=found[record.row])) if record.wording else record
         for record in records

@@ -28,7 +28,7 @@ from auditor.benchmarks.talks import (
     Unusable,
     is_assistant,
     message_text,
-    usual_role,
+    normalised_role,
 )
 from auditor.core.errors import AuditError
 
@@ -113,7 +113,7 @@ def _template_source(base: str, tokenizer: Any) -> str:
             )
         return own
     if base == TRL:
-        if (of_trl := training_template(tokenizer)) is None:
+        if (of_trl := trl_training_template(tokenizer)) is None:
             raise AuditError(
                 "expected --template trl with a chat template that TRL has a training template for, and TRL installed "
                 "(pip install trl), got one that it leaves as it is, or no TRL"
@@ -133,7 +133,7 @@ def own_template(tokenizer: Any) -> str | None:
     return own if own is None or isinstance(own, str) else json.dumps(own, sort_keys=True)
 
 
-def training_template(tokenizer: Any) -> str | None:
+def trl_training_template(tokenizer: Any) -> str | None:
     """What TRL trains with for `assistant_only_loss` in the place of this tokenizer's; None where it is the same.
 
     TRL is asked where it is installed: its templates are its own.
@@ -160,7 +160,7 @@ def candidate_forms(tokenizer: Any, rows: Sequence[Conversation]) -> list[Form]:
     Raises AuditError for messages and a tokenizer without a template: nothing else is usual of them.
     """
     kind = rows[0].kind
-    own, of_trl = own_template(tokenizer), training_template(tokenizer)
+    own, of_trl = own_template(tokenizer), trl_training_template(tokenizer)
     plain = {
         COMPLETION: [Form(NONE), Form(NONE, None, (LINE,))],  # TRL: one text, and the end of text behind it
         INSTRUCTION: [Form(ALPACA, None, some) for some in ((), (LINE,), (INPUT, LINE), (BARE, LINE))] + [Form(NONE)],
@@ -176,7 +176,7 @@ def candidate_forms(tokenizer: Any, rows: Sequence[Conversation]) -> list[Form]:
     return [*plain, *of_templates, *([Form(NONE)] if kind == MESSAGES else [])]
 
 
-def usual_form(tokenizer: Any, rows: Sequence[Conversation], day: str) -> Form:
+def most_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> Form:
     """The first candidate, with this day where it writes one."""
     form = candidate_forms(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
@@ -185,7 +185,7 @@ def usual_form(tokenizer: Any, rows: Sequence[Conversation], day: str) -> Form:
 def _form_variants(source: str, rows: Sequence[Conversation]) -> Iterator[tuple[str, ...]]:
     """Of each thing that trainers do in several ways: as usual, and otherwise. Only where it can matter."""
     messages = [message for said in rows for message in said.messages]
-    if any(usual_role(message["role"]) != message["role"] for message in messages):
+    if any(normalised_role(message["role"]) != message["role"] for message in messages):
         yield ("", GIVEN_ROLES)
     if any(_has_reasoning(message) for message in messages):
         yield ("", NO_REASONING)
@@ -203,14 +203,14 @@ def _has_reasoning(message: Message) -> bool:
 # --- what they write --------------------------------------------------------------------------------------------------
 
 
-def messages_of(said: Conversation, form: Form) -> tuple[dict[str, Any], ...]:
+def messages_for_template(said: Conversation, form: Form) -> tuple[dict[str, Any], ...]:
     """The messages that the template is given: as they were, but for what the form does otherwise."""
     messages = [dict(message) for message in said.messages]
     if LINE in form.variants and said.kind == INSTRUCTION:
         messages[-2]["content"] = "\n".join(filter(None, said.plain[:2]))
     for message in messages:
         if GIVEN_ROLES not in form.variants:
-            message["role"] = usual_role(message["role"])
+            message["role"] = normalised_role(message["role"])
         if NO_REASONING in form.variants and _has_reasoning(message):
             for key in REASONING:
                 message.pop(key, None)
@@ -218,12 +218,12 @@ def messages_of(said: Conversation, form: Form) -> tuple[dict[str, Any], ...]:
     return tuple(messages)
 
 
-def asked_of(tokenizer: Any, said: Conversation, form: Form) -> dict[str, Any]:
+def chat_template_arguments(tokenizer: Any, said: Conversation, form: Form) -> dict[str, Any]:
     """What `apply_chat_template` is given beside the messages."""
     source = str(form.source)
     if form.base == MODEL and not isinstance(tokenizer.chat_template, str):  # several by name: which, depends on tools
         source = tokenizer.get_chat_template(None, said.tools)
-    asked: dict[str, Any] = {"chat_template": on_day(source, form.day)}
+    asked: dict[str, Any] = {"chat_template": template_with_fixed_date(source, form.day)}
     if said.tools is not None:
         asked["tools"] = said.tools
     if NO_THINKING in form.variants:
@@ -231,7 +231,7 @@ def asked_of(tokenizer: Any, said: Conversation, form: Form) -> dict[str, Any]:
     return asked | dict(said.options)
 
 
-def on_day(source: str, day: str | None) -> str:
+def template_with_fixed_date(source: str, day: str | None) -> str:
     """The template with this day in the place of what it asks the clock for: no variable of a call can hide that
     function. None: as it is. Raises AuditError where it asks in another way than by a format that stands there.
     """
@@ -249,7 +249,7 @@ def render(tokenizer: Any, said: Conversation, form: Form, messages: Sequence[Me
 
     Raises Unusable where it refuses them.
     """
-    asked = asked_of(tokenizer, said, form)
+    asked = chat_template_arguments(tokenizer, said, form)
     try:
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answering, **asked)
     except (TemplateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -267,7 +267,7 @@ def _data_free_error_text(error: Exception, messages: Sequence[Message]) -> str:
 def untemplated_pieces(said: Conversation, form: Form) -> list[Piece]:
     """The row without a template, piece by piece. Raises Unusable for a turn without text."""
     if form.base == ALPACA:
-        return _alpaca(said, form)
+        return _alpaca_prompt_pieces(said, form)
     if said.kind == MESSAGES:  # turn by turn, a line each
         contents = [(message_text(message.get("content")), is_assistant(message)) for message in said.messages]
         if any(content is None for content, _ in contents):
@@ -280,7 +280,7 @@ def untemplated_pieces(said: Conversation, form: Form) -> list[Piece]:
     return [("".join(given) + ("\n" if LINE in form.variants else ""), False), (said.plain[-1], True)]
 
 
-def _alpaca(said: Conversation, form: Form) -> list[Piece]:
+def _alpaca_prompt_pieces(said: Conversation, form: Form) -> list[Piece]:
     """The text that Alpaca was trained with and published. bare: without its opening; input: with the input's heading
     even where there is none; line: the answer on a line of its own, as axolotl writes it.
     """

@@ -20,10 +20,10 @@ import numpy as np
 from auditor.benchmarks.audit_canaries import AuditManifest, CoinedCanary
 from auditor.benchmarks.canaries import Manifest, ManifestEntry
 from auditor.benchmarks.columns import describe_columns
-from auditor.benchmarks.tables import csv_rows, json_objects, loaded_dataset
+from auditor.benchmarks.tables import json_objects, open_dataset_split, read_csv_rows
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 
 _REPEATS = "repeats"  # what `audit run --data` reads how often a row was trained on from: a copy is one row
 
@@ -40,13 +40,13 @@ class Copies:
     def rows(self) -> list[ManifestEntry | CoinedCanary]:
         """The copies in a random order."""
         copies: Sequence[ManifestEntry | CoinedCanary] = self.manifest.copies()
-        order = generator("canaries", "order", self.seed).permutation(len(copies))
+        order = keyed_random_generator("canaries", "order", self.seed).permutation(len(copies))
         return [copies[i] for i in order]
 
     def order(self, rows: int) -> list[int]:
         """The new order of so many rows and the copies behind them: rows as before, copies at random places."""
         copies = len(self.manifest.copies())
-        at = set(generator("canaries", "places", self.seed).permutation(rows + copies)[:copies].tolist())
+        at = set(keyed_random_generator("canaries", "places", self.seed).permutation(rows + copies)[:copies].tolist())
         old, new = iter(range(rows)), iter(range(rows, rows + copies))
         return [next(new) if place in at else next(old) for place in range(rows + copies)]
 
@@ -69,7 +69,7 @@ class Copies:
         return {column: own.get(column, absent) for column in columns}
 
 
-def insert(copies: Copies, data: str, out: Path) -> int:
+def write_data_with_canaries(copies: Copies, data: str, out: Path) -> int:
     """Writes the data with the copies in it to `out`, in the format of the data; returns how many copies.
 
     Raises AuditError, and writes nothing, where the data cannot be read or `out` exists.
@@ -122,7 +122,7 @@ def _write_json(copies: Copies, where: str, data: str, out: Path) -> None:
 
 
 def _write_csv(copies: Copies, where: str, data: str, out: Path) -> None:
-    header, *rows = csv_rows(where, Path(data)) or [[]]
+    header, *rows = read_csv_rows(where, Path(data)) or [[]]
     copies.check(where, header, lambda: [row[header.index(copies.text)] for row in rows])
     every = [*rows, *(list(copies.values(entry, header, "").values()) for entry in copies.rows())]
     buffer = io.StringIO(newline="")
@@ -160,7 +160,7 @@ def _write_dataset(copies: Copies, where: str, data: str, out: Path) -> None:
     """The train split, saved as `datasets` saves it: `load_from_disk` and `--data` read it."""
     import datasets
 
-    with loaded_dataset(where, data) as held:
+    with open_dataset_split(where, data) as held:
         copies.check(where, held.column_names, lambda: held[copies.text][:])
         rows = [copies.values(entry, held.column_names, None) for entry in copies.rows()]
         columns: Mapping[str, list[Any]] = {name: [row[name] for row in rows] for name in held.column_names}

@@ -20,8 +20,13 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks import manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
-from auditor.benchmarks.lab_folders import digest, ensemble_version, references_part, trained_part
-from auditor.benchmarks.lab_recipe import LabRecipe, Recipe, small
+from auditor.benchmarks.lab_folders import (
+    ensemble_version,
+    lab_cache_digest,
+    reference_models_folder_name,
+    trained_model_folder_name,
+)
+from auditor.benchmarks.lab_recipe import LabRecipe, Recipe, require_small_lab_recipe
 from auditor.benchmarks.lab_secrets import cut_secrets
 from auditor.benchmarks.lab_texts import LabTexts, TrainingTexts, make_texts
 from auditor.benchmarks.lab_training import (
@@ -34,11 +39,11 @@ from auditor.benchmarks.lab_training import (
 )
 from auditor.benchmarks.parts import LabParts
 from auditor.core.cache import cache_folder
-from auditor.core.nouns import Tokens, evenly_spaced
+from auditor.core.nouns import Tokens, evenly_spaced_secrets
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import LoraEnsemble, with_adapter_on
+from auditor.models.lora import LoraEnsemble, model_with_adapter
 from auditor.models.references import References
-from auditor.models.shards import WHOLE, read_shard, record_names
+from auditor.models.shards import WHOLE, read_shard_record_list, text_digests
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import Trainer, TrainingJob
@@ -110,7 +115,7 @@ class Lab(Benchmark):
         self._cache, self._limit = cache, limit
         self.recipe.check()
         texts = self._make_texts()
-        self.folder = (cache or cache_folder()) / self.name / digest(self.recipe, texts, self._versions())
+        self.folder = (cache or cache_folder()) / self.name / lab_cache_digest(self.recipe, texts, self._versions())
         self.progress = progress or (lambda what, done, total: None)
         self.parts = LabParts(self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._note, self.progress)
         self.description = f"{self._described()}; records occur {', '.join(map(str, self.recipe.counts))} times"
@@ -121,11 +126,11 @@ class Lab(Benchmark):
         self.forgotten = self.cut.forgotten
         self._hold_out()
         if self.recipe.audit_canaries:
-            self._take_audit_canaries()
+            self._add_audit_canaries()
         if limit is not None:
             members = [secret for secret in self.secrets if secret.member]
             others = [secret for secret in self.secrets if not secret.member]
-            self.secrets = (*evenly_spaced(members, limit), *evenly_spaced(others, limit))
+            self.secrets = (*evenly_spaced_secrets(members, limit), *evenly_spaced_secrets(others, limit))
             self._note(f"limited to {limit} members and non-members, evenly over the repeat counts")
 
     # --- what tells one lab from another ---
@@ -135,10 +140,10 @@ class Lab(Benchmark):
         """Refuses a lab that stands on what is not installed. Raises AuditError."""
 
     def _make_texts(self) -> LabTexts:
-        return make_texts(small(self.recipe))
+        return make_texts(require_small_lab_recipe(self.recipe))
 
     def _described(self) -> str:
-        recipe = small(self.recipe)
+        recipe = require_small_lab_recipe(self.recipe)
         return (
             f"{recipe.layers}-layer GPT-NeoX of width {recipe.hidden}, trained on the spot on synthetic "
             "mails, patient notes and payments (Faker)"
@@ -149,7 +154,7 @@ class Lab(Benchmark):
         return {}
 
     def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
-        build = partial(make_tokenizer, recipe=small(self.recipe), public=texts.public)
+        build = partial(make_tokenizer, recipe=require_small_lab_recipe(self.recipe), public=texts.public)
         made: PreTrainedTokenizerFast = self.parts.get(_TOKENIZER, build, load_tokenizer)
         return made
 
@@ -160,7 +165,7 @@ class Lab(Benchmark):
     def _note(self, note: str) -> None:
         self.notes += (note,)
 
-    def _take_audit_canaries(self) -> None:
+    def _add_audit_canaries(self) -> None:
         """Canaries with coins, beside those for exposure: each that went in is a record of its own in all trainings."""
         recipe = self.recipe
         build = partial(self.training.audit_canaries, public=self.public)
@@ -225,7 +230,7 @@ class Lab(Benchmark):
         """Where the members lie once they are built."""
         return self.folder / f"ensemble{ensemble_version(self.recipe)}"
 
-    def with_members(self, count: int | None) -> Lab:
+    def with_ensemble_size(self, count: int | None) -> Lab:
         """The same lab with so many members in its ensemble, the models around them shared; None: as many as it has."""
         if count in (None, self.recipe.members):
             return self
@@ -234,36 +239,36 @@ class Lab(Benchmark):
 
     def whole(self) -> HuggingFaceModel:
         """One LoRA adapter on all records, trained as the members of the ensemble are: the target, where it was so."""
-        if self.recipe.target_is_whole:
+        if self.recipe.target_trained_like_members:
             return self.target()
         public = self.public()
 
         def load(path: Path) -> HuggingFaceModel:
-            return with_adapter_on(public, path / WHOLE)
+            return model_with_adapter(public, path / WHOLE)
 
         made: HuggingFaceModel = self.parts.get("whole", self.training.whole, load, ensemble_version(self.recipe))
         return made
 
     def references(self, count: int) -> References:
         """So many models by the target's recipe, each on all that is not attacked and half of what is."""
-        public, name_of = self.public(), {record_names([text])[0]: id for id, text in self.cut.texts.items()}
+        public, name_of = self.public(), {text_digests([text])[0]: id for id, text in self.cut.texts.items()}
         attacked = {secret.id for secret in self.secrets}
 
         def model(folder: Path) -> HuggingFaceModel:
             return (
-                with_adapter_on(public, folder)
+                model_with_adapter(public, folder)
                 if self.recipe.private_rank
                 else self.training.model(folder, "lab reference")
             )
 
         def load(path: Path) -> References:
             folders = sorted(path.glob("reference-*"))
-            listed = (read_shard(folder) or () for folder in folders)
+            listed = (read_shard_record_list(folder) or () for folder in folders)
             saw = (frozenset(name_of[name] for name in names if name in name_of) & attacked for names in listed)
             return References(tuple(map(model, folders)), tuple(saw))
 
         build = partial(self.training.references, count=count)
-        made: References = self.parts.get(references_part(count), build, load)
+        made: References = self.parts.get(reference_models_folder_name(count), build, load)
         made.check(attacked, "the lab")
         return made
 
@@ -271,10 +276,10 @@ class Lab(Benchmark):
         """The public model, fine-tuned on the private records by this trainer, with what it promises."""
 
         def build(path: Path) -> None:
-            self.training.train_with(trainer, path, self.job(trainer, path))
+            self.training.train_and_record(trainer, path, self.job(trainer, path))
 
         made: TrainedModel = self.parts.get(
-            trained_part(trainer), build, lambda path: self.training.loaded(trainer, path)
+            trained_model_folder_name(trainer), build, lambda path: self.training.load_model_of_trainer(trainer, path)
         )
         return made
 
@@ -285,6 +290,6 @@ class Lab(Benchmark):
             self.target()
         return self.training.job(trainer, path, public, self.cut.forgotten_texts)
 
-    def seconds_of(self, trainer: Trainer) -> float:
+    def training_seconds_of_trainer(self, trainer: Trainer) -> float:
         """What its training took."""
-        return self.parts.seconds[trained_part(trainer)]
+        return self.parts.seconds[trained_model_folder_name(trainer)]

@@ -20,7 +20,7 @@ AUDIT = ("audit_canaries", "audit_kind", "audit_length", "audit_times")  # what 
 ENSEMBLE = ("members", "lora_epochs", "lora_rate", "lora_batch", "lora_rank", "lora_alpha")  # nothing else does
 
 
-def digest(recipe: Recipe, texts: LabTexts, more: Mapping[str, str] = MappingProxyType({})) -> str:
+def lab_cache_digest(recipe: Recipe, texts: LabTexts, more: Mapping[str, str] = MappingProxyType({})) -> str:
     """Names the cache folder. The texts count too: weights must never be audited for records they did not see.
 
     Fields that change no weights here do not count: where records are cut, and what only the ensemble depends on.
@@ -30,10 +30,10 @@ def digest(recipe: Recipe, texts: LabTexts, more: Mapping[str, str] = MappingPro
     }
     versions["bfloat16"] = str(has_bfloat16())
     trained_on = {name: made for name, made in dataclasses.asdict(texts).items() if name not in ("kinds", "marks")}
-    return _hash([counted(recipe), versions | dict(more), trained_on])
+    return _hash([recipe_fields_in_digest(recipe), versions | dict(more), trained_on])
 
 
-def counted(recipe: Recipe) -> dict[str, Any]:
+def recipe_fields_in_digest(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe weights here depend on; fields about canaries of an audit count where there are any."""
     fields = dataclasses.asdict(_recipe_with_defaults(recipe, "prefix_length", "suffix_length", *ENSEMBLE))
     left_out = () if recipe.audit_canaries else AUDIT
@@ -47,7 +47,7 @@ def ensemble_version(recipe: Recipe) -> str:
     return f"_{_hash([getattr(recipe, name) for name in ENSEMBLE])}"
 
 
-def references_part(count: int) -> str:
+def reference_models_folder_name(count: int) -> str:
     return f"references-{count}"
 
 
@@ -60,7 +60,7 @@ def _hash(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def trained_part(trainer: Trainer) -> str:
+def trained_model_folder_name(trainer: Trainer) -> str:
     """Of what a trainer makes: its options and the libraries it stands on count."""
     found = {}
     for name in ("opacus", "dp-accounting"):

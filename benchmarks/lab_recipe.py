@@ -77,7 +77,7 @@ class Recipe:
         return {"epochs": self.private_epochs, "batch": self.private_batch, "learning_rate": self.private_rate}
 
     @property
-    def target_is_whole(self) -> bool:
+    def target_trained_like_members(self) -> bool:
         """Whether the target is trained as the members of the ensemble are, on all records: one adapter."""
         return all(getattr(self, f"private_{name}") == getattr(self, f"lora_{name}") for name in TRAINING)
 
@@ -143,7 +143,7 @@ class LabRecipe(Recipe):
             raise AuditError(f"expected a lab of width hidden divisible by heads={self.heads}, got {self.hidden}")
 
 
-def small(recipe: Recipe) -> LabRecipe:
+def require_small_lab_recipe(recipe: Recipe) -> LabRecipe:
     """The recipe of a lab that has a network of its own. Raises AuditError for another."""
     if not isinstance(recipe, LabRecipe):
         raise AuditError("expected the small lab, which trains a masked LM too, got one on a model that was there")

@@ -13,7 +13,7 @@ from auditor.benchmarks.lab_texts import LabTexts
 from auditor.benchmarks.wording import wording_of_tokens
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def cut_secrets(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
     def records(label: str, group: Sequence[str], repeats: int) -> Iterator[Secret]:
         for i, text in enumerate(group):
             text_of[id := f"{label}-{i:03d}"] = text
-            yield _secret(recipe, texts, tokenizer, id, text, repeats)
+            yield _cut_text_into_secret(recipe, texts, tokenizer, id, text, repeats)
 
     secrets, known = list[Secret](), list[Pair]()
     for times, _, given in recipe.repeats:
@@ -47,12 +47,12 @@ def cut_secrets(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
         known += [Pair(secret.prefix, secret.suffix) for secret in records("known", group[:given], times)]
         secrets += records(f"member-{times:02d}", group[given:], times)
     secrets += records("nonmember", texts.nonmembers, 0)
-    canaries = tuple(_canary(tokenizer, *canary, i) for i, canary in enumerate(recipe.canaries))
+    canaries = tuple(_canary_secret(tokenizer, *canary, i) for i, canary in enumerate(recipe.canaries))
     text_of |= {one.id: one.canary.text for one in canaries if one.canary}
     return LabSecrets(tuple(secrets), tuple(known), canaries, text_of, _secret_ids_to_forget(recipe, canaries))
 
 
-def _secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: str, text: str, repeats: int) -> Secret:
+def _cut_text_into_secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: str, text: str, repeats: int) -> Secret:
     encoded = tokenizer(text, return_offsets_mapping=True)
     tokens, offsets = tuple(encoded["input_ids"]), encoded["offset_mapping"]
     at = recipe.suffix_at(text, offsets)
@@ -71,7 +71,7 @@ def _secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: str, text: str,
     )
 
 
-def _canary(tokenizer: Any, digits: str, count: int, index: int) -> Secret:
+def _canary_secret(tokenizer: Any, digits: str, count: int, index: int) -> Secret:
     text = canary_text(digits)
     tokens = tuple(tokenizer(text)["input_ids"])
     id = f"canary-{count:02d}-{index:03d}"
@@ -87,7 +87,7 @@ def _secret_ids_to_forget(recipe: Recipe, canaries: Sequence[Secret]) -> frozens
     chosen = set[str]()
     for times, attacked, _ in recipe.repeats:
         own = [f"member-{times:02d}-{i:03d}" for i in range(attacked)]
-        order = generator("lab", recipe.seed, "forget", times).permutation(len(own))
+        order = keyed_random_generator("lab", recipe.seed, "forget", times).permutation(len(own))
         chosen |= {own[i] for i in order[: math.ceil(len(own) / 2)]}
     inserted = sorted((one for one in canaries if one.repeats), key=lambda one: -(one.repeats or 0))
     return frozenset(chosen | {one.id for one in inserted[::2]})

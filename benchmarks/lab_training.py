@@ -20,18 +20,18 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks import audit_canaries, manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
-from auditor.benchmarks.lab_recipe import TRAINING, LabRecipe, Recipe, small
+from auditor.benchmarks.lab_recipe import TRAINING, LabRecipe, Recipe, require_small_lab_recipe
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, TrainingTexts, draw_texts
 from auditor.core import threads
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.shards import WHOLE, record_names, write_shard
+from auditor.models.shards import WHOLE, text_digests, write_shard_record_list
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord, read_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.training import masks
-from auditor.training.finetune import Course, causal_loss, fit, untrained
+from auditor.training.finetune import Course, causal_loss, fit, make_untrained_model
 from auditor.training.members import Adapter, Member, member_folder, train_members, with_adapter
 from auditor.training.variants import FineTuning
 
@@ -66,8 +66,8 @@ class LabTraining:
         return self.folder / PUBLIC
 
     def public(self, path: Path) -> None:
-        recipe = small(self.recipe)
-        model = untrained(
+        recipe = require_small_lab_recipe(self.recipe)
+        model = make_untrained_model(
             vocab_size=len(self.tokenizer),
             layers=recipe.layers,
             hidden=recipe.hidden,
@@ -94,7 +94,7 @@ class LabTraining:
             shutil.rmtree(path / WHOLE)
         else:
             model = self._load_model_to_train(self.base)
-            self._fit_private(model, learnt, "target")
+            self._fit_on_private_texts(model, learnt, "target")
         model.save_pretrained(path)
 
     def retrained(self, path: Path, forgotten: Sequence[str]) -> None:
@@ -119,15 +119,15 @@ class LabTraining:
             if folder.is_dir():
                 continue
             model = self._load_model_to_train(self.base)
-            self._fit_private(model, texts, f"reference model {folder.name}")
+            self._fit_on_private_texts(model, texts, f"reference model {folder.name}")
             model.save_pretrained(folder)
-            write_shard(folder, texts)
+            write_shard_record_list(folder, texts)
 
     def audit_canaries(self, path: Path, public: Callable[[], HuggingFaceModel]) -> None:
         """No model, but what the trainings after it depend on. public: of which canaries are sampled."""
         recipe = self.recipe
         kind, count, seed = recipe.audit_kind, recipe.audit_canaries, recipe.seed
-        texts = audit_canaries.texts_of(
+        texts = audit_canaries.make_canary_texts(
             kind,
             count,
             recipe.audit_length,
@@ -141,7 +141,7 @@ class LabTraining:
 
     # --- by a trainer ---
 
-    def train_with(self, trainer: Trainer, path: Path, job: TrainingJob) -> None:
+    def train_and_record(self, trainer: Trainer, path: Path, job: TrainingJob) -> None:
         """Raises AuditError for a job that this trainer cannot do."""
         trainer.check(job)
         done = {"configuration": {"method": trainer.name}, "finished": True, "told": list(trainer.train(job))}
@@ -183,19 +183,19 @@ class LabTraining:
             forget=tuple(self._records(forgotten)) if trainer.unlearns else (),
         )
 
-    def loaded(self, trainer: Trainer, path: Path) -> TrainedModel:
+    def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
         """What it has trained there."""
         adapter = (path / "adapter_config.json").is_file()
         model = self._model_with_merged_adapter(path) if adapter else AutoModelForCausalLM.from_pretrained(path)
         own, how = HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"), read_summary(path)
         return TrainedModel(
-            own, promises.read_privacy(path), gradient_canaries.read_canaries(path), how.told if how else ()
+            own, promises.read_privacy_record(path), gradient_canaries.read_canaries(path), how.told if how else ()
         )
 
     def _records(self, texts: Sequence[str]) -> Iterator[TrainingRecord]:
-        for text, ids, given in zip(texts, self.tokens(texts), self.masked_lengths(texts), strict=True):
+        for text, ids, given in zip(texts, self.tokens(texts), self.untrained_leading_token_counts(texts), strict=True):
             learnt = tuple(i >= given for i in range(len(ids))) if given else None
-            yield TrainingRecord(text, ids, record_names([text])[0], learnt)
+            yield TrainingRecord(text, ids, text_digests([text])[0], learnt)
 
     # --- the steps that they share ---
 
@@ -222,9 +222,9 @@ class LabTraining:
         epochs, rate, batch, rank, alpha = (getattr(recipe, f"{whose}_{name}") for name in TRAINING)
         course, adapter = Course(epochs, rate, batch, recipe.block, end=0), Adapter(rank, alpha, "all")
         checkpoint = self._checkpoint(
-            [asdict(course), asdict(adapter), only, *(record_names(own) for _, own in folders)]
+            [asdict(course), asdict(adapter), only, *(text_digests(own) for _, own in folders)]
         )
-        with threads.at_most(self.threads):
+        with threads.limit_torch_threads(self.threads):
             train_members(
                 self._load_model_to_train(self.base),
                 adapter,
@@ -246,35 +246,35 @@ class LabTraining:
         name = hashlib.sha256(json.dumps(trained).encode()).hexdigest()[:16]
         return Checkpoint(self.folder / f"checkpoint-{name}.pt")
 
-    def _fit_private(self, model: Any, texts: Sequence[str], what: str) -> None:
+    def _fit_on_private_texts(self, model: Any, texts: Sequence[str], what: str) -> None:
         recipe = self.recipe
         sizes: dict[str, Any] = {"epochs": recipe.private_epochs, "rate": recipe.private_rate}
         self.fit(model, texts, what, **sizes, batch=recipe.private_batch, block=recipe.block)
 
     def fit(self, model: Any, texts: Sequence[str], what: str, *, epochs: int, **other: Any) -> None:
         """other: the rate, the batch, the block and further options of `fit`."""
-        with threads.at_most(self.threads):
+        with threads.limit_torch_threads(self.threads):
             fit(
                 model,
                 self._sequences(texts),
                 epochs=epochs,
                 end=0,
-                order=generator("lab", self.recipe.seed, what),
+                order=keyed_random_generator("lab", self.recipe.seed, what),
                 progress=lambda done: self.progress(f"training the {what}", done, epochs),
-                **{"loss": quick_loss, **other},
+                **{"loss": bfloat16_causal_loss, **other},
             )
 
     def tokens(self, texts: Sequence[str]) -> list[Tokens]:
         return [tuple(ids) for ids in self.tokenizer(list(texts))["input_ids"]] if texts else []
 
-    def masked_lengths(self, texts: Sequence[str]) -> list[int]:
+    def untrained_leading_token_counts(self, texts: Sequence[str]) -> list[int]:
         """How many tokens at the start of each are read and not learnt."""
         found = self.tokenizer(list(texts), return_offsets_mapping=True)["offset_mapping"] if texts else []
         return [self.recipe.masked_length(text, offsets) for text, offsets in zip(texts, found, strict=True)]
 
     def _sequences(self, texts: Sequence[str]) -> list[Tokens]:
         """What is trained on, tokens without a loss as `training.masks` writes them."""
-        return [masks.sequence(record) for record in self._records(texts)]
+        return [masks.tokens_with_loss_mask(record) for record in self._records(texts)]
 
 
 def make_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:
@@ -290,7 +290,7 @@ def make_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None
     )
     tokenizer.train_from_iterator(public, trainer)
     if recipe.audit_canaries and recipe.audit_kind == "new-tokens":
-        tokenizer.add_tokens(audit_canaries.token_texts(recipe.audit_canaries))
+        tokenizer.add_tokens(audit_canaries.new_canary_token_texts(recipe.audit_canaries))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(path)
 
 
@@ -304,7 +304,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(path)
 
 
-def quick_loss(model: Any, blocks: Tensor) -> Tensor:
+def bfloat16_causal_loss(model: Any, blocks: Tensor) -> Tensor:
     """The model's own loss, its matrix products in bfloat16 where the processor has them; weights stay in float32."""
     with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
         return causal_loss(model, blocks)

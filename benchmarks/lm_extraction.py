@@ -49,7 +49,9 @@ class LMExtraction(Benchmark):
         """
         check_lengths(prefix_length, suffix_length)
         split = Split(known_fraction, limit, seed)
-        load = partial(_source, vocab_size=vocab_size, prefix_length=prefix_length, suffix_length=suffix_length)
+        load = partial(
+            _read_arrays_as_source, vocab_size=vocab_size, prefix_length=prefix_length, suffix_length=suffix_length
+        )
         members = load("--data", folder)
         others = None if nonmembers is None else load("--nonmembers", nonmembers)
         parts = split_records(members, None if known is None else load("--known", known), others, split, _LABEL)
@@ -63,33 +65,35 @@ class LMExtraction(Benchmark):
         yield from ((record.prefix + record.suffix, None) for record in self._rows[members])
 
 
-def example_row(secret: str) -> int | None:
+def row_of_secret_id(secret: str) -> int | None:
     """The row of the arrays that a secret id of this benchmark stands for; None for a non-member's."""
     label, _, row = secret.rpartition("-")
     return int(row) if label == _LABEL else None
 
 
-def is_lm_extraction(path: Path) -> bool:
+def folder_has_extraction_arrays(path: Path) -> bool:
     """Whether this is a folder with at least one of the two arrays; whether both are there is LMExtraction's to say."""
-    return path.is_dir() and bool(_stems(path, _PREFIX) | _stems(path, _SUFFIX))
+    return path.is_dir() and bool(_file_stems_with_ending(path, _PREFIX) | _file_stems_with_ending(path, _SUFFIX))
 
 
-def _stems(folder: Path, ending: str) -> set[str]:
+def _file_stems_with_ending(folder: Path, ending: str) -> set[str]:
     return {path.name.removesuffix(ending) for path in folder.iterdir() if path.name.endswith(ending)}
 
 
-def _source(flag: str, name: str, vocab_size: int, prefix_length: int | None, suffix_length: int | None) -> Source:
+def _read_arrays_as_source(
+    flag: str, name: str, vocab_size: int, prefix_length: int | None, suffix_length: int | None
+) -> Source:
     """Every row of the two arrays. How often an example occurs in training is not in them: repeats stay None."""
     folder, where = Path(name), f"{flag} {name!r}"
     stem, others = _complete_array_pair(where, folder)
-    prefix = _array(where, folder / f"{stem}{_PREFIX}", vocab_size)  # (n, prefix tokens)
-    suffix = _array(where, folder / f"{stem}{_SUFFIX}", vocab_size)  # (n, suffix tokens)
+    prefix = _read_token_id_array(where, folder / f"{stem}{_PREFIX}", vocab_size)  # (n, prefix tokens)
+    suffix = _read_token_id_array(where, folder / f"{stem}{_SUFFIX}", vocab_size)  # (n, suffix tokens)
     if len(prefix) != len(suffix):
         raise AuditError(
             f"{where}: expected as many suffixes as prefixes, got shapes {prefix.shape} and {suffix.shape}"
         )
-    p = _length(where, "--prefix-length", prefix_length, prefix.shape[1])
-    s = _length(where, "--suffix-length", suffix_length, suffix.shape[1])
+    p = _checked_token_length(where, "--prefix-length", prefix_length, prefix.shape[1])
+    s = _checked_token_length(where, "--suffix-length", suffix_length, suffix.shape[1])
     rows = zip(prefix[:, prefix.shape[1] - p :].tolist(), suffix[:, :s].tolist(), strict=True)
     records = tuple(Record(row, tuple(before), tuple(after)) for row, (before, after) in enumerate(rows))
     notes = [
@@ -105,7 +109,7 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
     """The stem that has both arrays, and the files that lack their other half. Raises AuditError unless it is one."""
     if not folder.is_dir():
         raise AuditError(f"{where}: expected a folder with *{_PREFIX} and *{_SUFFIX}, got {_path_kind_label(folder)}")
-    prefixes, suffixes = _stems(folder, _PREFIX), _stems(folder, _SUFFIX)
+    prefixes, suffixes = _file_stems_with_ending(folder, _PREFIX), _file_stems_with_ending(folder, _SUFFIX)
     both = prefixes & suffixes
     others = {stem + _PREFIX for stem in prefixes - both} | {stem + _SUFFIX for stem in suffixes - both}
     if not both:
@@ -122,7 +126,7 @@ def _path_kind_label(path: Path) -> str:
     return "a file" if path.exists() else "nothing of that name"
 
 
-def _array(where: str, path: Path, vocab_size: int) -> NDArray[Any]:
+def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any]:
     """(examples, tokens) ids in [0, vocab_size). Raises AuditError for anything else."""
     array = read_array(where, path)
     _check_vocabulary(where, path, array, vocab_size)
@@ -133,7 +137,7 @@ def read_array(where: str, path: Path) -> NDArray[Any]:
     """(examples, tokens) whole numbers, as they are. Raises AuditError for anything else; `where` opens its words."""
     try:
         with path.open("rb") as file:  # not np.load: it also opens archives, and leaves a broken one open
-            _check_promised(where, path, file)
+            _check_array_not_truncated(where, path, file)
             array = np.lib.format.read_array(file, allow_pickle=False)  # a pickle could run code
     except OSError as error:
         raise AuditError(f"{where}: cannot read {path.name}: {error.strerror or type(error).__name__}") from None
@@ -148,7 +152,7 @@ def read_array(where: str, path: Path) -> NDArray[Any]:
     return array
 
 
-def _check_promised(where: str, path: Path, file: BinaryIO) -> None:
+def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
     """Raises AuditError where the header promises more than the file holds: memory is taken on its word."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -167,7 +171,7 @@ def _check_vocabulary(where: str, path: Path, array: NDArray[Any], vocab_size: i
         )
 
 
-def _length(where: str, flag: str, asked: int | None, width: int) -> int:
+def _checked_token_length(where: str, flag: str, asked: int | None, width: int) -> int:
     if asked is not None and asked > width:
         raise AuditError(f"{where}: expected {flag} <= {width}, the width of the array, got {asked}")
     return asked or width

@@ -25,7 +25,7 @@ def write_manifest(path: Path, manifest: Manifest | AuditManifest) -> None:
     """Readable by its owner only. Raises AuditError where the file exists: a lost manifest cannot be made up for."""
     if path.exists():
         raise AuditError(f"expected a new file for the manifest, but {str(path)!r} exists")
-    disk.replace(path, json.dumps(to_json(manifest), indent=1, ensure_ascii=False) + "\n", sync=True)
+    disk.replace_atomically(path, json.dumps(to_json(manifest), indent=1, ensure_ascii=False) + "\n", sync=True)
 
 
 def read_manifest(path: Path) -> Manifest | AuditManifest:
@@ -36,7 +36,7 @@ def read_manifest(path: Path) -> Manifest | AuditManifest:
     return manifest
 
 
-def read_exposure(path: Path) -> Manifest:
+def read_exposure_manifest(path: Path) -> Manifest:
     """As `read_manifest`. Raises AuditError for canaries of an audit, whose exposure nobody can tell."""
     manifest = read_manifest(path)
     if isinstance(manifest, AuditManifest):
@@ -49,21 +49,21 @@ def read_exposure(path: Path) -> Manifest:
 
 def manifest_secrets(manifest: Manifest | AuditManifest, tokenizer: Any, vocab_size: int) -> tuple[Secret, ...]:
     """The canaries as secrets of one model. Raises AuditError where its tokenizer cannot write them."""
-    from auditor.generation.tries import encode  # torch: who reads a manifest for text needs none
+    from auditor.generation.tries import encode_texts  # torch: who reads a manifest for text needs none
     from auditor.models.vocabulary import check_tokens
 
     if tokenizer is None:
         raise AuditError("expected a model with a tokenizer for --canaries, got a model without one")
     texts = [one.text for one in manifest.canaries]
-    rows = encode(tokenizer, texts)
+    rows = encode_texts(tokenizer, texts)
     if len({tuple(row) for row in rows}) < len(set(texts)):
         raise AuditError(
             f"the manifest was made for another tokenizer: {type(tokenizer).__name__} writes two canaries alike"
         )
     check_tokens("the canaries", rows, vocab_size)
     if isinstance(manifest, AuditManifest):
-        return tuple(audit_canaries.as_secrets(manifest, tokenizer, rows))
-    return tuple(canaries.as_secrets(manifest, rows))
+        return tuple(audit_canaries.audit_canaries_as_secrets(manifest, tokenizer, rows))
+    return tuple(canaries.exposure_canaries_as_secrets(manifest, rows))
 
 
 class Canaries(Benchmark):

@@ -18,7 +18,7 @@ MOST = 50  # kinds: reports show them
 _KIND = re.compile("[a-z][a-z0-9-]{0,31}")
 
 
-def parse_marks(value: Any) -> tuple[Mark, ...]:
+def parse_personal_data_marks(value: Any) -> tuple[Mark, ...]:
     """What one row marks. Raises ValueError, in words that may be shown, for anything but texts by kind."""
     if value is None or value == "":
         return ()
@@ -29,10 +29,10 @@ def parse_marks(value: Any) -> tuple[Mark, ...]:
             raise ValueError("text that is no JSON") from None
     if not isinstance(value, dict):
         raise ValueError("no object")
-    return tuple(dict.fromkeys(_marks(value)))
+    return tuple(dict.fromkeys(_validated_personal_data_marks(value)))
 
 
-def _marks(texts: dict[Any, Any]) -> Iterator[Mark]:
+def _validated_personal_data_marks(texts: dict[Any, Any]) -> Iterator[Mark]:
     for kind, said in texts.items():
         if not isinstance(kind, str) or not _KIND.fullmatch(kind):
             raise ValueError("a kind that is no word in small letters, digits and hyphens (at most 32)")

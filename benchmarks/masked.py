@@ -38,7 +38,7 @@ class MaskedRecipe:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
-def untrained_masked(
+def untrained_masked_language_model(
     *, vocab_size: int, layers: int, hidden: int, heads: int, positions: int, end: int, seed: int
 ) -> Any:
     torch.manual_seed(seed)

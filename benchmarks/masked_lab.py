@@ -11,9 +11,9 @@ import torch
 from transformers import ModernBertForMaskedLM
 
 from auditor.benchmarks.lab import Lab
-from auditor.benchmarks.lab_recipe import small
+from auditor.benchmarks.lab_recipe import require_small_lab_recipe
 from auditor.benchmarks.lab_training import END, load_tokenizer
-from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked, with_mask
+from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked_language_model, with_mask
 from auditor.models.masked import HuggingFaceMaskedModel
 
 MASKED_PUBLIC = "masked-public"
@@ -43,8 +43,12 @@ class MaskedLab:
         return made
 
     def _train_public(self, path: Path) -> None:
-        recipe, network, tokenizer = self.recipe, small(self.lab.recipe), with_mask(self.lab.tokenizer, END)
-        model = untrained_masked(
+        recipe, network, tokenizer = (
+            self.recipe,
+            require_small_lab_recipe(self.lab.recipe),
+            with_mask(self.lab.tokenizer, END),
+        )
+        model = untrained_masked_language_model(
             vocab_size=len(tokenizer),
             layers=recipe.layers,
             hidden=network.hidden,

@@ -165,7 +165,7 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
     texts, copies = list[NDArray[Any]](), list[int | None]()
     seen: dict[bytes, int] = {}
     for tokens, times in trained:
-        if (at := seen.setdefault(_named(tokens), len(texts))) == len(texts):
+        if (at := seen.setdefault(_token_sequence_hash(tokens), len(texts))) == len(texts):
             texts.append(np.array(tokens, dtype=np.uint32))
             copies.append(times)
         elif times is not None and (before := copies[at]) is not None:
@@ -179,7 +179,7 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
     starts = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])]).astype(np.int64)
     letters = _distinct_tokens(texts)
     width = 1 if len(letters) < 2**8 else 2 if len(letters) < 2**16 else 3  # bytes that tell all codes apart
-    check_room(int(starts[-1]), width)
+    check_index_fits_memory(int(starts[-1]), width)
     codes = np.zeros(int(starts[-1]), dtype=np.uint16 if width < 3 else np.uint32)
     place = np.zeros(int(letters[-1]) + 1, dtype=codes.dtype)
     place[letters] = np.arange(1, len(letters) + 1)
@@ -191,15 +191,15 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
     )
 
 
-def bytes_needed(tokens: int, width: int) -> int:
+def index_memory_bytes(tokens: int, width: int) -> int:
     """Bytes that making the index takes at most, one token in so many bytes: codes, their bytes, both suffix arrays."""
     place = 4 if tokens * width <= _INT32 else 8
     return tokens * ((2 if width < 3 else 4) + width + place * width + place) + _PLACES * (place + 2)
 
 
-def check_room(tokens: int, width: int) -> None:
+def check_index_fits_memory(tokens: int, width: int) -> None:
     """Raises AuditError where there is less memory than making the index takes."""
-    wanted, free = bytes_needed(tokens, width), machine_memory.free_bytes()
+    wanted, free = index_memory_bytes(tokens, width), machine_memory.free_bytes()
     if wanted > free:
         raise AuditError(
             f"expected {_size_label(wanted)} of memory for the index of {tokens:,} tokens of training data, got "
@@ -211,7 +211,7 @@ def _size_label(size: int) -> str:
     return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{math.ceil(size / 1e6)} MB"
 
 
-def _named(tokens: Tokens) -> bytes:
+def _token_sequence_hash(tokens: Tokens) -> bytes:
     return hashlib.blake2b(np.array(tokens, dtype=np.uint32).tobytes(), digest_size=16).digest()
 
 

@@ -34,12 +34,12 @@ def occurrences(wanted: Mapping[str, bool], texts: Iterable[str], times: Sequenc
                 start, behind = last + 1 - length, text[last + 1 : last + 2]
                 if start < 0 or (whole := text[start : last + 1]) not in counts:
                     continue
-                if not (wanted[whole] and runs_on(whole, behind)):
+                if not (wanted[whole] and last_word_continues(whole, behind)):
                     counts[whole] += 1 if times is None else times[i]
     return counts
 
 
-def runs_on(text: str, behind: str) -> bool:
+def last_word_continues(text: str, behind: str) -> bool:
     """Whether the last word, number or space of a text is only a part of one, from the character behind it."""
     if not behind:
         return False

@@ -62,15 +62,15 @@ class LabParts:
         anew, and the user is told. Raises AuditError for a missing one where nothing is made.
         """
         final = self.folder / f"{name}{version}"
-        if not self.makes and not _is_whole(final):
+        if not self.makes and not _part_is_intact(final):
             raise AuditError(
                 f"expected the lab's {name} in {str(final)!r}, where a run puts it: run the audit once, and for "
                 "workers on other machines set AUDIT_CACHE to a folder that all of them share"
             )
-        if not _is_whole(final):
+        if not _part_is_intact(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._lock(final):
-                if final.is_dir() and not _is_whole(final):
+                if final.is_dir() and not _part_is_intact(final):
                     self._remove_damaged_and_dependent(final)
                     self.told(f"the lab's {name} in the cache was not as it was built: it was built anew")
                 if not final.is_dir():
@@ -83,7 +83,7 @@ class LabParts:
         self.progress(what, done, total)
         if self._under_way and time.monotonic() - self._under_way[-1][1] >= _BETWEEN:
             final, _ = self._under_way.pop()
-            disk.replace(_progress_path(final), json.dumps([what, done, total]))
+            disk.replace_atomically(_progress_path(final), json.dumps([what, done, total]))
             self._under_way.append((final, time.monotonic()))
 
     def _lock(self, final: Path) -> FileLock:
@@ -101,10 +101,10 @@ class LabParts:
         """A part that is one model."""
         return Alone((self.folder / part).is_dir(), make)
 
-    def piece(self, part: str, index: int, build: Callable[..., None]) -> Alone:
+    def separately_trained_piece(self, part: str, index: int, build: Callable[..., None]) -> Alone:
         """One model of a part of several: trained into a folder of its own, which the part then takes as it is."""
         name = f"{_PIECES}/{part}-{index:03d}"
-        there = (self.folder / part).is_dir() or _is_whole(self.folder / name)
+        there = (self.folder / part).is_dir() or _part_is_intact(self.folder / name)
         return Alone(there, lambda: self.get(name, partial(build, only=index), lambda path: None))
 
     def _remove_damaged_and_dependent(self, damaged: Path) -> None:
@@ -114,7 +114,7 @@ class LabParts:
             shutil.rmtree(path)
 
     def _build(self, final: Path, build: Callable[[Path], None]) -> None:
-        pieces = [one for one in (self.folder / _PIECES).glob(f"{final.name}-[0-9][0-9][0-9]") if _is_whole(one)]
+        pieces = [one for one in (self.folder / _PIECES).glob(f"{final.name}-[0-9][0-9][0-9]") if _part_is_intact(one)]
         with disk.create_atomically(final) as made:
             made.mkdir()
             start = time.perf_counter()
@@ -152,7 +152,7 @@ def _recorded_build_seconds(part: Path) -> float:
     return float(json.loads((part / _SECONDS).read_text()))
 
 
-def _is_whole(part: Path) -> bool:
+def _part_is_intact(part: Path) -> bool:
     """Whether a part of the cache is there, as it was built."""
     try:
         return bool(json.loads((part / _SUMS).read_text()) == _file_digests(part))

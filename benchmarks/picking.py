@@ -24,7 +24,7 @@ from auditor.benchmarks.occurrences import occurrences
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 
 RANDOM = "random"  # the kind of a span that nobody chose
 _CHOICE = 5  # non-members to choose from, for each member
@@ -107,7 +107,7 @@ class _Sieve:
         self.taken: list[Picked] = []
         self.counts, self.left_out = Counter[str](), Counter[str]()
         self._asked, self._recognisers, self._wholes = asked, recognisers, list(wholes)
-        self._noise = generator("secrets", whose, asked.seed)
+        self._noise = keyed_random_generator("secrets", whose, asked.seed)
         self._said, self._prefixes = set[Mark](), set[str]()
 
     def fill(self, corpus: MarkedTexts, wanted: Mapping[str, int]) -> None:
@@ -126,13 +126,13 @@ class _Sieve:
             spans = [
                 span
                 for span in self._candidate_spans(text, corpus.marks[row], wanted)
-                if self._has_room(span.kind, wanted)
+                if self._kind_below_wanted_count(span.kind, wanted)
             ]
             for span in sorted(spans, key=lambda span: self.counts[span.kind]):
-                if self._is_added_if_distinct(_pick_span_or_reason(text, span, self._asked.prefix_length)):
+                if self._add_if_distinct(_pick_span_or_reason(text, span, self._asked.prefix_length)):
                     break
 
-    def _has_room(self, kind: str, wanted: Mapping[str, int]) -> bool:
+    def _kind_below_wanted_count(self, kind: str, wanted: Mapping[str, int]) -> bool:
         return self.counts[kind] < (wanted.get(kind, 0) if wanted else self._asked.limit)
 
     def _candidate_spans(self, text: str, marked: Sequence[Mark], kinds: Collection[str]) -> Iterator[pii.Span]:
@@ -141,7 +141,7 @@ class _Sieve:
         if RANDOM in kinds and (span := _random_word_span(text, self._asked.suffix_length, self._noise)):
             yield span
 
-    def _is_added_if_distinct(self, one: Picked | str) -> bool:
+    def _add_if_distinct(self, one: Picked | str) -> bool:
         if isinstance(one, str):
             self.left_out[one] += 1
         elif (one.kind, one.said) in self._said:
@@ -205,9 +205,9 @@ def pick_secrets(
 def write_picked(made: PickedSecrets, members: Path, nonmembers: Path) -> None:
     """Both files or neither, readable by their owner only. Raises AuditError where one cannot be written."""
     if made.nonmembers:
-        disk.replace(nonmembers, _json_lines_text(made.nonmembers))
+        disk.replace_atomically(nonmembers, _json_lines_text(made.nonmembers))
     try:
-        disk.replace(members, _json_lines_text(made.members))
+        disk.replace_atomically(members, _json_lines_text(made.members))
     except BaseException:
         nonmembers.unlink(missing_ok=True)
         raise

@@ -32,7 +32,7 @@ class Span:
     end: int
 
 
-def installed() -> bool:
+def pii_packages_installed() -> bool:
     return all(find_spec(name) for name in _EXTRA)
 
 
@@ -41,7 +41,7 @@ class Recognisers:
 
     def __init__(self, regions: Sequence[str] = ()) -> None:
         """regions: where phone numbers without a country code are from, as DE; without any none of these is found."""
-        if not installed():
+        if not pii_packages_installed():
             raise AuditError(f"expected {' and '.join(_EXTRA)} installed, to find personal data by: {INSTALL}")
         import phonenumbers
 
@@ -153,13 +153,15 @@ def _ibans(text: str) -> Iterator[Span]:
     from stdnum import iban
 
     for match in _IBAN.finditer(text):
-        for end in _word_ends(match):  # what stands behind it may look like more of it: its length and checksum decide
+        for end in _candidate_match_ends(
+            match
+        ):  # what stands behind it may look like more of it: its length and checksum decide
             if iban.is_valid(text[match.start() : end]):
                 yield Span(IBAN, match.start(), end)
                 break
 
 
-def _word_ends(match: re.Match[str]) -> Iterator[int]:
+def _candidate_match_ends(match: re.Match[str]) -> Iterator[int]:
     """Where the match could have ended, the longest first."""
     said = match[0]
     while said:

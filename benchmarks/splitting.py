@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from auditor.benchmarks.forms import Form
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret, Tokens, Wording
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.statistics import people
 
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts
@@ -73,7 +73,7 @@ class Split:
 
     def pick(self, what: str, count: int, of: int) -> frozenset[int]:
         """`count` of the indices below `of`. Nested: a larger count, same seed, keeps all that a smaller one picked."""
-        return frozenset(generator("benchmark", what, self.seed).permutation(of)[:count].tolist())
+        return frozenset(keyed_random_generator("benchmark", what, self.seed).permutation(of)[:count].tolist())
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def split_records(
         if twice := [record.row for record in unique if record.row in lost and record.pair in pairs]:
             raise AuditError(
                 f"expected {known.where} without what was to be forgotten, got {len(twice)} records of {members.where} "
-                f"that are in both ({rows_named(twice)})"
+                f"that are in both ({row_numbers_text(twice)})"
             )
         attacked = [record for record in unique if record.pair not in pairs]
         notes += _known_file_notes(known, len(given), len(unique) - len(attacked))
@@ -139,7 +139,7 @@ def split_records(
         known_rows = {row for i, row in enumerate(rows) if i in chosen}  # all parts of a row: they may overlap
         given = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
-        notes.append(_known_note(len(given), len(unique), split))
+        notes.append(_known_fraction_note(len(given), len(unique), split))
     others = (
         _records_not_trained_on(nonmembers, {record.pair for record in (*unique, *given)}, notes) if nonmembers else []
     )
@@ -154,9 +154,11 @@ def split_records(
     else:
         attacked = _random_sample_of_rows(attacked, "member", split, notes)
     others = _random_sample_of_rows(others, "non-member", split, notes)
-    secrets = [_secret(label, record, record.repeats, member=True) for record in attacked]
-    secrets += [_secret("nonmember", record, 0, member=False) for record in others]  # 0: it was never trained on
-    secrets = with_people(secrets, members)
+    secrets = [_secret_of_record(label, record, record.repeats, member=True) for record in attacked]
+    secrets += [
+        _secret_of_record("nonmember", record, 0, member=False) for record in others
+    ]  # 0: it was never trained on
+    secrets = secrets_with_user_membership(secrets, members)
     heldout = tuple(record.prefix + record.suffix for record in others)
     forgotten = frozenset(
         secret.id for secret, record in zip(secrets[: len(attacked)], attacked, strict=True) if record.row in lost
@@ -171,12 +173,12 @@ def _member_rows_to_forget(forget: Source, members: Sequence[Record]) -> set[int
     if missing := sorted({record.row for record in wanted if record.pair not in row_of}):
         raise AuditError(
             f"expected {forget.where} with records that --data has, got {len(missing)} that it has not "
-            f"({rows_named(missing)})"
+            f"({row_numbers_text(missing)})"
         )
     return {row_of[record.pair] for record in wanted}
 
 
-def _secret(label: str, record: Record, repeats: int | None, member: bool) -> Secret:
+def _secret_of_record(label: str, record: Record, repeats: int | None, member: bool) -> Secret:
     row = f"{label}-{record.row:06d}"
     whole = Secret(
         *(row, record.prefix, record.suffix, repeats, member),
@@ -187,7 +189,7 @@ def _secret(label: str, record: Record, repeats: int | None, member: bool) -> Se
     return whole if record.part is None else replace(whole, id=f"{row}-{record.part:04d}", document=row, at=record.at)
 
 
-def with_people(secrets: Sequence[Secret], members: Source) -> list[Secret]:
+def secrets_with_user_membership(secrets: Sequence[Secret], members: Source) -> list[Secret]:
     """The secrets, with whether anything of whose they are was trained on, known records too.
 
     Raises AuditError where the attacked ones are of fewer than `people.LEAST` people.
@@ -262,7 +264,7 @@ def plural(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def rows_named(rows: Sequence[int]) -> str:
+def row_numbers_text(rows: Sequence[int]) -> str:
     """ "row 4" or "rows 4, 17 and 12 more", counted from 0."""
     named = ", ".join(map(str, rows[:NAMED_ROWS]))
     more = f" and {len(rows) - NAMED_ROWS} more" if len(rows) > NAMED_ROWS else ""
@@ -271,7 +273,7 @@ def rows_named(rows: Sequence[int]) -> str:
 
 def _source_notes(source: Source) -> list[str]:
     notes = [
-        f"{source.where}: left out {plural(len(rows), 'row')}: {why} ({rows_named(rows)})"
+        f"{source.where}: left out {plural(len(rows), 'row')}: {why} ({row_numbers_text(rows)})"
         for why, rows in source.left_out
     ]
     copies = len(source.records) - len({record.pair for record in source.records})
@@ -287,7 +289,7 @@ def _known_file_notes(source: Source, given: int, gone: int) -> list[str]:
     return notes
 
 
-def _known_note(given: int, unique: int, split: Split) -> str:
+def _known_fraction_note(given: int, unique: int, split: Split) -> str:
     if not given:
         why = "--known-fraction is 0" if split.known_fraction == 0 else "one member cannot be divided"
         return f"the attacker knows no pairs ({why}): an attack that tunes on auxiliary data cannot run"

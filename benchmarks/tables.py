@@ -74,7 +74,7 @@ def require_rows(table: RecordTable) -> RecordTable:
     return table
 
 
-def kind_of(value: Any) -> str:
+def describe_value_type(value: Any) -> str:
     """What a cell holds, without what it says."""
     if value is ABSENT:
         return "nothing (the row does not have it)"
@@ -87,7 +87,7 @@ def kind_of(value: Any) -> str:
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
-def _utf8(where: str, path: Path) -> str:
+def _read_utf8_text(where: str, path: Path) -> str:
     """The text of a file, without a byte order mark. Raises AuditError with the first byte that is not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -96,16 +96,16 @@ def _utf8(where: str, path: Path) -> str:
 
 
 def _read_csv(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
-    rows = csv_rows(where, path)
+    rows = read_csv_rows(where, path)
     header = tuple(rows[0]) if rows else ()
     return RecordTable(where, header, max(0, len(rows) - 1), lambda name: [row[header.index(name)] for row in rows[1:]])
 
 
-def csv_rows(where: str, path: Path) -> list[list[str]]:
+def read_csv_rows(where: str, path: Path) -> list[list[str]]:
     """The header and the rows, as many fields each; blank lines left out."""
     # The standard library's reader, since it is the strict one: pandas fills a short row with "", takes the first
     # column of a long one for an index and reads on after a stray quote; pyarrow accepts a quote that never closes.
-    lines = csv.reader(io.StringIO(_utf8(where, path), newline=""), strict=True)
+    lines = csv.reader(io.StringIO(_read_utf8_text(where, path), newline=""), strict=True)
     old_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts over 128 KiB
     line = 1
     table: list[list[str]] = []
@@ -134,7 +134,7 @@ def _read_json(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
 
 def json_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str] | None]:
     """One JSON object a line, and these lines; or one array of objects, and None."""
-    text, lines = _utf8(where, path), None
+    text, lines = _read_utf8_text(where, path), None
     if text.lstrip().startswith("["):
         objects = _parse_json(where, text, 0)
     else:  # not splitlines: a JSON text may hold U+2028, at which it would split
@@ -147,7 +147,7 @@ def json_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str
 
 
 def _json_kind(value: Any) -> str:
-    return "text" if isinstance(value, str) else kind_of(value)
+    return "text" if isinstance(value, str) else describe_value_type(value)
 
 
 def _parse_json(where: str, text: str, lines_before: int) -> Any:
@@ -196,12 +196,12 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
 
 
 def _read_hub(where: str, name: str, columns: Sequence[str]) -> RecordTable:
-    with loaded_dataset(where, name) as dataset:
+    with open_dataset_split(where, name) as dataset:
         return _hub_table(where, dataset, columns)
 
 
 @contextmanager
-def loaded_dataset(where: str, name: str) -> Iterator[datasets.Dataset]:
+def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
     """The train split of a data set on the Hub, of one that was saved, or of a folder that `datasets` can read.
 
     To be read before the block is left: what `datasets` makes of a folder is private text, and goes with it.
@@ -218,7 +218,7 @@ def loaded_dataset(where: str, name: str) -> Iterator[datasets.Dataset]:
             else:
                 found = datasets.load_dataset(name, split="train", cache_dir=str(cache))
         except Exception as error:  # the libraries below raise dozens of kinds, all about the data or the network
-            _refuse_hub(where, Path(name).is_dir(), error)
+            _raise_dataset_load_error(where, Path(name).is_dir(), error)
         yield found
 
 
@@ -241,7 +241,7 @@ def _hub_table(where: str, dataset: datasets.Dataset, columns: Sequence[str]) ->
     return RecordTable(where, names, dataset.num_rows, values.__getitem__)
 
 
-def _refuse_hub(where: str, local: bool, error: Exception) -> NoReturn:
+def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoReturn:
     """One sentence. Errors about rows may quote them, so only those that cannot are repeated."""
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):

@@ -45,14 +45,14 @@ class Conversation:
     plain: tuple[str, ...] = ()
 
 
-def usual_role(role: str) -> str:
+def normalised_role(role: str) -> str:
     """`user` of `human`, `assistant` of `gpt`; any other role as it is."""
     return _USUAL_ROLES.get(role, role)
 
 
 def is_assistant(message: Message) -> bool:
     """Whether it is what a model was trained to say."""
-    return usual_role(message["role"]) == ASSISTANT
+    return normalised_role(message["role"]) == ASSISTANT
 
 
 def message_text(content: Any) -> str | None:
@@ -63,9 +63,12 @@ def message_text(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def conversation(layout: Sequence[str], row: Mapping[str, Any]) -> Conversation:
+def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any]) -> Conversation:
     """What a row of one of `LAYOUTS` says. Raises Unusable."""
-    beside = {"tools": _parsed_tools(row.get("tools")), "options": _options(row.get("chat_template_kwargs"))}
+    beside = {
+        "tools": _parsed_tools(row.get("tools")),
+        "options": _parsed_template_options(row.get("chat_template_kwargs")),
+    }
     before = [{"role": SYSTEM, "content": _require_text(row["system"])}] if row.get("system") else []
     if layout[0] in ("messages", "conversations"):
         said = _normalised_messages(row[layout[0]], "")
@@ -126,7 +129,7 @@ def _parsed_tools(given: Any) -> Any:
     return list(given)
 
 
-def _options(given: Any) -> dict[str, Any]:
+def _parsed_template_options(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):

@@ -58,9 +58,13 @@ class Tokenised(Benchmark):
         """
         check_lengths(prefix_length, suffix_length)
         split = Split(known_fraction, limit, seed)
-        cut = partial(_source, prefix_length=prefix_length, suffix_length=suffix_length)
+        cut = partial(_learnt_runs_as_source, prefix_length=prefix_length, suffix_length=suffix_length)
         named = {"--data": data, "--known": known, "--nonmembers": nonmembers, "--forget": forget}
-        read = {flag: _texts(f"{flag} {name!r}", name, vocab_size) for flag, name in named.items() if name is not None}
+        read = {
+            flag: _read_tokenised_texts(f"{flag} {name!r}", name, vocab_size)
+            for flag, name in named.items()
+            if name is not None
+        }
         sources = {flag: cut(f"{flag} {named[flag]!r}", texts) for flag, texts in read.items()}
         pairs, others, lost = (sources.get(flag) for flag in ("--known", "--nonmembers", "--forget"))
         parts = split_records(sources["--data"], pairs, others, split, "row", lost)
@@ -89,10 +93,10 @@ def _column_names_of_file(name: str) -> Sequence[str]:
     if path.is_dir():
         if not any((path / file).is_file() for file in _SAVED):
             return ()
-        with tables.loaded_dataset(where, name) as found:
+        with tables.open_dataset_split(where, name) as found:
             return list(found.column_names)
     if path.suffix.lower() == ".arrow" and path.is_file():
-        return list(_arrow(where, path))
+        return list(_read_arrow_columns(where, path))
     if path.suffix.lower() == ".parquet" and path.is_file():
         return tables.read_table("--data", name, ()).columns
     if path.suffix.lower() in (".jsonl", ".json") and path.is_file():
@@ -106,13 +110,13 @@ def _row_count_and_columns(where: str, flag: str, name: str) -> tuple[int, Mappi
     """How many rows there are, and the columns among `_COLUMNS` that they have."""
     path = Path(name)
     if path.suffix.lower() == ".arrow" and path.is_file():
-        held = _arrow(where, path)
+        held = _read_arrow_columns(where, path)
         return len(next(iter(held.values()), ())), {key: held[key] for key in _COLUMNS if key in held}
     table = tables.read_table(flag, name, _COLUMNS)
     return table.rows, {key: table.column(key) for key in _COLUMNS if key in table.columns}
 
 
-def _arrow(where: str, path: Path) -> Mapping[str, Sequence[Any]]:
+def _read_arrow_columns(where: str, path: Path) -> Mapping[str, Sequence[Any]]:
     """A file of Arrow's, as a stream (which is what `datasets` writes) or with a footer."""
     import pyarrow
 
@@ -141,7 +145,7 @@ class _Text:
     packed: bool = False
 
 
-def _texts(where: str, name: str, vocab_size: int) -> list[_Text]:
+def _read_tokenised_texts(where: str, name: str, vocab_size: int) -> list[_Text]:
     """Every text of every row. Raises AuditError for rows that are none of a trainer's."""
     flag = where.split(" ", 1)[0]
     count, columns = _row_count_and_columns(where, flag, name)
@@ -154,11 +158,15 @@ def _texts(where: str, name: str, vocab_size: int) -> list[_Text]:
     if not count:
         raise AuditError(f"{where} is empty: expected at least one row")
     return [
-        text for row in range(count) for text in _row(f"{where}, row {row} (counted from 0)", row, columns, vocab_size)
+        text
+        for row in range(count)
+        for text in _split_row_into_texts(f"{where}, row {row} (counted from 0)", row, columns, vocab_size)
     ]
 
 
-def _row(where: str, row: int, columns: Mapping[str, Sequence[Any]], vocab_size: int) -> Iterator[_Text]:
+def _split_row_into_texts(
+    where: str, row: int, columns: Mapping[str, Sequence[Any]], vocab_size: int
+) -> Iterator[_Text]:
     values = {
         name: _require_whole_numbers(where, name, column[row])
         for name, column in columns.items()
@@ -233,7 +241,9 @@ def _packed_text_starts(where: str, values: Mapping[str, Sequence[int]], shown: 
     return list(different[0]) if different else [shown[0]]
 
 
-def _source(where: str, texts: Sequence[_Text], prefix_length: int | None, suffix_length: int | None) -> Source:
+def _learnt_runs_as_source(
+    where: str, texts: Sequence[_Text], prefix_length: int | None, suffix_length: int | None
+) -> Source:
     """Every run of labelled tokens as a record; rows without any are listed by reason."""
     most, fewest = suffix_length or _DEFAULT, prefix_length or _DEFAULT
     records, left_out = [], dict[str, list[int]]()

@@ -11,17 +11,17 @@ from auditor.benchmarks.columns import (
     PLAIN,
     conversations,
     describe_columns,
-    layout_of,
-    marks_of,
-    plain_layout,
-    prefix_and_suffix,
-    repeats_of,
-    units_of,
+    detect_column_layout,
+    joined_layout_texts,
+    require_text_layout,
+    row_personal_data_marks,
+    row_privacy_unit_names,
+    row_repeat_counts,
 )
 from auditor.benchmarks.picking import MarkedTexts
 from auditor.benchmarks.tables import RecordTable, read_table, require_rows
 from auditor.core.errors import AuditError
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 
 _MOST_COPIES = 10_000_000  # records of a training, in memory together
 
@@ -32,13 +32,18 @@ def read_texts(flag: str, name: str) -> list[str]:
     Raises AuditError for whatever a user can mend.
     """
     table = require_rows(read_table(flag, name, COLUMNS))
-    return prefix_and_suffix(table, plain_layout(table))
+    return joined_layout_texts(table, require_text_layout(table))
 
 
 def read_corpus(flag: str, name: str) -> MarkedTexts:
     """Every row's text, with its `repeats` and its marks. Raises AuditError for whatever a user can mend."""
     table = require_rows(read_table(flag, name, COLUMNS))
-    return MarkedTexts(table.where, prefix_and_suffix(table, plain_layout(table)), repeats_of(table), marks_of(table))
+    return MarkedTexts(
+        table.where,
+        joined_layout_texts(table, require_text_layout(table)),
+        row_repeat_counts(table),
+        row_personal_data_marks(table),
+    )
 
 
 def training_texts(
@@ -57,26 +62,26 @@ def training_texts(
             raise AuditError(
                 f"{table.where}: expected one column {column!r}, got {times or describe_columns(table.columns)}"
             )
-    layout = (text_column,) if text_column is not None else layout_of(table)
+    layout = (text_column,) if text_column is not None else detect_column_layout(table)
     plain = layout in PLAIN or text_column is not None
     found: Sequence[str] | Sequence[talks.Conversation] = (
-        prefix_and_suffix(table, layout) if plain else _talks(table, layout)
+        joined_layout_texts(table, layout) if plain else _require_row_conversations(table, layout)
     )
     for row, text in enumerate(found):
         if not text:
             raise AuditError(f"{table.where}, row {row} (counted from 0): expected text, got an empty one")
-    repeats = repeats_of(table)
+    repeats = row_repeat_counts(table)
     if sum(repeats) > _MOST_COPIES:
         raise AuditError(
             f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, counted by `repeats`, "
             f"got {sum(repeats):,}"
         )
     rows = [row for row, count in enumerate(repeats) for _ in range(count)]
-    units = None if unit_column is None else units_of(table, unit_column)
+    units = None if unit_column is None else row_privacy_unit_names(table, unit_column)
     return [found[row] for row in rows], None if units is None else [units[row] for row in rows]
 
 
-def _talks(table: RecordTable, layout: Sequence[str]) -> list[talks.Conversation]:
+def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[talks.Conversation]:
     """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
     found = []
     for row, said in enumerate(conversations(table, layout)):
@@ -91,8 +96,8 @@ def _talks(table: RecordTable, layout: Sequence[str]) -> list[talks.Conversation
 def sample_conversations(flag: str, name: str, count: int) -> list[talks.Conversation] | None:
     """So many usable rows of a file, the same ones each time; None where it holds no conversations or instructions."""
     table = read_table(flag, name, COLUMNS)
-    if not table.rows or (layout := layout_of(table)) not in talks.LAYOUTS:
+    if not table.rows or (layout := detect_column_layout(table)) not in talks.LAYOUTS:
         return None
-    order = generator("text form", table.rows).permutation(table.rows).tolist()
+    order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()
     usable = (one for one in conversations(table, layout, order) if not isinstance(one, talks.Unusable))
     return list(islice(usable, count))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.defenses.pmixed import mixed_chain
+from auditor.defenses.pmixed import mixed_ensemble_causes
 from auditor.defenses.pmixed_model import PMixedModel, Projection
 from auditor.models.base import Check, LanguageModel
 from auditor.plugins.defense import Cause, Defense, Scenario
@@ -59,7 +59,7 @@ class AdaPMixed(Defense):
         return self.ensemble
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        served = partial(same_radius, self.alpha, self.alpha * self.beta)
+        served = partial(constant_radius_projection, self.alpha, self.alpha * self.beta)
         return AdaptiveModel(scenario.ensemble, 1.0, served, "AdaPMixED")
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
@@ -70,10 +70,10 @@ class AdaPMixed(Defense):
 
     def chain(self) -> tuple[Cause, ...]:
         how = "each distribution is mixed with the public one, within one radius for all queries"
-        return mixed_chain(self.ensemble, how)
+        return mixed_ensemble_causes(self.ensemble, how)
 
 
-def same_radius(alpha: int, radius: float, members: int) -> Projection:
+def constant_radius_projection(alpha: int, radius: float, members: int) -> Projection:
     """Two-sided, and the same whatever the number of members."""
     return Projection(alpha, (radius,) * members, cap=1.0, two_sided=True)
 

@@ -13,10 +13,10 @@ import numpy as np
 from auditor.core.nouns import Tokens
 from auditor.defenses.private_training import PrivateTraining
 from auditor.plugins.trainer import TrainingJob
-from auditor.privacy.gaussian import quick_epsilon, reported_epsilon
+from auditor.privacy.gaussian import quick_rdp_epsilon, reported_epsilon
 from auditor.privacy.promises import NOMINAL, PrivacyRecord
 from auditor.training.poisson import Judgement, Terms
-from auditor.training.rarity import Normalisation, log_perplexities, normalise
+from auditor.training.rarity import Normalisation, log_perplexities, normalise_perplexities
 
 if TYPE_CHECKING:
     from auditor.training.dp_loop import PrivateModel
@@ -42,7 +42,7 @@ class Adp(PrivateTraining):
     normalise: Normalisation = "min-max"
 
     def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> Judgement:
-        rho = normalise(log_perplexities(job.public, examples), self.normalise)
+        rho = normalise_perplexities(log_perplexities(job.public, examples), self.normalise)
         judged = np.concatenate([rho, np.ones(self.gradient_canaries)])  # a canary is as private as can be
         return Judgement(
             noise_scale=lambda units: float(judged[units].mean()),
@@ -61,7 +61,7 @@ class Adp(PrivateTraining):
         nominal = {
             "if the noise were not scaled": reported_epsilon(terms.sigma, *rest)[0],
             NOMINAL: reported_epsilon(mean, *rest)[0] if mean else math.inf,
-            "if its scale were constant, the least": quick_epsilon(least, *rest) if least else math.inf,
+            "if its scale were constant, the least": quick_rdp_epsilon(least, *rest) if least else math.inf,
         }
         return dataclasses.replace(
             would_be,

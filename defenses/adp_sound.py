@@ -11,7 +11,7 @@ from auditor.defenses.no_noise import NoNoise
 from auditor.defenses.private_training import PrivateTraining
 from auditor.plugins.trainer import TrainingJob
 from auditor.training.poisson import Judgement
-from auditor.training.rarity import check_clipping, clipping_shares
+from auditor.training.rarity import check_clipping_share_options, clipping_shares
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AdpSound(PrivateTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_clipping(*self._clipping_share_options)
+        check_clipping_share_options(*self._clipping_share_options)
 
     @property
     def _clipping_share_options(self) -> tuple[float, float, float]:

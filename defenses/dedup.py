@@ -54,7 +54,7 @@ def without_near_duplicates(texts: Sequence[str], threshold: float) -> list[str]
     """The texts in order, without near-duplicates (Jaccard similarity >= threshold) of a text kept earlier."""
     if threshold == 1:
         return list(dict.fromkeys(texts))
-    index = MinHashLSH(num_perm=_PERMUTATIONS, params=_bands(threshold))
+    index = MinHashLSH(num_perm=_PERMUTATIONS, params=_lsh_band_parameters(threshold))
     left, kept = list[str](), dict[int, frozenset[str]]()
     for number, text in enumerate(texts):
         own = shingles(text)
@@ -68,7 +68,7 @@ def without_near_duplicates(texts: Sequence[str], threshold: float) -> list[str]
     return left
 
 
-def _bands(threshold: float) -> tuple[int, int]:
+def _lsh_band_parameters(threshold: float) -> tuple[int, int]:
     """(bands, rows of a band), the fewest candidates with which pairs at the threshold are found.
 
     Two texts of similarity J agree in some band with probability 1 - (1 - J^rows)^bands. (The library's own choice for

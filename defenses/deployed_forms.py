@@ -105,7 +105,7 @@ class Rounded(DeployedForm):
     bits: ClassVar[int]
 
     def changed(self, model: Any) -> Any:
-        return each_linear(model, lambda weight: rounded(weight, self.bits))
+        return change_linear_weights(model, lambda weight: round_weights_to_bits(weight, self.bits))
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class LoadedIn4Bit(DeployedForm):
             raise AuditError(f"--forms {self.name} needs the package bitsandbytes: pip install bitsandbytes")
 
     def changed(self, model: Any) -> Any:
-        return each_linear(model, lambda weight: as_bitsandbytes(weight, self.name))
+        return change_linear_weights(model, lambda weight: bitsandbytes_round_trip(weight, self.name))
 
 
 @dataclass(frozen=True)
@@ -171,14 +171,14 @@ class Gguf(DeployedForm):
     type: str = "q8_0"
 
     def __post_init__(self) -> None:
-        gguf_types.check_type(self.type)
+        gguf_types.check_writable_type(self.type)
 
     def changed(self, model: Any) -> Any:
-        gguf_types.write_and_read_back(model, self.type)
+        gguf_types.round_trip_model_weights(model, self.type)
         return model
 
 
-def as_bitsandbytes(weight: Tensor, type: str) -> Tensor:
+def bitsandbytes_round_trip(weight: Tensor, type: str) -> Tensor:
     """(out, in), quantised to `nf4` or `fp4` and read back: what a layer of that library multiplies with."""
     import bitsandbytes.functional as quantisers
 
@@ -189,7 +189,7 @@ def as_bitsandbytes(weight: Tensor, type: str) -> Tensor:
     return found
 
 
-def rounded(weight: Tensor, bits: int) -> Tensor:
+def round_weights_to_bits(weight: Tensor, bits: int) -> Tensor:
     """(out, in): each group of a row to the nearest multiple of its largest size / (2^(bits - 1) - 1)."""
     most = 2 ** (bits - 1) - 1
     parts = []
@@ -199,7 +199,7 @@ def rounded(weight: Tensor, bits: int) -> Tensor:
     return torch.cat(parts, 1).to(weight.dtype)
 
 
-def each_linear(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def change_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """change: (out, in) -> the same; scales run along a row."""
     for layer in linear_layers(model):
         weight = layer.weight.data

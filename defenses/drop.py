@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from auditor.core.errors import AuditError
-from auditor.models.shards import read_shard, record_names
+from auditor.models.shards import read_shard_record_list, text_digests
 from auditor.plugins.trainer import TrainingJob
 from auditor.training.variants import DataVariant
 
@@ -54,7 +54,7 @@ class Drop(DataVariant):
         """Raises AuditError where there is no list."""
         if not self.listed:
             return frozenset()
-        found = read_shard(Path(self.listed))
+        found = read_shard_record_list(Path(self.listed))
         if not found:
             raise AuditError(f"expected -D listed= as a folder whose shard.json names records, got {self.listed!r}")
         return frozenset(found)
@@ -64,7 +64,7 @@ class Drop(DataVariant):
         gone = {
             text
             for text, count in copies.items()
-            if (self.times and count >= self.times) or (names and names.issuperset(record_names([text])))
+            if (self.times and count >= self.times) or (names and names.issuperset(text_digests([text])))
         }
         left = [index for index, text in enumerate(texts) if text not in gone]
         return left, (

@@ -12,11 +12,18 @@ import torch
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.plugins.trainer import TrainingJob, TrainingRecord
 from auditor.training import masks
-from auditor.training.finetune import Course, Fitting, loss_in, pack, require_finite, trained_parameters
-from auditor.training.members import indivisible
+from auditor.training.finetune import (
+    Course,
+    Fitting,
+    loss_with_autocast,
+    pack_into_blocks,
+    require_finite_weights,
+    trainable_parameters,
+)
+from auditor.training.members import inseparable_unit_names
 from auditor.training.variants import Variant
 
 
@@ -47,7 +54,7 @@ class EarlyStop(Variant):
 
     def check(self, job: TrainingJob) -> None:
         super().check(job)
-        if not job.heldout and len(units := set(indivisible(job.records))) < 2:
+        if not job.heldout and len(units := set(inseparable_unit_names(job.records))) < 2:
             raise AuditError(
                 f"expected records of two users or texts at least to leave one out, got {len(units)}: give --heldout"
             )
@@ -56,7 +63,7 @@ class EarlyStop(Variant):
         """(learnt, held out)."""
         if job.heldout:
             return list(job.records), list(job.heldout)
-        units = indivisible(job.records)
+        units = inseparable_unit_names(job.records)
         by_hash = sorted(set(units), key=lambda unit: hashlib.sha256(unit.encode()).digest())
         out = set(by_hash[: min(math.ceil(self.heldout * len(by_hash)), len(by_hash) - 1)])
         pairs = list(zip(units, job.records, strict=True))
@@ -69,15 +76,15 @@ class EarlyStop(Variant):
         else:
             whose = f"left out of the {len(job.records):,} of the data by the hash of their text or user"
         told = f"held out to choose by, and not trained on: {len(heldout):,} records, {whose}"
-        return [masks.sequence(record) for record in learnt], (told,)
+        return [masks.tokens_with_loss_mask(record) for record in learnt], (told,)
 
     def fit(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
-        parameters = trained_parameters(model)
+        parameters = trainable_parameters(model)
         course = Course(self.epochs, self.learning_rate, self.batch, job.block, job.end)
-        fitting = Fitting(parameters, sequences, course, generator("train", job.seed))
-        loss = loss_in(job.half)
-        look = _Look(model, [masks.sequence(record) for record in self.split(job)[1]], job, self.batch)
-        steps = fitting.steps_an_epoch
+        fitting = Fitting(parameters, sequences, course, keyed_random_generator("train", job.seed))
+        loss = loss_with_autocast(job.half)
+        look = _Look(model, [masks.tokens_with_loss_mask(record) for record in self.split(job)[1]], job, self.batch)
+        steps = fitting.steps_per_epoch
         at = {-(-steps * (i + 1) // self.looks) for i in range(self.looks)}  # steps of an epoch behind which it looks
         losses = list[float]()  # at each look
         best: dict[str, Any] = {"loss": math.inf}
@@ -91,7 +98,7 @@ class EarlyStop(Variant):
             fitting.step()
             if (fitting.steps or steps) not in at:
                 continue
-            require_finite(parameters.values(), job.checkpoint)
+            require_finite_weights(parameters.values(), job.checkpoint)
             losses.append(look.loss())
             if losses[-1] < best["loss"]:
                 step = fitting.epochs * steps + fitting.steps
@@ -116,10 +123,12 @@ class _Look:
     """The mean held-out loss, nats a token, of the model as it stands."""
 
     def __init__(self, model: Any, sequences: Sequence[Tokens], job: TrainingJob, batch: int) -> None:
-        self.model, self.of = model, loss_in(job.half)
-        self.batches = pack(sequences, job.block, job.end, generator("held out", job.seed)).split(batch)
+        self.model, self.of = model, loss_with_autocast(job.half)
+        self.batches = pack_into_blocks(
+            sequences, job.block, job.end, keyed_random_generator("held out", job.seed)
+        ).split(batch)
 
-        self.weights = [int((masks.labels(batch)[:, 1:] != masks.IGNORED).sum()) for batch in self.batches]
+        self.weights = [int((masks.loss_labels(batch)[:, 1:] != masks.IGNORED).sum()) for batch in self.batches]
         if not sum(self.weights):
             raise AuditError("expected held-out records with tokens that have a loss, got none")
 

@@ -34,7 +34,7 @@ _POSITIONS = (".wpe.weight", ".embed_positions.weight")  # files keep them in fl
 Rows = NDArray[np.float32]
 
 
-def check_type(type: str) -> None:
+def check_writable_type(type: str) -> None:
     """Raises AuditError for a type that cannot be written here, which says what to install or to do."""
     if type not in TYPES:
         raise AuditError(
@@ -46,14 +46,14 @@ def check_type(type: str) -> None:
             raise AuditError(f"--forms gguf:{type} needs the package {package}: pip install {package}")
 
 
-def write_and_read_back(model: Any, type: str) -> None:
+def round_trip_model_weights(model: Any, type: str) -> None:
     """Changes every weight matrix to what the file holds of it.
 
     Raises AuditError for a mixed type of a model whose layers are not named as Llama's are.
     """
-    for weight, own in matrices(model, type):
+    for weight, own in weight_matrices_with_types(model, type):
         held = weight.data.T if weight.turned else weight.data
-        read = torch.from_numpy(as_gguf(held.float().cpu().contiguous().numpy(), own))
+        read = torch.from_numpy(quantise_and_dequantise(held.float().cpu().contiguous().numpy(), own))
         weight.data.copy_(read.T if weight.turned else read)
 
 
@@ -66,7 +66,7 @@ class Matrix:
     turned: bool
 
 
-def matrices(model: Any, type: str) -> Iterator[tuple[Matrix, str]]:
+def weight_matrices_with_types(model: Any, type: str) -> Iterator[tuple[Matrix, str]]:
     """Each weight matrix of the model, with its own type in a file of this type."""
     turned = {id(m.weight) for m in model.modules() if isinstance(m, Conv1D)}
     found = [
@@ -87,7 +87,7 @@ def _tensors_with_more_bits(model: Any, names: list[str]) -> set[str]:
     chosen = {
         name
         for name in names
-        if name.endswith(_MORE_BITS) and (found := _LAYER.search(name)) and _favoured(int(found[1]), count)
+        if name.endswith(_MORE_BITS) and (found := _LAYER.search(name)) and _layer_gets_more_bits(int(found[1]), count)
     }
     if not all(any(name.endswith(end) for name in chosen) for end in _MORE_BITS):
         raise AuditError(
@@ -98,12 +98,12 @@ def _tensors_with_more_bits(model: Any, names: list[str]) -> set[str]:
     return chosen | {name for name, parameter in model.named_parameters() if parameter is output}
 
 
-def _favoured(layer: int, of: int) -> bool:
+def _layer_gets_more_bits(layer: int, of: int) -> bool:
     eighth = of // 8
     return layer < eighth or layer >= 7 * of // 8 or (layer - eighth) % 3 == 2
 
 
-def as_gguf(weight: Rows, type: str) -> Rows:
+def quantise_and_dequantise(weight: Rows, type: str) -> Rows:
     """(out, in), written and read back; where blocks do not fill a row, in what llama.cpp takes instead."""
     import gguf
 
@@ -129,7 +129,7 @@ def _quantise_by_llama_cpp(weight: Rows, kind: int) -> NDArray[np.uint8]:
     import gguf
 
     found = find_spec("llama_cpp")
-    assert found is not None and found.origin is not None  # `check_type` has seen to it
+    assert found is not None and found.origin is not None  # `check_writable_type` has seen to it
     files = Path(found.origin).parent.glob("lib/*ggml-base.*")
     library = next(path for path in files if path.suffix in (".so", ".dylib", ".dll"))
     quantise = ctypes.CDLL(str(library)).ggml_quantize_chunk

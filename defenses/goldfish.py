@@ -40,7 +40,7 @@ class Goldfish(Variant):
             raise AuditError(f"expected width >= 1, got {self.width}")
 
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        before = [masks.sequence(record) for record in job.records]
+        before = [masks.tokens_with_loss_mask(record) for record in job.records]
         after = [self.without(sequence) for sequence in before]
         had, left = (sum(token >= 0 for sequence in some for token in sequence) for some in (before, after))
         if had and left == had:
@@ -53,7 +53,7 @@ class Goldfish(Variant):
     def without(self, sequence: Tokens) -> Tokens:
         """The sequence, what has no loss under the mask written as `training.masks` does."""
         dropped = set(
-            self._hash_dropped_positions(masks.seen(sequence))
+            self._hash_dropped_positions(masks.unmask_tokens(sequence))
             if self.mask == "hash"
             else self._every_kth_position(len(sequence))
         )

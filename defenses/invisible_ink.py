@@ -93,9 +93,9 @@ class InvisibleInk(Defense):
             raise AuditError(f"expected on_exhaustion in ('stop', 'public'), got {self.on_exhaustion!r}")
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        ink = self._ink(scenario)
+        ink = self._clip_and_decoding_parameters(scenario)
         return InvisibleInkModel(
-            _in_context_over_records(scenario, self.batch), ink, "InvisibleInk", BoundedRange.of(ink, self.batch)
+            _record_batch_ensemble(scenario, self.batch), ink, "InvisibleInk", BoundedRange.of(ink, self.batch)
         )
 
     def budget(self, scenario: Scenario) -> Budget | None:
@@ -146,18 +146,18 @@ class InvisibleInk(Defense):
         """T: the tokens of one batch that epsilon covers. With nothing to draw, the clip is that of one token."""
         return self.queries or scenario.queries or 1
 
-    def _ink(self, scenario: Scenario) -> Ink:
+    def _clip_and_decoding_parameters(self, scenario: Scenario) -> Ink:
         """C = tau B sqrt(2 rho / T) where it is solved for (formulas C4)."""
         rho = zcdp_budget(self.epsilon, self.delta) / self._covered(scenario)
         clip = self.clip or self.temperature * self.batch * math.sqrt(2 * rho) * _PRIVATE_END
         return Ink(clip, self.temperature, self.top_k)
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
-        queries, ink = self._covered(scenario), self._ink(scenario)
+        queries, ink = self._covered(scenario), self._clip_and_decoding_parameters(scenario)
         promise, spent = BoundedRange.of(ink, self.batch), min(spent, queries)
 
         def epsilon(tokens: int) -> dict[str, float]:
-            return {name: zcdp_epsilon(tokens * promise.rho(name), self.delta) for name in _RELATIONS}
+            return {name: zcdp_epsilon(tokens * promise.zcdp_rho(name), self.delta) for name in _RELATIONS}
 
         return Claim(
             epsilon=epsilon(queries),
@@ -175,7 +175,7 @@ class InvisibleInk(Defense):
                 "clip": ink.clip,
                 "temperature": ink.temperature,
                 "top_k": float(ink.top_k),
-                "rho_per_token": promise.rho("zero_out"),
+                "rho_per_token": promise.zcdp_rho("zero_out"),
                 "batches": float(len(batches_of_records(scenario, self.batch).records)),
             },
         )
@@ -194,7 +194,7 @@ class Unclipped(Defense):
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         ink = Ink(math.inf, self.temperature, 0)
-        return InvisibleInkModel(_in_context_over_records(scenario, self.batch), ink, "references without clipping")
+        return InvisibleInkModel(_record_batch_ensemble(scenario, self.batch), ink, "references without clipping")
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class BoundedRange:
         moved = ink.clip / (batch * ink.temperature)  # the most that a record out of its place moves phi / tau
         return cls({"zero_out": 2 * moved, "replace": 4 * moved})
 
-    def rho(self, relation: str) -> float:
+    def zcdp_rho(self, relation: str) -> float:
         return bounded_range_rho(self.range[relation])
 
 
@@ -260,7 +260,7 @@ def batches_of_records(scenario: Scenario, size: int) -> Batches:
     return Batches(batches, size, asked)
 
 
-def _in_context_over_records(scenario: Scenario, size: int) -> InContext:
+def _record_batch_ensemble(scenario: Scenario, size: int) -> InContext:
     assert scenario.public is not None  # the run has seen to what is needed
     return InContext(scenario.public, batches_of_records(scenario, size))
 
@@ -307,11 +307,11 @@ class InvisibleInkModel(WrappingModel):
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
         distributions = self.held.distributions(contexts, self._all_part_indices, last)[:, at]
-        own, checks = _numbers(self.released(distributions).unsqueeze(-2)), []
+        own, checks = _distribution_to_numpy(self.released(distributions).unsqueeze(-2)), []
         for relation in _RELATIONS:
-            other = _numbers(self._neighbours(relation, distributions))
+            other = _distribution_to_numpy(self._neighbours(relation, distributions))
             realised = np.maximum(realised_renyi(own, other, order), realised_renyi(other, own, order))
-            checks.append(Check(relation, order, order * promise.rho(relation), torch.from_numpy(realised)))
+            checks.append(Check(relation, order, order * promise.zcdp_rho(relation), torch.from_numpy(realised)))
             # Largest log-ratio less smallest: the larger ones of both directions, one after the other.
             ranges = realised_renyi(own, other, math.inf) + realised_renyi(other, own, math.inf)
             checks.append(Check(f"range_{relation}", math.inf, promise.range[relation], torch.from_numpy(ranges)))
@@ -349,7 +349,7 @@ def _longest_record_in_context(held: Ensemble) -> int:
     return inner.batches.longest if isinstance(inner, InContext) else 0
 
 
-def _numbers(distribution: Tensor) -> np.ndarray:
+def _distribution_to_numpy(distribution: Tensor) -> np.ndarray:
     return distribution.cpu().numpy()
 
 

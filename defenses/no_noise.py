@@ -11,7 +11,7 @@ from auditor.core.nouns import Tokens
 from auditor.plugins.trainer import TrainingJob
 from auditor.training.finetune import LARGEST
 from auditor.training.poisson import Control, Judgement
-from auditor.training.rarity import check_clipping, clipping_shares
+from auditor.training.rarity import check_clipping_share_options, clipping_shares
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class NoNoise(Control):
         super().__post_init__()
         if not 0 < self.clip <= LARGEST:
             raise AuditError(f"expected clip > 0 and at most {LARGEST:g}, got {self.clip:g}")
-        check_clipping(self.kappa_least, self.lowest_perplexity, self.highest_perplexity)
+        check_clipping_share_options(self.kappa_least, self.lowest_perplexity, self.highest_perplexity)
 
     @property
     def norm(self) -> float:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, cast, get_args
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
 from auditor.defenses.one_adapter import CONTROL, OneAdapter
-from auditor.defenses.pmixed_model import PMixedModel, Projection, QueryRDP, unprojected
+from auditor.defenses.pmixed_model import PMixedModel, Projection, QueryRDP, no_op_projection
 from auditor.defenses.public import Public
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Budget, Cause, Defense, Scenario
@@ -29,7 +29,7 @@ ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 _MOST_EPSILON, _MOST_ORDER = 1000, 256  # more is no protection; higher orders buy nothing and take minutes to solve
 
 
-def mixed_chain(ensemble: str, mixing: str) -> tuple[Cause, ...]:
+def mixed_ensemble_causes(ensemble: str, mixing: str) -> tuple[Cause, ...]:
     """Causes of a mixed ensemble; mixing: what it does with the members' distributions."""
     members = "each adapter sees one shard only, their distributions averaged"
     alone = "one adapter, all data, trained as the members are"
@@ -106,7 +106,7 @@ class PMixed(Defense):
         return self.ensemble
 
     def chain(self) -> tuple[Cause, ...]:
-        return mixed_chain(self.ensemble, "each distribution is mixed with the public one")
+        return mixed_ensemble_causes(self.ensemble, "each distribution is mixed with the public one")
 
     def _covered(self, scenario: Scenario) -> int:
         """T: the drawn tokens that epsilon covers. With nothing to draw, the radius is that of one token."""
@@ -124,7 +124,7 @@ class PMixed(Defense):
         )
         return Projection(self.alpha, radii, cap=1.0, two_sided=True)
 
-    def _relations(self) -> tuple[Adjacency, ...]:
+    def _claimed_adjacencies(self) -> tuple[Adjacency, ...]:
         """Whose neighbours are served with one radius. Where it depends on N, a member more or less changes it."""
         if self.accounting == "published":  # which claims all the same: its radii are by the size of the subset
             return "add_remove", "zero_out"
@@ -135,7 +135,7 @@ class PMixed(Defense):
         queries, members = self._covered(scenario), scenario.ensemble.size
         projection = self._projection(queries, members)
         share = rdp_budget(self.epsilon, self.delta, self.alpha) / queries
-        claims = [(adjacency, order) for adjacency in self._relations() for order in range(2, self.alpha + 1)]
+        claims = [(adjacency, order) for adjacency in self._claimed_adjacencies() for order in range(2, self.alpha + 1)]
         if self.accounting == "published":  # D_k <= D_alpha, so that the claim is one at every order up to alpha
             return QueryRDP(projection, dict.fromkeys(claims, share))
         radius = projection.radii[0]
@@ -145,8 +145,8 @@ class PMixed(Defense):
     def claim(self, scenario: Scenario, spent: int) -> Claim:
         queries, ensemble = self._covered(scenario), scenario.ensemble
         spent = min(spent, queries)  # past the budget the public model answers, or nobody
-        sound, counts = self.accounting == "sound", ensemble.shard_counts()
-        relations: tuple[str, ...] = self._relations() if sound else ("as published",)
+        sound, counts = self.accounting == "sound", ensemble.shard_overlap_counts()
+        relations: tuple[str, ...] = self._claimed_adjacencies() if sound else ("as published",)
         projection, shared = self._projection(queries, ensemble.size), counts["shared_records"]
         whole = "" if shared or counts["unlisted_shards"] else ensemble.unit
 
@@ -219,4 +219,4 @@ class Unmixed(Defense):
         return self.ensemble
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        return PMixedModel(scenario.ensemble, 1.0, unprojected, "ensemble without mixing")
+        return PMixedModel(scenario.ensemble, 1.0, no_op_projection, "ensemble without mixing")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.base import Check, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, Exchanged
@@ -19,11 +19,11 @@ from auditor.models.wrapping import WrappingModel
 from auditor.privacy.accounting import realised_renyi
 from auditor.privacy.mixing import (
     Adjacency,
-    member_share,
+    member_mixing_weight,
     neighbour_distributions,
     subset_size_distribution,
 )
-from auditor.privacy.projection import project, project_two_sided
+from auditor.privacy.projection import projection_weight, two_sided_projection_weight
 
 _NO_SHARE = 1e-9  # of subsets of one size: too few to show in a distribution of single precision
 
@@ -53,11 +53,11 @@ class Projection:
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
             return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
         if self.two_sided:
-            return project_two_sided(log_p, log_p0, self.alpha, radius)
-        return project(log_p, log_p0, self.alpha, radius, self.cap)
+            return two_sided_projection_weight(log_p, log_p0, self.alpha, radius)
+        return projection_weight(log_p, log_p0, self.alpha, radius, self.cap)
 
 
-def unprojected(members: int) -> Projection:
+def no_op_projection(members: int) -> Projection:
     """Members as they are."""
     return Projection(2, (math.inf,) * members, cap=1.0, two_sided=False)
 
@@ -99,7 +99,7 @@ class PMixedModel(WrappingModel):
             if share > _NO_SHARE:
                 self.shares[radius] = self.shares.get(radius, 0.0) + share
         if len(set(projection.radii)) == 1:
-            self.shares = {projection.radii[0]: ensemble.size * member_share(q, ensemble.size)}
+            self.shares = {projection.radii[0]: ensemble.size * member_mixing_weight(q, ensemble.size)}
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         if distribution:
@@ -133,7 +133,7 @@ class PMixedModel(WrappingModel):
         by_radius = self.projection.weights(log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1)))  # (radii, ..., n)
         weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(distributions.dtype)
         rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
-        return torch.log(_weighted(weights, log_p) + rest * log_p0.squeeze(-2).exp())
+        return torch.log(_weighted_member_mixture(weights, log_p) + rest * log_p0.squeeze(-2).exp())
 
     @torch.no_grad()
     def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
@@ -143,7 +143,7 @@ class PMixedModel(WrappingModel):
         """
         if self.promise is None:
             return {}
-        chances = (generator("subset average", seed, index).random for index in range(len(texts)))
+        chances = (keyed_random_generator("subset average", seed, index).random for index in range(len(texts)))
         return {
             "perplexity_subset_average": [
                 self._subset_nll(text, chance((len(text) - given, self.ensemble.size)))
@@ -190,7 +190,9 @@ class PMixedModel(WrappingModel):
         for (adjacency, k), claimed in promise.query_rdp.items():
             if k == order:
                 neighbours = self._neighbours(adjacency, distributions)
-                realised = np.maximum(_divergence(own, neighbours, k), _divergence(neighbours, own, k))
+                realised = np.maximum(
+                    _realised_renyi_divergence(own, neighbours, k), _realised_renyi_divergence(neighbours, own, k)
+                )
                 checks.append(Check(adjacency, k, claimed, torch.from_numpy(realised)))
         by_size = _member_weights_by_size(self.projection, distributions)
         return [*checks, *_projection_checks(promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size)]
@@ -234,7 +236,7 @@ class PMixedModel(WrappingModel):
         )
 
     def claim_premises(self) -> Mapping[str, int]:
-        return {} if self.promise is None else self.ensemble.shard_counts()
+        return {} if self.promise is None else self.ensemble.shard_overlap_counts()
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         own = self.ensemble.public.row_bytes(positions)
@@ -256,7 +258,7 @@ def _probabilities(distributions: Tensor) -> np.ndarray:
     return distributions.double().log_softmax(-1).exp().cpu().numpy()
 
 
-def _weighted(weights: Tensor, log_p: Tensor) -> Tensor:
+def _weighted_member_mixture(weights: Tensor, log_p: Tensor) -> Tensor:
     """(..., V): sum over members of weights (..., n) times exp log_p (..., n, V)."""
     return (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)
 
@@ -272,16 +274,16 @@ def _projection_checks(
     for radius, size in zip(promised.radii[:sizes], range(sizes), strict=True):
         weight = weights[..., min(size, weights.shape[-2] - 1), :, None]
         mixed = weight * members + (1 - weight) * public
-        realised = _divergence(mixed, public, alpha)
+        realised = _realised_renyi_divergence(mixed, public, alpha)
         if promised.two_sided:
-            realised = np.maximum(realised, _divergence(public, mixed, alpha))
+            realised = np.maximum(realised, _realised_renyi_divergence(public, mixed, alpha))
         yield Check("projection", alpha, radius, torch.from_numpy(realised))
         if promised.cap < 1:
-            lost = torch.from_numpy(_divergence(public, mixed, math.inf))
+            lost = torch.from_numpy(_realised_renyi_divergence(public, mixed, math.inf))
             yield Check("cap", math.inf, -math.log1p(-promised.cap), lost)
 
 
-def _divergence(p: np.ndarray, q: np.ndarray, order: float) -> np.ndarray:
+def _realised_renyi_divergence(p: np.ndarray, q: np.ndarray, order: float) -> np.ndarray:
     with np.errstate(divide="ignore"):
         return realised_renyi(np.log(p), np.log(q), order)
 

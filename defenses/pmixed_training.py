@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch.nn import Dropout
 
 from auditor.core.errors import AuditError
-from auditor.models.shards import WHOLE, write_ensemble
+from auditor.models.shards import WHOLE, write_ensemble_metadata
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob
 from auditor.training import masks
 from auditor.training.finetune import Course, check_schedule
@@ -19,7 +19,7 @@ from auditor.training.members import (
     Layers,
     Member,
     assign_to_members,
-    indivisible,
+    inseparable_unit_names,
     member_folder,
     train_members,
 )
@@ -63,7 +63,7 @@ class PMixedTrainer(Trainer):
         check_schedule(self.epochs, self.learning_rate)
 
     def check(self, job: TrainingJob) -> None:
-        whole = set(indivisible(job.records))
+        whole = set(inseparable_unit_names(job.records))
         if len(whole) < self.members:
             raise AuditError(
                 f"expected at least one record or user for each of {self.members} members, got {len(whole)} that "
@@ -73,7 +73,7 @@ class PMixedTrainer(Trainer):
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         """Several members at once: one that is finished is kept, the others go on and end as they would have."""
         self.check(job)
-        base, units, given = job.load(), indivisible(job.records), {record.unit for record in job.records}
+        base, units, given = job.load(), inseparable_unit_names(job.records), {record.unit for record in job.records}
         members, whose = self._control_and_members(job), _unit_name(job)
         most = self._fit(job, base, members, self.together, job.checkpoint)
         said = [
@@ -101,7 +101,7 @@ class PMixedTrainer(Trainer):
         """The members, and the control before them: the others are trained beside it."""
         members = [
             self._member(job, member_folder(job.out, index), chosen, job.seed + index, "member", index)
-            for index, chosen in enumerate(assign_to_members(indivisible(job.records), self.members))
+            for index, chosen in enumerate(assign_to_members(inseparable_unit_names(job.records), self.members))
         ]
         everything = list(range(len(job.records)))
         whole = [self._member(job, job.out / WHOLE, everything, job.seed, "whole")] if self.control else []
@@ -117,7 +117,7 @@ class PMixedTrainer(Trainer):
             Course(self.epochs, self.learning_rate, self.batch, job.block, job.end),
             together=together,
             stepped=partial(job.progress, f"{len(members)} adapters"),
-            written=lambda member: write_ensemble(
+            written=lambda member: write_ensemble_metadata(
                 job.out, method=self.name, promise=_PROMISE, unit=_unit_name(job), members=self.members
             ),
             checkpoint=checkpoint,
@@ -125,7 +125,7 @@ class PMixedTrainer(Trainer):
 
     def _member(self, job: TrainingJob, folder: Path, chosen: list[int], seed: int, *key: str | int) -> Member:
         records = [job.records[i] for i in chosen]
-        texts, tokens = [record.text for record in records], [masks.sequence(record) for record in records]
+        texts, tokens = [record.text for record in records], [masks.tokens_with_loss_mask(record) for record in records]
         return Member(folder, texts, tokens, seed, ("train", job.seed, *key))
 
 

@@ -26,11 +26,11 @@ from auditor.privacy.gaussian import (
     Earlier,
     check_mechanism,
     noise_multiplier_for,
-    quick_epsilon,
+    quick_rdp_epsilon,
     rdp_epsilon,
     reported_epsilon,
 )
-from auditor.privacy.promises import SENSITIVITY, Mechanism, PrivacyRecord, read_privacy
+from auditor.privacy.promises import SENSITIVITY, Mechanism, PrivacyRecord, read_privacy_record
 from auditor.training.clipping import ROUNDING
 from auditor.training.finetune import LARGEST
 from auditor.training.poisson import Judgement, PoissonTraining, Terms
@@ -126,9 +126,9 @@ class PrivateTraining(PoissonTraining):
         return _Progress(job, terms, asked, not self.promises)
 
     def promise(self, trained: PrivateModel, judgement: Judgement, terms: Terms) -> PrivacyRecord:
-        """The guarantee of the steps that were taken; none where `_flaw` finds a reason."""
-        flaw, nominal = self._flaw(trained, terms.base)
-        earlier = _mechanisms(terms.base) if terms.base and not flaw else ()
+        """The guarantee of the steps that were taken; none where `_missing_guarantee_reason` finds a reason."""
+        flaw, nominal = self._missing_guarantee_reason(trained, terms.base)
+        earlier = _composed_mechanisms(terms.base) if terms.base and not flaw else ()
         before = tuple(map(dataclasses.astuple, earlier))
         mechanism = (terms.sigma, terms.rate, trained.steps, terms.delta, before)
         epsilon, accountant = reported_epsilon(*mechanism)
@@ -146,7 +146,7 @@ class PrivateTraining(PoissonTraining):
             unit=self.unit,
             noise=self.noise,
             accountant=accountant,
-            epsilon_rdp=None if flaw else _cross_check(epsilon, accountant, mechanism),
+            epsilon_rdp=None if flaw else _rdp_cross_check_epsilon(epsilon, accountant, mechanism),
             epsilon_twice=None if flaw else reported_epsilon(*twice)[0],
             earlier=earlier,
             units=terms.units,
@@ -157,7 +157,7 @@ class PrivateTraining(PoissonTraining):
             versions={name: importlib.metadata.version(name) for name in ("opacus", "dp-accounting", "torch")},
         )
 
-    def _flaw(self, trained: PrivateModel, base: PrivacyRecord | None) -> tuple[str, str]:
+    def _missing_guarantee_reason(self, trained: PrivateModel, base: PrivacyRecord | None) -> tuple[str, str]:
         """Why there is no guarantee, and what the epsilon would be that of ("": there is none to name)."""
         if not trained.moved:
             return "no parameter moved: nothing was learnt, so there is nothing to put an epsilon on", ""
@@ -173,14 +173,16 @@ class PrivateTraining(PoissonTraining):
 
 def _privacy_record_of_base(base: str) -> PrivacyRecord | None:
     """What the base promises that is to be trained on, where it was trained privately itself."""
-    return read_privacy(Path(base)) if Path(base).is_dir() else None
+    return read_privacy_record(Path(base)) if Path(base).is_dir() else None
 
 
-def _mechanisms(record: PrivacyRecord) -> tuple[Mechanism, ...]:
+def _composed_mechanisms(record: PrivacyRecord) -> tuple[Mechanism, ...]:
     return (*record.earlier, Mechanism(record.noise_multiplier, record.sampling_rate, record.steps))
 
 
-def _cross_check(epsilon: float, accountant: str, mechanism: tuple[float, float, int, float, Earlier]) -> float:
+def _rdp_cross_check_epsilon(
+    epsilon: float, accountant: str, mechanism: tuple[float, float, int, float, Earlier]
+) -> float:
     return rdp_epsilon(*mechanism) if accountant.endswith("PLD") else epsilon
 
 
@@ -193,7 +195,7 @@ class _Progress:
 
     def __call__(self, done: int, loss: float) -> None:
         if time.monotonic() - self.at > 1:
-            quick = quick_epsilon(self.terms.sigma, self.terms.rate, done, self.terms.delta)
+            quick = quick_rdp_epsilon(self.terms.sigma, self.terms.rate, done, self.terms.delta)
             self.epsilon = min(quick, self.asked)  # the noise was solved for all steps, by a closer bound
             self.at = time.monotonic()
         self.job.progress(f"training, loss {loss:.3f}, {self.word} ≤ {self.epsilon:.2f}", done, self.terms.steps)

@@ -67,14 +67,14 @@ class UniformMixing(Defense):
             raise AuditError("expected public_top_k >= 1 beside tail=public: without it no token is left out")
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        mixing = self._mixing(scenario.target.vocab_size, scenario.public is not None)
+        mixing = self._mixing_parameters(scenario.target.vocab_size, scenario.public is not None)
         return UniformMixingModel(
             scenario.target, self.weight, mixing.epsilon(), scenario.public, top_k=mixing.top_k, tail=mixing.tail
         )
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
-        mixing = self._mixing(scenario.target.vocab_size, scenario.public is not None)
-        return _claim(mixing, scenario.queries or 1, scenario.answer_length, spent)
+        mixing = self._mixing_parameters(scenario.target.vocab_size, scenario.public is not None)
+        return _pure_dp_claim(mixing, scenario.queries or 1, scenario.answer_length, spent)
 
     def remarks(self, scenario: Scenario) -> tuple[str, ...]:
         if scenario.queries:
@@ -84,11 +84,11 @@ class UniformMixing(Defense):
         )
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim]:
-        mixing = self._mixing(scenario.target.vocab_size, scenario.public is not None)
-        claim = _claim(mixing, scenario.queries, scenario.queries, 0)
+        mixing = self._mixing_parameters(scenario.target.vocab_size, scenario.public is not None)
+        claim = _pure_dp_claim(mixing, scenario.queries, scenario.queries, 0)
         return UniformMixingMasked(scenario.target, mixing, scenario.public), claim
 
-    def _mixing(self, vocab_size: int, public: bool) -> Mixing:
+    def _mixing_parameters(self, vocab_size: int, public: bool) -> Mixing:
         if self.public_top_k and not public:
             raise AuditError(
                 "public_top_k restricts the distribution to what a public model finds likeliest: give --public"
@@ -98,7 +98,7 @@ class UniformMixing(Defense):
         return Mixing(self.weight, vocab_size, self.public_top_k, self.tail == "public")
 
 
-def _claim(mixing: Mixing, queries: int, answer_length: int, spent: int) -> Claim:
+def _pure_dp_claim(mixing: Mixing, queries: int, answer_length: int, spent: int) -> Claim:
     top_k = mixing.top_k
     return Claim(
         epsilon={ANY_TWO: mixing.epsilon(queries)},
@@ -144,13 +144,13 @@ class Mixing:
         In float64: a small weight makes claims that float32's rounding would break.
         """
         if not self.top_k:
-            return self.of_tokens(distribution.double().log_softmax(-1))
+            return self.mix_token_log_probs(distribution.double().log_softmax(-1))
         assert public is not None  # `UniformMixing` has seen to it
-        return mix_on_support(
+        return mix_on_public_top_k(
             distribution.double(), public.to(distribution.device).double(), self.weight, self.top_k, self.tail
         )
 
-    def of_tokens(self, log_probs: Tensor) -> Tensor:
+    def mix_token_log_probs(self, log_probs: Tensor) -> Tensor:
         """The same of single tokens, (...) nats: on the whole vocabulary they take no others to mix."""
         return mix_with_uniform(log_probs.double(), self.weight, self.vocab_size)
 
@@ -198,7 +198,7 @@ class UniformMixingModel(WrappingModel):
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         if self.mixing.top_k:
             return super().token_log_probs(prefixes, suffixes, prompt=prompt)
-        return self.mixing.of_tokens(self.model.token_log_probs(prefixes, suffixes, prompt=prompt))
+        return self.mixing.mix_token_log_probs(self.model.token_log_probs(prefixes, suffixes, prompt=prompt))
 
     def _public_model_for_prompt(self, prompt: Tensor | None) -> LanguageModel:
         """The public model. Raises NotApplicable for a soft prompt that it cannot read."""
@@ -235,7 +235,7 @@ class UniformMixingModel(WrappingModel):
         other.model = target
         return other
 
-    def least_likely(self, distribution: Tensor, public: Tensor | None) -> Tensor:
+    def least_likely_token_point_mass(self, distribution: Tensor, public: Tensor | None) -> Tensor:
         """(..., V) nats: certain of the token that the mixed distribution (..., V) gives least, where it can give
         any."""
         possible = distribution.masked_fill(
@@ -244,7 +244,7 @@ class UniformMixingModel(WrappingModel):
         if self.mixing.top_k:
             assert public is not None
             support = torch.zeros_like(distribution, dtype=torch.bool).scatter(
-                -1, _top(public, self.mixing.top_k), True
+                -1, _top_k_token_ids(public, self.mixing.top_k), True
             )
             possible = possible.masked_fill(~support, math.inf)
         return torch.full_like(distribution, -math.inf).scatter(-1, possible.argmin(-1, keepdim=True), 0.0)
@@ -269,7 +269,7 @@ class _Certain(WrappingModel):
         if mixed.mixing.top_k:
             assert mixed.public is not None
             public = mixed.public.log_probs(contexts, last, prompt=prompt)
-        return mixed.least_likely(mixed.log_probs(contexts, last, prompt=prompt), public)
+        return mixed.least_likely_token_point_mass(mixed.log_probs(contexts, last, prompt=prompt), public)
 
 
 class _CertainRows(Rows):
@@ -282,7 +282,7 @@ class _CertainRows(Rows):
 
     def log_probs(self) -> Tensor:
         public = self.rows.public.log_probs() if self.rows.public else None
-        return self.mixed.least_likely(self.rows.log_probs(), public)
+        return self.mixed.least_likely_token_point_mass(self.rows.log_probs(), public)
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.rows.advance(parents, tokens)
@@ -301,7 +301,7 @@ class _MixedRows(Rows):
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
         if self.public is not None:
             return super().token_log_probs(row_of_token, tokens)
-        return self.mixing.of_tokens(self.rows.token_log_probs(row_of_token, tokens))
+        return self.mixing.mix_token_log_probs(self.rows.token_log_probs(row_of_token, tokens))
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
         self.rows.advance(parents, tokens)
@@ -324,7 +324,7 @@ class UniformMixingMasked(MaskedModel):
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         if self.mixing.top_k:
             return super().token_log_probs(contexts, positions)
-        return self.mixing.of_tokens(self.target.token_log_probs(contexts, positions))
+        return self.mixing.mix_token_log_probs(self.target.token_log_probs(contexts, positions))
 
 
 def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tensor:
@@ -337,13 +337,13 @@ def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tenso
     return torch.logaddexp(log_probs + math.log(weight), log_probs.new_tensor(floor))
 
 
-def mix_on_support(distribution: Tensor, public: Tensor, weight: float, top_k: int, tail: bool) -> Tensor:
+def mix_on_public_top_k(distribution: Tensor, public: Tensor, weight: float, top_k: int, tail: bool) -> Tensor:
     """(..., V) nats: the private distribution on the public top-k, renormalised and mixed with the uniform distribution
     there.
 
     The other tokens have probability 0; with `tail`, the public one, and those of the top-k share the rest.
     """
-    kept = _top(public, top_k)
+    kept = _top_k_token_ids(public, top_k)
     inside = distribution.gather(-1, kept)
     nowhere = (inside == -math.inf).all(-1, keepdim=True)
     inside = inside.masked_fill(nowhere, 0.0).log_softmax(-1)  # no mass on the support: uniform
@@ -353,6 +353,6 @@ def mix_on_support(distribution: Tensor, public: Tensor, weight: float, top_k: i
     return public.scatter(-1, kept, mixed + public.gather(-1, kept).logsumexp(-1, keepdim=True))
 
 
-def _top(public: Tensor, top_k: int) -> Tensor:
+def _top_k_token_ids(public: Tensor, top_k: int) -> Tensor:
     """(..., k) the likeliest tokens, the lower id first among equals: a function of the public distribution alone."""
     return public.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]

@@ -21,11 +21,11 @@ from auditor.records.outcomes import PerSecret
 from auditor.records.signals import Assessment, assess_signals
 from auditor.reports import inert, signals, words
 from auditor.reports.blocks import Block, Bullets, Group, Table
-from auditor.reports.topics import DECIDE, Topic, titled
-from auditor.reports.verdict import strongest
+from auditor.reports.topics import DECIDE, Topic, titled_row
+from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics import dose
 from auditor.statistics.bootstrap import CONFIDENCE
-from auditor.statistics.compare import difference
+from auditor.statistics.compare import mean_difference_measurement
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import RECALL
 
@@ -60,23 +60,23 @@ def advice(result: AuditResult, details: Details = NO_DETAILS, run: str = RUN) -
         return ()
     return (
         *_advice_on_doubts(seen),
-        *_leaks(result, seen, run),
+        *_leak_advice(result, seen, run),
         *_verbatim_leakage_advice(result, details),
         *_clear_and_untested_advice(result, seen, run),
     )
 
 
 def _advice_on_doubts(seen: Assessment) -> Iterator[Advice]:
-    for doubt in signals.doubts(seen):
+    for doubt in signals.all_doubts(seen):
         what = "nothing extracted is no all-clear" if doubt.kind == "likelihood" else "until then a zero is no evidence"
         yield Advice(RESOLVE, doubt.sentence, f"{doubt.kind}: {what}")
 
 
-def _leaks(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
+def _leak_advice(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
     """Each kind that is shown of a target, once; and the rule by which a gate holds the next model to it."""
     for target in seen.targets:
-        for found in signals.by_kind(seen.shown(target)):
-            best = signals.strongest(found)
+        for found in signals.group_by_kind(seen.shown(target)):
+            best = signals.strongest_signal(found)
             hold = f"; limit it in CI: {signals.gate_command(seen, best, run)}" if best.gate_rule else ""
             row = words.target_title(result, target)
             yield Advice(
@@ -86,20 +86,20 @@ def _leaks(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
 
 def _clear_and_untested_advice(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
     """What the run does not tell; that nothing is to be fixed is said where every signal agrees."""
-    for target in filter(seen.reassures, seen.targets):
-        tested, gated = len(signals.by_kind(seen.tested(target))), seen.gated(target)
+    for target in filter(seen.shows_no_leakage, seen.targets):
+        tested, gated = len(signals.group_by_kind(seen.tested(target))), seen.signal_for_gate(target)
         keep = f"; keep it so in CI: {signals.gate_command(seen, gated, run)}" if gated else ""
         of = len({s.kind for s in seen.of(target)})
         said = f"no leakage seen by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
         yield Advice(CLEAR, said, words.target_title(result, target))
-    for targets, untested in signals.untested(seen).items():
+    for targets, untested in signals.untested_kinds_by_targets(seen).items():
         told = [
             f"{words.lower_first(kind.title)} (--attack {' or '.join(found)})"
             for kind in untested
-            if kind is not PERSONAL and (found := result.measuring(*kind.measured_by[:1]))
+            if kind is not PERSONAL and (found := result.methods_measuring(*kind.measured_by[:1]))
         ]
         if told:
-            on = ", ".join(signals.title(result, target) for target in targets)
+            on = ", ".join(signals.title_or_undefended(result, target) for target in targets)
             yield Advice(TEST, ", ".join(told), on or "audit run")
 
 
@@ -109,7 +109,7 @@ def _verbatim_leakage_advice(result: AuditResult, details: Details) -> tuple[Adv
     if known is None:
         return ()
     worst, members = known
-    row = titled(result, worst)
+    row = titled_row(result, worst)
     facts = {secret.id: secret for secret in details.secrets}
     if _has_document_parts(details, members):
         why = "the secrets are parts of documents and not independent: no part is tested, nothing predicted or compared"
@@ -120,12 +120,12 @@ def _verbatim_leakage_advice(result: AuditResult, details: Details) -> tuple[Adv
         for limits in [list(_recall_by_copy_limit(members))]
         if limits
     )
-    return (*sits, *copies, *_defenses(result, details, worst, members))
+    return (*sits, *copies, *_defense_advice(result, details, worst, members))
 
 
 def _worst_row_with_members(result: AuditResult, details: Details) -> tuple[Finding, Outcome] | None:
     """The undefended model's configuration of highest recall, and its members; None: not kept, or nothing extracted."""
-    worst = strongest(result, UNDEFENDED)
+    worst = strongest_attack_row(result, UNDEFENDED)
     seen = None if worst is None else details.rows.get(worst.key)
     if worst is None or seen is None or seen.outcome is None:
         return None
@@ -149,7 +149,7 @@ def _concentration_sentences(members: Outcome, facts: Mapping[str, SecretFacts])
         _member_masks_by_group(members, facts),
         _member_masks_by_length(members, facts),
     ):
-        if (one := dose.concentrated(parts, members.hit, _LEVEL)) is not None:
+        if (one := dose.most_concentrated_part(parts, members.hit, _LEVEL)) is not None:
             yield (
                 f"{one.hits:,} of the {one.of_hits:,} extracted members are {one.part}, as are {one.members:,} of all "
                 f"{counted(one.of_members, 'member')} (Fisher p {one.p:.2g})"
@@ -166,7 +166,7 @@ def _member_masks_by_copies(members: Outcome) -> dict[str, NDArray[np.bool_]]:
 def _member_masks_by_group(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
     of = [facts[id].group if id in facts else None for id in members.ids]
     names = sorted({name for name in of if name is not None})
-    return {f"of the group {inert.clean(name)}": np.array([own == name for own in of]) for name in names}
+    return {f"of the group {inert.to_printable_line(name)}": np.array([own == name for own in of]) for name in names}
 
 
 def _member_masks_by_length(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
@@ -187,16 +187,16 @@ def _recall_by_copy_limit(members: Outcome) -> Iterator[tuple[int, Measurement]]
         return
     times = [count for count in members.repeats if count is not None]
     for most in sorted(set(times))[:-1]:
-        yield most, dose.predicted_recall(times, members.hit, np.minimum(times, most).tolist())
+        yield most, dose.predict_recall_at_repeats(times, members.hit, np.minimum(times, most).tolist())
 
 
 def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
     """What some of the limits on copies would leave, the strictest first."""
     told = limits[:: -(-len(limits) // _MOST_LIMITS)]
-    left = "; ".join(f"{most:,}: {words.with_bounds(recall)}" for most, recall in told)
+    left = "; ".join(f"{most:,}: {words.value_with_interval(recall)}" for most, recall in told)
     return (
         f"extracted verbatim if copies of a record were capped at {left}; now "
-        f"{words.percent(float(members.hit.mean()))}%. Predicted from this run's repeat counts, not measured"
+        f"{words.format_percent(float(members.hit.mean()))}%. Predicted from this run's repeat counts, not measured"
     )
 
 
@@ -211,7 +211,10 @@ def fewer_copies(result: AuditResult, details: Details) -> str:
         return ""
     within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
     most, left = within[-1] if within else limits[0]
-    return f"at most {counted(most, 'copy', 'copies')} of a record: {words.with_bounds(left)} predicted, not measured"
+    return (
+        f"at most {counted(most, 'copy', 'copies')} of a record: "
+        f"{words.value_with_interval(left)} predicted, not measured"
+    )
 
 
 def recall_with_copies_left(
@@ -233,7 +236,7 @@ def recall_with_copies_left(
     if len(kept) < len(after):
         return None
     try:
-        return worst, dose.predicted_recall(times, members.hit, kept, whole.hit[~whole.member])
+        return worst, dose.predict_recall_at_repeats(times, members.hit, kept, whole.hit[~whole.member])
     except ValueError:
         return None
 
@@ -241,7 +244,7 @@ def recall_with_copies_left(
 # --- what was measured of defenses ------------------------------------------------------------------------------------
 
 
-def _defenses(result: AuditResult, details: Details, worst: Finding, members: Outcome) -> Iterator[Advice]:
+def _defense_advice(result: AuditResult, details: Details, worst: Finding, members: Outcome) -> Iterator[Advice]:
     """Each defense at the setting and attack of the worst row: verbatim and near-verbatim, paired, and what it costs.
 
     No control: it promises nothing.
@@ -259,10 +262,14 @@ def _defenses(result: AuditResult, details: Details, worst: Finding, members: Ou
         verbatim, near = pair
         said = f"verbatim {words.points(verbatim)}, near-verbatim {words.points(near)}"
         if verbatim.high < 0 and near.high < 0:
-            yield Advice(HELPS, f"{said}; {_perplexity_cost_sentence(result, target.name)}", titled(result, finding))
+            yield Advice(
+                HELPS, f"{said}; {_perplexity_cost_sentence(result, target.name)}", titled_row(result, finding)
+            )
         elif verbatim.high < 0:
             yield Advice(
-                HIDES, f"{said}: the words change, what they say may still be extracted", titled(result, finding)
+                HIDES,
+                f"{said}: the words change, what they say may still be extracted",
+                titled_row(result, finding),
             )
 
 
@@ -275,8 +282,8 @@ def _paired_recall_differences(members: Outcome, seen: PerSecret) -> tuple[Measu
         return None
     base = [place[seen.outcome.ids[i]] for i in own]
     return (
-        difference("recall_difference", "share", seen.outcome.hit[own], members.hit[base]),
-        difference("recall_difference", "share", seen.outcome.near[own], members.near[base]),
+        mean_difference_measurement("recall_difference", "share", seen.outcome.hit[own], members.hit[base]),
+        mean_difference_measurement("recall_difference", "share", seen.outcome.near[own], members.near[base]),
     )
 
 
@@ -284,13 +291,16 @@ def _perplexity_cost_sentence(result: AuditResult, name: str) -> str:
     own, base = result.target(name).perplexity, result.target(UNDEFENDED).perplexity
     if own is None or base is None:
         return "what it costs was not measured"
-    return f"held-out perplexity {words.value(own)} instead of {words.value(base)}, {own.value / base.value:.2f} times"
+    return (
+        f"held-out perplexity {words.format_value(own)} instead of "
+        f"{words.format_value(base)}, {own.value / base.value:.2f} times"
+    )
 
 
 # --- the section ------------------------------------------------------------------------------------------------------
 
 
-def blocks(result: AuditResult, details: Details) -> Sequence[Block]:
+def advice_table_blocks(result: AuditResult, details: Details) -> Sequence[Block]:
     found = advice(result, details)
     if not found:
         return ()
@@ -305,7 +315,7 @@ def blocks(result: AuditResult, details: Details) -> Sequence[Block]:
     )
 
 
-def brief(result: AuditResult, details: Details) -> Sequence[Block]:
+def advice_bullet_blocks(result: AuditResult, details: Details) -> Sequence[Block]:
     """As a list, for a pull request."""
     found = advice(result, details)
     return (Bullets(tuple(one.line for one in found)),) if found else ()
@@ -315,10 +325,10 @@ TOPICS = (
     Topic(
         "advice",
         "What to do now",
-        lambda m: blocks(m.result, m.details),
+        lambda m: advice_table_blocks(m.result, m.details),
         DECIDE,
         1,
         turn=1,
-        brief=lambda m: brief(m.result, m.details),
+        brief=lambda m: advice_bullet_blocks(m.result, m.details),
     ),
 )

@@ -38,55 +38,67 @@ class BeforeAfter:
     seconds: float
 
     @property
-    def comparison(self) -> Comparison:
+    def undefended_comparison(self) -> Comparison:
         """Of the model without defenses alone: the second run has no others."""
         own = tuple(line for line in self.compared.lines if line.row.target == UNDEFENDED)
         return Comparison(("before", "after"), self.compared.secrets, own)
 
 
-def terminal(found: BeforeAfter) -> Iterator[str]:
+def terminal_summary_lines(found: BeforeAfter) -> Iterator[str]:
     """At most 25 lines."""
-    yield f"BEFORE AND AFTER {inert.clean(found.by)}, trained in {words.duration(found.seconds)}"
-    rows = [_row(line) for line in found.comparison.lines]
-    shown = [("", "before", "after", "difference"), *rows[:_MOST], *_perplexity(found)]
+    yield f"BEFORE AND AFTER {inert.to_printable_line(found.by)}, trained in {words.format_duration(found.seconds)}"
+    rows = [_metric_change_row(line) for line in found.undefended_comparison.lines]
+    shown = [("", "before", "after", "difference"), *rows[:_MOST], *_perplexity_change_row(found)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
     if len(rows) > _MOST:
         yield f"{len(rows) - _MOST} more in the page"
-    for name, said in _severity_prediction_promise(found):
+    for name, said in _severity_and_promise_facts(found):
         yield f"{name + ':':11} {said}"
 
 
 def markdown(found: BeforeAfter) -> str:
-    return marked.page(_document(found))
+    return marked.render_markdown_document(_build_mitigation_document(found))
 
 
-def page(found: BeforeAfter) -> str:
+def render_mitigation_page(found: BeforeAfter) -> str:
     """One HTML page that loads nothing."""
-    return html.page(_document(found))
+    return html.render_html_document(_build_mitigation_document(found))
 
 
-def _row(line: ComparisonRow) -> tuple[str, str, str, str]:
+def _metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
     before, after = line.cells
-    name = f"{words.label(line.metric)} ({inert.clean(line.row.attack)}, {line.row.setting})"
-    delta = words.points(after.delta) if after.delta else inert.clean(after.why)
-    return name, words.with_bounds(before.measured), words.with_bounds(after.measured), delta
+    name = f"{words.label(line.metric)} ({inert.to_printable_line(line.row.attack)}, {line.row.setting})"
+    delta = words.points(after.delta) if after.delta else inert.to_printable_line(after.why)
+    return (
+        name,
+        words.value_with_interval(before.measured),
+        words.value_with_interval(after.measured),
+        delta,
+    )
 
 
-def _perplexity(found: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
+def _perplexity_change_row(found: BeforeAfter) -> Sequence[tuple[str, str, str, str]]:
     before, after = _undefended_target(found.before).perplexity, _undefended_target(found.after).perplexity
     if before is None or after is None:
         return ()
     delta = words.points(found.perplexity) if found.perplexity else "not paired"
-    return (("Held-out perplexity", words.with_bounds(before), words.with_bounds(after), delta),)
+    return (
+        (
+            "Held-out perplexity",
+            words.value_with_interval(before),
+            words.value_with_interval(after),
+            delta,
+        ),
+    )
 
 
 def _undefended_target(result: AuditResult) -> TargetRecord:
     return result.target(UNDEFENDED)
 
 
-def _severity_prediction_promise(found: BeforeAfter) -> tuple[tuple[str, str], ...]:
+def _severity_and_promise_facts(found: BeforeAfter) -> tuple[tuple[str, str], ...]:
     return (
         ("severity", f"{_severity_word(found.before)} before, {_severity_word(found.after)} after"),
         ("predicted", _prediction_sentence(found)),
@@ -103,14 +115,14 @@ def _prediction_sentence(found: BeforeAfter) -> str:
     if found.predicted is None:
         return _NOT_PREDICTED
     row, expected = found.predicted
-    said = f"recall {words.with_bounds(expected)} ({inert.clean(row.title)})"
+    said = f"recall {words.value_with_interval(expected)} ({inert.to_printable_line(row.title)})"
     measured = next((f for f in found.after.findings if f.key == row), None)
     recall = None if measured is None else measured.measurement("recall")
     if recall is None:
         return f"{said}; not measured after"
     lies = "less" if recall.value < expected.low else "more" if recall.value > expected.high else "as predicted"
     how = lies if lies == "as predicted" else f"{lies} than predicted"
-    return f"{said}; measured {words.with_bounds(recall)}, {how}"
+    return f"{said}; measured {words.value_with_interval(recall)}, {how}"
 
 
 def _promise_sentence(result: AuditResult) -> str:
@@ -126,31 +138,33 @@ def _promise_sentence(result: AuditResult) -> str:
     return "nothing: measured on these secrets by these attacks, and no more"
 
 
-def _document(found: BeforeAfter) -> Document:
+def _build_mitigation_document(found: BeforeAfter) -> Document:
     rows = (
-        side_by_side.table(found.comparison) if found.comparison.lines else Paragraph("No configuration was measured.")
+        side_by_side.side_by_side_table(found.undefended_comparison)
+        if found.undefended_comparison.lines
+        else Paragraph("No configuration was measured.")
     )
     names = ("", "Before", "After", "Difference")
     cost: Table | Paragraph = Paragraph("Held-out perplexity was not measured: the run has no non-members.")
-    if perplexity := _perplexity(found):
+    if perplexity := _perplexity_change_row(found):
         cost = Table(
             "utility", "On text that neither model was trained on", names, (side_by_side.Group("", tuple(perplexity)),)
         )
-    told = Bullets((f"trained in {words.duration(found.seconds)}", *map(inert.clean, found.told)))
+    told = Bullets((f"trained in {words.format_duration(found.seconds)}", *map(inert.to_printable_line, found.told)))
     return Document(
-        title=f"Before and after {inert.clean(found.by)}",
+        title=f"Before and after {inert.to_printable_line(found.by)}",
         facts=(
-            ("Secrets", inert.clean(found.compared.secrets)),
-            ("Before", inert.clean(found.compared.runs[0])),
-            ("After", inert.clean(found.compared.runs[1])),
+            ("Secrets", inert.to_printable_line(found.compared.secrets)),
+            ("Before", inert.to_printable_line(found.compared.runs[0])),
+            ("After", inert.to_printable_line(found.compared.runs[1])),
         ),
-        headline=_headline(found),
+        headline=_significant_changes_headline(found),
         verdict=side_by_side.NOTE,
         sections=(
             Section("rows", "Leakage", (rows,)),
             Section("utility", "Utility", (cost,)),
             Section(
-                "expected", "Severity, prediction and promise", (FactList("", _severity_prediction_promise(found)),)
+                "expected", "Severity, prediction and promise", (FactList("", _severity_and_promise_facts(found)),)
             ),
             Section("training", "What was done", (told,)),
         ),
@@ -160,7 +174,7 @@ def _document(found: BeforeAfter) -> Document:
     )
 
 
-def _headline(found: BeforeAfter) -> str:
-    deltas = [line.cells[1].delta for line in found.comparison.lines if line.cells[1].delta is not None]
+def _significant_changes_headline(found: BeforeAfter) -> str:
+    deltas = [line.cells[1].delta for line in found.undefended_comparison.lines if line.cells[1].delta is not None]
     less, more = (sum(one.high < 0 for one in deltas), sum(one.low > 0 for one in deltas))
     return f"Significantly lower: {less} of {len(deltas)}; higher: {more}; the others do not differ significantly."

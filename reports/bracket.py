@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import words
 from auditor.reports.blocks import Block, Group, Paragraph, Table
-from auditor.reports.topics import CHECK, Topic, titled
-from auditor.statistics.metrics import floor_of
+from auditor.reports.topics import CHECK, Topic, titled_row
+from auditor.statistics.metrics import nonmember_metric_name
 
 _NOTE = (
     "Two events. A sample near the suffix is at least so likely, under the configuration's own decoding; the suffix "
@@ -21,41 +21,47 @@ _NOTE = (
 )
 
 
-def rows(result: AuditResult) -> list[Finding]:
+def rows_with_rank_bound(result: AuditResult) -> list[Finding]:
     """The rows that were asked for it."""
-    return [f for f in words.rows(result) if f.options.get("bracket") and f.measurement("rank_bound")]
+    return [
+        f for f in words.findings_undefended_first(result) if f.options.get("bracket") and f.measurement("rank_bound")
+    ]
 
 
 def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
-    shown = rows(result)
+    shown = rows_with_rank_bound(result)
     if not shown:
         return []
     head = ("One sample is", "Members, mean", "Non-members, mean", "Members above", "Non-members above")
-    groups = tuple(Group(_title(result, finding), tuple(_probability_bracket_rows(finding))) for finding in shown)
+    groups = tuple(
+        Group(_row_title_with_threshold(result, finding), tuple(_probability_bracket_rows(finding)))
+        for finding in shown
+    )
     caption = "Around the exact extraction probability; above: the secrets of which it is 1 in so many or more"
     table = Table("bracket-table", caption, head, groups, frozenset({1, 2, 3, 4}))
     return [*(Paragraph(_rank_bound_sentence(result, finding)) for finding in shown), table, Paragraph(_NOTE)]
 
 
-def _title(result: AuditResult, finding: Finding) -> str:
-    return f"{titled(result, finding)} · {words.decoding(finding)} · 1 in {_option_one_in(finding):,}"
+def _row_title_with_threshold(result: AuditResult, finding: Finding) -> str:
+    return f"{titled_row(result, finding)} · {words.decoding_label(finding)} · 1 in {_one_in_n_threshold(finding):,}"
 
 
-def _option_one_in(finding: Finding) -> int:
+def _one_in_n_threshold(finding: Finding) -> int:
     return int(finding.options["one_in"])
 
 
 def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
     ceiling, above = (
         finding.measurement("rank_bound"),
-        finding.measurement(f"rank_bound_1_in_{_option_one_in(finding)}"),
+        finding.measurement(f"rank_bound_1_in_{_one_in_n_threshold(finding)}"),
     )
-    floor, mean = finding.measurement(floor_of("rank_bound")), words.with_bounds(ceiling)
-    beside = f" (non-members: {words.with_bounds(floor)})" if floor else ""
+    floor, mean = finding.measurement(nonmember_metric_name("rank_bound")), words.value_with_interval(ceiling)
+    beside = f" (non-members: {words.value_with_interval(floor)})" if floor else ""
     return (
-        f"{titled(result, finding)}: whatever temperature, top-k or top-p the product uses, one sample is a member's "
+        f"{titled_row(result, finding)}: whatever temperature, "
+        f"top-k or top-p the product uses, one sample is a member's "
         f"suffix, token for token, with a probability of at most {mean} on average{beside}; for all but "
-        f"{words.share(above)} of them it is below 1 in {_option_one_in(finding):,}."
+        f"{words.format_share_with_interval(above)} of them it is below 1 in {_one_in_n_threshold(finding):,}."
     )
 
 
@@ -75,9 +81,12 @@ def _probability_bracket_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         **{f"of its windows of {n} tokens, greedy decoding's": (f"greedy_windows_{n}", "") for n in windows},
     }
     for title, (mean, above) in kinds.items():
-        share = f"{above}_1_in_{_option_one_in(finding)}"
-        means = (words.with_bounds(finding.measurement(name)) for name in (mean, floor_of(mean)))
-        shares = (words.share(finding.measurement(name)) for name in (share, floor_of(share)))
+        share = f"{above}_1_in_{_one_in_n_threshold(finding)}"
+        means = (words.value_with_interval(finding.measurement(name)) for name in (mean, nonmember_metric_name(mean)))
+        shares = (
+            words.format_share_with_interval(finding.measurement(name))
+            for name in (share, nonmember_metric_name(share))
+        )
         yield (title, *means, *shares)
 
 

@@ -24,34 +24,34 @@ def headline(comparison: Comparison) -> str:
     return f"{', '.join(parts)}. Paired by secret; each has its own 95% interval."
 
 
-def brief(comparison: Comparison) -> str:
+def change_counts_phrase(comparison: Comparison) -> str:
     """`1 more, 0 less, 3 no change shown`: how many rows, where there is room for a few words."""
     found = Counter(_change_direction_label(line.cells[-1]) for line in comparison.lines)
     said = {"more": found[_MORE], "less": found[_LESS], _SAME: found[_SAME], _UNKNOWN: found[_UNKNOWN]}
     return ", ".join(f"{n} {what}" for what, n in said.items() if n or what in ("more", "less"))
 
 
-def table(comparison: Comparison) -> Table:
+def paired_change_table(comparison: Comparison) -> Table:
     """A row each (target, setting, attack): before, now, the paired difference, and what can be said of it."""
     head = ("Row", "Metric", "Before", "Now", "Difference", "")
-    rows = tuple(map(_row, worst_first(comparison)))
+    rows = tuple(map(_baseline_change_row, rows_leaking_more_first(comparison)))
     return Table("changes", "What changed", head, (Group("", rows),), frozenset({2, 3, 4}))
 
 
-def worst_first(comparison: Comparison) -> list[ComparisonRow]:
+def rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
     """The lines as the table has them: what leaks more first."""
     return sorted(comparison.lines, key=lambda line: _ORDER.index(_change_direction_label(line.cells[-1])))
 
 
-def _row(line: ComparisonRow) -> tuple[str, ...]:
+def _baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
     before, now = line.cells[0], line.cells[-1]
-    difference = words.with_bounds(now.delta) if now.delta else inert.clean(now.why or before.why)
-    name, metric = inert.clean(line.row.title), words.label(inert.clean(line.metric))
+    difference = words.value_with_interval(now.delta) if now.delta else inert.to_printable_line(now.why or before.why)
+    name, metric = inert.to_printable_line(line.row.title), words.label(inert.to_printable_line(line.metric))
     return (
         name,
         metric,
-        words.with_bounds(before.measured),
-        words.with_bounds(now.measured),
+        words.value_with_interval(before.measured),
+        words.value_with_interval(now.measured),
         difference,
         _change_direction_label(now),
     )

@@ -12,16 +12,20 @@ from auditor.core.result import AuditResult
 from auditor.records.claims import CONSISTENT, CONTRADICTED, Bound, ClaimEvidence, assess_claim
 from auditor.reports import words
 from auditor.reports.blocks import Group, Table
-from auditor.statistics.audit_power import power_said
+from auditor.statistics.audit_power import detection_power_sentence
 from auditor.statistics.bounds import LEVEL
 
 
 def claims_to_report(result: AuditResult) -> list[ClaimEvidence]:
     """How the claims stand, of every target that claims something, that some paper would, or that was audited."""
-    return [stands for stands in (assess_claim(result, target) for target in result.targets) if stands.is_told]
+    return [
+        stands
+        for stands in (assess_claim(result, target) for target in result.targets)
+        if stands.has_anything_to_report
+    ]
 
 
-def sentence(stands: ClaimEvidence) -> str:
+def claim_verdict_sentence(stands: ClaimEvidence) -> str:
     """`DP-SGD: claimed ε 1.00 (...); audited ε ≥ 0.42 (...), provable at best 5.79: consistent.`"""
     parts = [
         f"{stands.target.title}: {_claimed_epsilon_sentence(stands)}",
@@ -29,17 +33,22 @@ def sentence(stands: ClaimEvidence) -> str:
     ]
     parts += [_audited_bound_sentence(stands, bound) for bound in stands.bounds]
     parts += [
-        f"{other.row.attack} proves ε ≥ {words.number(other.audit.epsilon)}, {other.why}" for other in stands.unheld
+        f"{other.row.attack} proves ε ≥ {words.format_number(other.audit.epsilon)}, {other.why}"
+        for other in stands.unheld
     ]
     if stands.verdict is None:
         return f"{'; '.join(parts)}; {_not_audited_sentence(stands)}."
     return f"{'; '.join(parts)}: {judged(stands)}."
 
 
-def brief(stands: ClaimEvidence) -> str:
+def claim_summary_phrase(stands: ClaimEvidence) -> str:
     """`PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not audited`"""
     claim = stands.target.claim
-    covers = () if claim is None else tuple(filter(None, (words.inside_unit(claim), words.covers(claim))))
+    covers = (
+        ()
+        if claim is None
+        else tuple(filter(None, (words.single_record_epsilon_phrase(claim), words.covered_tokens(claim))))
+    )
     why = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
     return f"{'; '.join((f'{stands.target.title}: {_claimed_epsilon_sentence(stands)}', *covers, judged(stands)))}{why}"
 
@@ -49,50 +58,54 @@ def judged(stands: ClaimEvidence) -> str:
     if stands.verdict is None:
         return "not audited"
     strongest = stands.strongest if stands.verdict == CONSISTENT else None
-    power = "" if strongest is None else f" ({power_said(strongest.audit, strongest.promised)})"
+    power = "" if strongest is None else f" ({detection_power_sentence(strongest.audit, strongest.promised)})"
     if stands.claimed is not None:
         return f"{stands.verdict}{power}"
-    nominal = f"nominal ε {words.number(stands.nominal or math.nan)}"
+    nominal = f"nominal ε {words.format_number(stands.nominal or math.nan)}"
     return f"{nominal} contradicted" if stands.verdict == CONTRADICTED else f"{nominal}: {stands.verdict}{power}"
 
 
 def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
     claim, nominal = stands.target.claim, stands.nominal
-    beside = "" if nominal is None else f"; nominal ε {words.number(nominal)}, which is no claim"
+    beside = "" if nominal is None else f"; nominal ε {words.format_number(nominal)}, which is no claim"
     if claim is None:
         return f"it claims no ε{beside}"
     if stands.claimed is None:
-        return f"it claims no finite ε ({_terms(claim)}){beside}"
-    return f"claimed ε {words.number(stands.claimed)} ({_terms(claim)}){beside}"
+        return f"it claims no finite ε ({_relation_unit_delta_label(claim)}){beside}"
+    return f"claimed ε {words.format_number(stands.claimed)} ({_relation_unit_delta_label(claim)}){beside}"
 
 
-def _terms(claim: Claim) -> str:
-    return f"{words.relation(claim.relation)}, {claim.unit}, δ {words.number(claim.delta)}"
+def _relation_unit_delta_label(claim: Claim) -> str:
+    return f"{words.relation_label(claim.relation)}, {claim.unit}, δ {words.format_number(claim.delta)}"
 
 
 def _audited_bound_sentence(stands: ClaimEvidence, bound: Bound) -> str:
     """An audit with its level, and with what the claim says of its game where that is another number."""
     audit = bound.audit
     of = (
-        f", against ε {words.number(bound.promised)} of one {audit.unit}"
-        if _is_promise_unlike_claim(stands, bound)
+        f", against ε {words.format_number(bound.promised)} of one {audit.unit}"
+        if _bound_differs_from_claim(stands, bound)
         else ""
     )
     shared = f", one of {len(stands.bounds)} audits" if len(stands.bounds) > 1 else ""
     game = (
-        f"{bound.row.attack}, {words.relation(audit.relation)}, {audit.unit}, δ {words.number(audit.delta)}, "
-        f"{audit.right:,} of {audit.guesses:,} guesses right, {audit.played}, one-sided "
-        f"{_confidence(audit.level)}{shared}"
+        f"{bound.row.attack}, {words.relation_label(audit.relation)}, "
+        f"{audit.unit}, δ {words.format_number(audit.delta)}, "
+        f"{audit.right:,} of {audit.guesses:,} guesses right, {audit.canaries_or_games_label}, one-sided "
+        f"{_confidence_percent(audit.level)}{shared}"
     )
-    weak = f", but {bound.powerless}" if bound.powerless and audit.best > bound.promised else ""
-    return f"audited ε ≥ {words.number(audit.epsilon)} ({game}), provable at best {words.number(audit.best)}{of}{weak}"
+    weak = f", but {bound.powerless_reason}" if bound.powerless_reason and audit.best > bound.promised else ""
+    return (
+        f"audited ε ≥ {words.format_number(audit.epsilon)} ({game}), "
+        f"provable at best {words.format_number(audit.best)}{of}{weak}"
+    )
 
 
-def _is_promise_unlike_claim(stands: ClaimEvidence, bound: Bound) -> bool:
+def _bound_differs_from_claim(stands: ClaimEvidence, bound: Bound) -> bool:
     return stands.claimed is not None and bound.promised != stands.claimed
 
 
-def _confidence(level: float) -> str:
+def _confidence_percent(level: float) -> str:
     return f"{100 * (1 - level):.4g}%"
 
 
@@ -106,7 +119,7 @@ def _not_audited_sentence(stands: ClaimEvidence) -> str:
     return f"{what} was not audited{why}{would}"
 
 
-def table(result: AuditResult) -> Table | None:
+def claim_audit_table(result: AuditResult) -> Table | None:
     """A line for each audit of each target, those that the claim is not held to and the missing ones too."""
     groups = tuple(Group(stands.target.title, _claim_audit_rows(stands)) for stands in claims_to_report(result))
     if not groups:
@@ -120,7 +133,7 @@ def table(result: AuditResult) -> Table | None:
 
 
 def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
-    number, nothing = words.number, words.NOTHING
+    number, nothing = words.format_number, words.NOTHING
     claimed = nothing if stands.claimed is None else number(stands.claimed)
     nominal = nothing if stands.nominal is None else number(stands.nominal)
     end = judged(stands) if stands.verdict or not stands.bounds else "nothing to hold it to"

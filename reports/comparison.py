@@ -23,13 +23,13 @@ NOTE = (
 )
 
 
-def terminal(comparison: Comparison) -> Iterator[RichTable | Text]:
+def terminal_comparison_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
     """A block of lines for each row: any number of runs fits a narrow terminal."""
-    names = [inert.clean(name) for name in comparison.runs]
+    names = [inert.to_printable_line(name) for name in comparison.runs]
     said = [[(name, *_measured_difference_best(line, i)) for i, name in enumerate(names)] for line in comparison.lines]
     widths = [max(map(len, column)) for column in zip(*(row for rows in said for row in rows), strict=True)]
     for line, rows in zip(comparison.lines, said, strict=True):
-        yield Text(f"{inert.clean(line.row.title)}: {words.label(line.metric)}", style="bold cyan")
+        yield Text(f"{inert.to_printable_line(line.row.title)}: {words.label(line.metric)}", style="bold cyan")
         table = RichTable.grid(padding=(0, 2))
         for width in (2, *widths):
             table.add_column(min_width=width if width < 30 else None, overflow="fold")
@@ -40,15 +40,15 @@ def terminal(comparison: Comparison) -> Iterator[RichTable | Text]:
 
 
 def markdown(comparison: Comparison) -> str:
-    return marked.page(_document(comparison))
+    return marked.render_markdown_document(_build_comparison_document(comparison))
 
 
-def page(comparison: Comparison) -> str:
+def render_comparison_page(comparison: Comparison) -> str:
     """One HTML page that loads nothing."""
-    return html.page(_document(comparison))
+    return html.render_html_document(_build_comparison_document(comparison))
 
 
-def sheet(comparison: Comparison) -> str:
+def comparison_csv(comparison: Comparison) -> str:
     """CSV: one line a row, metric and run; numbers as they are, shares as fractions."""
     head = ("target", "setting", "attack", "metric", "run", "value", "low", "high", "n")
     return inert.csv_text(
@@ -65,33 +65,37 @@ def _machine_readable_rows(comparison: Comparison) -> Iterator[tuple[object, ...
             yield (*line.row, line.metric, name, *numbers, *deltas, int(line.best == i), cell.why)
 
 
-def table(comparison: Comparison) -> Table:
+def side_by_side_table(comparison: Comparison) -> Table:
     """A row a configuration and metric, a column a run."""
-    names = tuple(inert.clean(name) for name in comparison.runs)
+    names = tuple(inert.to_printable_line(name) for name in comparison.runs)
     head = ("Row", "Metric", *names)
     body = tuple(
         (
-            inert.clean(line.row.title),
-            words.label(inert.clean(line.metric)),
-            *(_cell(line, i) for i in range(len(line.cells))),
+            inert.to_printable_line(line.row.title),
+            words.label(inert.to_printable_line(line.metric)),
+            *(_run_measurement_cell(line, i) for i in range(len(line.cells))),
         )
         for line in comparison.lines
     )
     return Table("comparison", "Each run by target, setting and attack", head, (Group("", body),))
 
 
-def _document(comparison: Comparison) -> Document:
-    names = tuple(inert.clean(name) for name in comparison.runs)
+def _build_comparison_document(comparison: Comparison) -> Document:
+    names = tuple(inert.to_printable_line(name) for name in comparison.runs)
     marks = sum(line.best is not None for line in comparison.lines)
     of = counted(len(comparison.lines), "configuration has", "configurations have")
     told = f"{marks} of {of} a run that leaks significantly less than all others."
     return Document(
         title=" · ".join(names),
-        facts=(("Secrets", inert.clean(comparison.secrets)), ("Runs", str(len(names)))),
+        facts=(("Secrets", inert.to_printable_line(comparison.secrets)), ("Runs", str(len(names)))),
         headline=told,
         verdict=NOTE,
         sections=(
-            Section("rows", "Rows", (table(comparison) if comparison.lines else Paragraph("No row was measured."),)),
+            Section(
+                "rows",
+                "Rows",
+                (side_by_side_table(comparison) if comparison.lines else Paragraph("No row was measured."),),
+            ),
         ),
         kind="Privacy audits side by side",
         lead="Summary",
@@ -99,7 +103,7 @@ def _document(comparison: Comparison) -> Document:
     )
 
 
-def _cell(line: ComparisonRow, i: int) -> str:
+def _run_measurement_cell(line: ComparisonRow, i: int) -> str:
     measured, delta, best = _measured_difference_best(line, i)
     return "; ".join(filter(None, (measured, f"difference {delta}" if line.cells[i].delta else delta, best)))
 
@@ -107,6 +111,6 @@ def _cell(line: ComparisonRow, i: int) -> str:
 def _measured_difference_best(line: ComparisonRow, i: int) -> tuple[str, str, str]:
     """What was measured, the difference to the first run (or why there is none), whether it is best."""
     cell: Comparand = line.cells[i]
-    measured = words.with_bounds(cell.measured) if cell.measured else words.NOTHING
-    delta = words.with_bounds(cell.delta) if cell.delta else inert.clean(cell.why)
+    measured = words.value_with_interval(cell.measured) if cell.measured else words.NOTHING
+    delta = words.value_with_interval(cell.delta) if cell.delta else inert.to_printable_line(cell.why)
     return measured, delta, _BEST if line.best == i else ""

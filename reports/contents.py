@@ -20,7 +20,7 @@ from auditor.records.texts import SecretText
 from auditor.reports import inert, severity, signals, subject, words
 from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Table, TargetSummary
 from auditor.reports.topics import CHECK, DECIDE, MEND, Material, Topic
-from auditor.reports.verdict import doubts, headline, summaries, verdict
+from auditor.reports.verdict import doubt_sentences, headline, summary_by_target, verdict_paragraph
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
 READING = (
@@ -32,7 +32,7 @@ PARTS = (DECIDE, MEND, CHECK)
 
 
 @cache
-def topics() -> tuple[Topic, ...]:
+def all_report_topics() -> tuple[Topic, ...]:
     """Those of all modules of this package, in the order of the page."""
     names = (f"{reports.__name__}.{module.name}" for module in pkgutil.iter_modules(reports.__path__))
     found = [topic for name in names for topic in getattr(importlib.import_module(name), "TOPICS", ())]
@@ -47,17 +47,17 @@ def markdown_document(
     Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
     """
     material = Material(words.clean_result(result), details or Details(), texts=texts)
-    told = sorted((topic for topic in topics() if topic.turn), key=lambda topic: topic.turn) + _plugin_topics(
-        material.result
-    )
+    told = sorted(
+        (topic for topic in all_report_topics() if topic.turn), key=lambda topic: topic.turn
+    ) + _plugin_topics(material.result)
     made = ((topic, (topic.brief or topic.make)(material)) for topic in told)
     return Document(
-        title=subject.line(material.result),
-        facts=_masthead(material.result),
+        title=subject.audit_subject_line(material.result),
+        facts=_report_header_facts(material.result),
         headline=headline(material.result),
-        verdict=verdict(material.result),
-        doubts=doubts(material.result),
-        standings=_standings(material.result),
+        verdict=verdict_paragraph(material.result),
+        doubts=doubt_sentences(material.result),
+        standings=_target_severity_summaries(material.result),
         rule=f"{severity.RULE} {READING}",
         sections=tuple(Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in made if blocks),
         source="Rendered from result.json alone" if texts is None else "Rendered from result.json and texts.jsonl",
@@ -76,17 +76,17 @@ def page_document(
     since: another run and this one, in that order. texts: the private text to show, by id.
     """
     material = Material(words.clean_result(result), details or Details(), since, texts)
-    made = ((topic, topic.make(material)) for topic in (*topics(), *_plugin_topics(material.result)))
-    compared = (("Compared with", inert.clean(since.runs[0])),) if since else ()
+    made = ((topic, topic.make(material)) for topic in (*all_report_topics(), *_plugin_topics(material.result)))
+    compared = (("Compared with", inert.to_printable_line(since.runs[0])),) if since else ()
     return Document(
-        title=subject.line(material.result),
-        facts=(*_masthead(material.result), *compared),
+        title=subject.audit_subject_line(material.result),
+        facts=(*_report_header_facts(material.result), *compared),
         headline=headline(material.result),
-        verdict=verdict(material.result),
+        verdict=verdict_paragraph(material.result),
         sections=tuple(Section(topic.id, topic.title, tuple(blocks), topic.part) for topic, blocks in made if blocks),
         warning="" if texts is None else REVEALED,
-        doubts=doubts(material.result),
-        standings=_standings(material.result),
+        doubts=doubt_sentences(material.result),
+        standings=_target_severity_summaries(material.result),
         rule=f"{severity.RULE} {READING}",
     )
 
@@ -107,11 +107,11 @@ def _plugin_section_blocks(i: int, section: OwnSection, _: Material) -> list[Blo
     return [*map(Paragraph, section.text), *tables]
 
 
-def _masthead(result: AuditResult) -> Facts:
+def _report_header_facts(result: AuditResult) -> Facts:
     n = result.benchmark
     written = n.text_form.partition(" (")[0]
     return (
-        ("Attacked", subject.targets(result)),
+        ("Attacked", subject.attacked_target_titles(result)),
         ("Records", f"{n.members:,} trained on (members), {n.nonmembers:,} not (non-members)"),
         *((("Text form", f"--template {written}"),) if written else ()),
         ("Run", result.name),
@@ -120,10 +120,10 @@ def _masthead(result: AuditResult) -> Facts:
     )
 
 
-def _standings(result: AuditResult) -> tuple[TargetSummary, ...]:
-    seen, said = assess_signals(result), summaries(result)
+def _target_severity_summaries(result: AuditResult) -> tuple[TargetSummary, ...]:
+    seen, said = assess_signals(result), summary_by_target(result)
     stand = {target: severity.severity_of_target(seen, target) for target in dict.fromkeys((*seen.targets, *said))}
     return tuple(
-        TargetSummary(signals.title(result, target), found.word, found.why, said.get(target, ""))
+        TargetSummary(signals.title_or_undefended(result, target), found.word, found.why, said.get(target, ""))
         for target, found in stand.items()
     )

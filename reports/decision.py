@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from auditor.gate.rulings import Decision, Ruling
 from auditor.reports import inert, words
 from auditor.reports.blocks import Group, Table
-from auditor.reports.markdown import cut
+from auditor.reports.markdown import truncated_table_markdown
 
 _MOST_SAID, _LONGEST = 10, 300  # sentences below the table, and characters of one: the rest is in the JUnit file
 _WORST = ("failed", "inconclusive", "held")
@@ -17,15 +17,15 @@ HEAD = ("Row", "Rule", "Measured", "Bounds (95%, one-sided)", "n", "Missed 1 in 
 NUMERIC = frozenset({2, 3, 4, 5})
 
 
-def lines(decision: Decision) -> Iterator[str]:
+def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
     """What was judged, one line a ruling, the verdict. Cleaned: names come from plug-ins and files."""
     if decision.about:
-        yield inert.clean(decision.about)
+        yield inert.to_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
-        yield inert.clean(f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would")
+        yield inert.to_printable_line(f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would")
     for ruling in decision.rulings:
-        yield f"{ruling.verdict:12}  {inert.clean(f'{ruling.row}: {ruling.reason}')}"
-    yield inert.clean(decision.headline)
+        yield f"{ruling.verdict:12}  {inert.to_printable_line(f'{ruling.row}: {ruling.reason}')}"
+    yield inert.to_printable_line(decision.headline)
 
 
 def markdown(decision: Decision) -> str:
@@ -33,40 +33,47 @@ def markdown(decision: Decision) -> str:
 
     As many rows as fit a comment beside a report; the verdict counts them all.
     """
-    against = f" against {words.shorten(inert.clean(decision.baseline), _LONGEST)}" if decision.baseline else ""
-    title = f"{words.shorten(inert.clean(decision.run), _LONGEST)}{against}"
-    found = rows(decision)
-    table = cut(Table("gate", "", HEAD, (Group("", found),), NUMERIC))
-    about = inert.markdown(words.shorten(inert.clean(decision.about), _LONGEST))
-    parts = [f"## Leakage {inert.markdown(decision.headline)}", inert.markdown(title), about, table if found else ""]
+    against = (
+        f" against {words.shorten(inert.to_printable_line(decision.baseline), _LONGEST)}" if decision.baseline else ""
+    )
+    title = f"{words.shorten(inert.to_printable_line(decision.run), _LONGEST)}{against}"
+    found = ruling_table_rows(decision)
+    table = truncated_table_markdown(Table("gate", "", HEAD, (Group("", found),), NUMERIC))
+    about = inert.escape_for_markdown(words.shorten(inert.to_printable_line(decision.about), _LONGEST))
+    parts = [
+        f"## Leakage {inert.escape_for_markdown(decision.headline)}",
+        inert.escape_for_markdown(title),
+        about,
+        table if found else "",
+    ]
     said = [f"{r.row}: {r.reason}" for r in _rulings_worst_first(decision) if not r.n][:_MOST_SAID]
-    parts += [f"- {inert.markdown(words.shorten(inert.clean(text), _LONGEST))}" for text in said]
+    parts += [f"- {inert.escape_for_markdown(words.shorten(inert.to_printable_line(text), _LONGEST))}" for text in said]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
+def ruling_table_rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
     """A row a ruling under HEAD, the worst first."""
-    return tuple(map(_cells, _rulings_worst_first(decision)))
+    return tuple(map(_ruling_cells, _rulings_worst_first(decision)))
 
 
 def _rulings_worst_first(decision: Decision) -> list[Ruling]:
     return sorted(decision.rulings, key=lambda ruling: _WORST.index(ruling.verdict))
 
 
-def _cells(ruling: Ruling) -> tuple[str, ...]:
+def _ruling_cells(ruling: Ruling) -> tuple[str, ...]:
     measured = f"{ruling.value:.4g}" if ruling.n else words.NOTHING
     bounds = f"{ruling.low:.4f} to {ruling.high:.4f}" if ruling.n else words.NOTHING
-    row, rule = inert.clean(ruling.row), inert.clean(ruling.rule)
+    row, rule = inert.to_printable_line(ruling.row), inert.to_printable_line(ruling.rule)
     missed = words.NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
     return (row, rule, measured, bounds, f"{ruling.n:,}" if ruling.n else words.NOTHING, missed, ruling.verdict)
 
 
-def junit(decision: Decision) -> str:
+def decision_junit_xml(decision: Decision) -> str:
     """A test case a ruling; the suite has a failure or an error exactly where the exit code is not 0.
 
     Inconclusive: an error where it counts, skipped where it is let pass.
     """
-    cases = [_case(decision, ruling) for ruling in decision.rulings] or [_nothing_judged_case()]
+    cases = [_ruling_test_case(decision, ruling) for ruling in decision.rulings] or [_nothing_judged_case()]
     count = {kind: sum(case.find(kind) is not None for case in cases) for kind in ("failure", "error", "skipped")}
     totals = {
         "tests": str(len(cases)),
@@ -75,15 +82,18 @@ def junit(decision: Decision) -> str:
         "skipped": str(count["skipped"]),
     }
     root = ET.Element("testsuites", {"name": "audit gate", **totals})
-    suite = ET.SubElement(root, "testsuite", {"name": inert.clean(decision.run), **totals})
+    suite = ET.SubElement(root, "testsuite", {"name": inert.to_printable_line(decision.run), **totals})
     suite.extend(cases)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _case(decision: Decision, ruling: Ruling) -> ET.Element:
-    case = ET.Element("testcase", {"classname": inert.clean(ruling.row), "name": inert.clean(ruling.rule), "time": "0"})
-    reason, outcome = inert.clean(ruling.reason), decision.outcome(ruling)
+def _ruling_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
+    case = ET.Element(
+        "testcase",
+        {"classname": inert.to_printable_line(ruling.row), "name": inert.to_printable_line(ruling.rule), "time": "0"},
+    )
+    reason, outcome = inert.to_printable_line(ruling.reason), decision.outcome(ruling)
     if outcome == "failed":
         ET.SubElement(case, "failure", {"type": ruling.verdict, "message": reason})
     elif outcome == "inconclusive":

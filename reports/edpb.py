@@ -19,7 +19,7 @@ from pathlib import Path
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
-from auditor.gate.contradictions import contradictions
+from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
 from auditor.gate.kept import KeptDecision, load_decisions
 from auditor.records.claims import assess_claim
@@ -28,9 +28,9 @@ from auditor.records.saved import RESULT
 from auditor.records.signals import NOT_TESTED, Assessment, Signal, assess_signals
 from auditor.reports import claims, personal, signals, words
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
-from auditor.reports.topics import titled
+from auditor.reports.topics import titled_row
 from auditor.statistics.membership import FALSE_POSITIVES
-from auditor.statistics.metrics import SHARES, auc_of, find_metric, floor_of, rate_of
+from auditor.statistics.metrics import SHARES, auc_name, find_metric, nonmember_metric_name, tpr_name
 
 _NOT = "Not evaluated"
 _WHAT_IT_IS = (
@@ -69,7 +69,7 @@ class EdpbQuestion:
 
     def left(self, e: EdpbEvidence) -> str:
         """What would answer it, in words."""
-        found = [names[0] for what in self.measured_by if (names := e.result.measuring(what))]
+        found = [names[0] for what in self.measured_by if (names := e.result.methods_measuring(what))]
         return f"`audit run {' '.join(f'--attack {name}' for name in found)}` would" if found else self.otherwise
 
 
@@ -80,15 +80,15 @@ def _targets_without_companions(e: EdpbEvidence) -> list[TargetRecord]:
     return [target for target in e.result.targets if not target.companion]
 
 
-def _seen(
+def _valid_target_measurements(
     e: EdpbEvidence, target: TargetRecord, numbers: Callable[[Finding], Mapping[str, Measurement | None]]
 ) -> list[tuple[Measurement, str, Finding]]:
     """Of the rows of a target, all numbers that say something, each with the name of its part."""
     rows = [f for f in e.result.findings if f.target == target.name]
-    return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _told(m)]
+    return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _is_number(m)]
 
 
-def _largest(seen: Iterable[tuple[Measurement, str, Finding]]) -> tuple[Measurement, str, Finding]:
+def _highest(seen: Iterable[tuple[Measurement, str, Finding]]) -> tuple[Measurement, str, Finding]:
     return max(seen, key=lambda one: one[0].value)
 
 
@@ -103,48 +103,49 @@ def _highest_value_answers(*metrics: str) -> Callable[[EdpbEvidence], list[str]]
 
 
 def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) -> str:
-    if not (seen := _seen(e, target, lambda f: {metric: f.measurement(metric)})):
+    if not (seen := _valid_target_measurements(e, target, lambda f: {metric: f.measurement(metric)})):
         return ""
-    m, _, row = _largest(seen)
-    floor = row.measurement(floor_of(metric))
-    beside = f"; of records never trained on {_number(floor)}" if floor and _told(floor) else ""
+    m, _, row = _highest(seen)
+    floor = row.measurement(nonmember_metric_name(metric))
+    beside = f"; of records never trained on {_with_count(floor)}" if floor and _is_number(floor) else ""
     among = f"; the highest of {len(seen)} configurations" if len(seen) > 1 else ""
-    return f"{titled(e.result, row)}: {words.label(metric)} {_number(m)}{beside}{among}."
+    return f"{titled_row(e.result, row)}: {words.label(metric)} {_with_count(m)}{beside}{among}."
 
 
-def _told(m: Measurement) -> bool:
+def _is_number(m: Measurement) -> bool:
     return m.n > 0 and not math.isnan(m.value)
 
 
-def _number(m: Measurement) -> str:
+def _with_count(m: Measurement) -> str:
     """`43/300 = 14% [11–19]`, `0.3% [0.1–0.9] of 300`."""
     if find_metric(m.name).exact:
-        return f"{words.counted(m)} {words.bounds(m)}"
-    return f"{words.with_bounds(m)} of {m.n:,}"
+        return f"{words.format_share_without_interval(m)} {words.format_interval(m)}"
+    return f"{words.value_with_interval(m)} of {m.n:,}"
 
 
 def _most_extracted_copies_sentences(e: EdpbEvidence) -> list[str]:
     """The repeat count at which most is extracted, of each target's row with the highest such number."""
     found = []
     for target in _targets_without_companions(e):
-        seen = _seen(e, target, lambda f: f.by_repeats)
+        seen = _valid_target_measurements(e, target, lambda f: f.by_repeats)
         groups = [(m, count, f) for m, count, f in seen if count.isdecimal() and m.unit in SHARES]
         if len({count for _, count, _ in groups}) > 1:  # else it is the mean again
-            m, count, row = _largest(groups)
-            found.append(f"{titled(e.result, row)}: at repeat count {count}, {_number(m)}.")
+            m, count, row = _highest(groups)
+            found.append(f"{titled_row(e.result, row)}: at repeat count {count}, {_with_count(m)}.")
     return found
 
 
 def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
-    told = words.by_repeats(e.result.benchmark.greedy_recall)
-    parts = [f"{count}: {_number(m)}" for count, m in told if (count.isdecimal() or count == "all") and _told(m)]
+    told = words.sort_by_repeats(e.result.benchmark.greedy_recall)
+    known = [(count, m) for count, m in told if (count.isdecimal() or count == "all") and _is_number(m)]
+    parts = [f"{count}: {_with_count(m)}" for count, m in known]
     return [f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."] if parts else []
 
 
-def _signals(e: EdpbEvidence) -> Section:
+def _leak_signals_section(e: EdpbEvidence) -> Section:
     """All signals of all targets; of what may hide a leak only the kind: sentences of a record stay where they are."""
     seen = assess_signals(e.result)
-    kinds = dict.fromkeys(doubt.kind for doubt in signals.doubts(seen))
+    kinds = dict.fromkeys(doubt.kind for doubt in signals.all_doubts(seen))
     against = f"Something may hide a leak from this audit ({', '.join(kinds)}): the report of the run says what."
     kept = replace(seen, signals=tuple(replace(s, why="", part=_publishable_part_label(s)) for s in seen.signals))
     return Section(
@@ -152,7 +153,7 @@ def _signals(e: EdpbEvidence) -> Section:
         "What is shown, what is not, what was not tested",
         (
             *([Paragraph(against)] if kinds else []),
-            signals.table(e.result, kept),
+            signals.signals_forest_table(e.result, kept),
         ),
     )
 
@@ -163,7 +164,7 @@ def _publishable_part_label(signal: Signal) -> str:
     return signal.part if own else "other personal data"
 
 
-def _concluded(e: EdpbEvidence) -> str:
+def _signal_counts(e: EdpbEvidence) -> str:
     """What it comes to, a target each: how many kinds of leakage are shown, seen, not shown, not tested."""
     seen = assess_signals(e.result)
     return " ".join(_signal_count_sentence(e.result, seen, target) for target in seen.targets)
@@ -171,14 +172,14 @@ def _concluded(e: EdpbEvidence) -> str:
 
 def _signal_count_sentence(result: AuditResult, seen: Assessment, target: str) -> str:
     title = words.target_title(result, target)
-    shown = [group[0].kind.title.lower() for group in signals.by_kind(seen.shown(target))]
+    shown = [group[0].kind.title.lower() for group in signals.group_by_kind(seen.shown(target))]
     if shown:
         return f"{title}: leakage is shown by {', '.join(shown)}."
     tested, untested = (
-        len(list(signals.by_kind(found)))
+        len(list(signals.group_by_kind(found)))
         for found in (seen.tested(target), [s for s in seen.of(target) if s.status == NOT_TESTED])
     )
-    what = signals.reassurance(seen, target) if seen.reassures(target) else "inconclusive"
+    what = signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else "inconclusive"
     return f"{title}: {what}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
 
@@ -190,10 +191,11 @@ def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
         if target.claim is None or stands.claimed is None:
             continue
         least = max((bound.audit.epsilon for bound in stands.bounds), default=None)
-        audited = "" if least is None else f", audited ε at least {words.number(least)}"
+        audited = "" if least is None else f", audited ε at least {words.format_number(least)}"
         found.append(
-            f"{target.title}: claimed ε {words.promised(target.claim)}, {words.relation(target.claim.relation)}, "
-            f"δ {words.number(target.claim.delta)}, {words.covers(target.claim)}{audited}: {claims.judged(stands)}."
+            f"{target.title}: claimed ε {words.promised(target.claim)}, {words.relation_label(target.claim.relation)}, "
+            f"δ {words.format_number(target.claim.delta)}, "
+            f"{words.covered_tokens(target.claim)}{audited}: {claims.judged(stands)}."
         )
     return found
 
@@ -217,7 +219,7 @@ def _audit_scope_sentences(e: EdpbEvidence) -> list[str]:
 
 def _provenance_sentences(e: EdpbEvidence) -> list[str]:
     weights = sorted(e.result.weights.values())
-    of = f"weights {_hash(json.dumps(weights).encode())}; " if weights else ""
+    of = f"weights {_sha256_hex(json.dumps(weights).encode())}; " if weights else ""
     public = e.result.benchmark.digest.partition("-")[0]  # behind it stand bits of the answers
     secrets = f"secrets {public}; " if public else ""
     return [
@@ -230,15 +232,15 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
     """What each defense changed, of its row with the highest recall, and what it cost."""
     found = []
     for target in _targets_without_companions(e):
-        seen = _seen(e, target, lambda f: {"recall": f.measurement("recall_difference")})
+        seen = _valid_target_measurements(e, target, lambda f: {"recall": f.measurement("recall_difference")})
         if seen:
-            change, _, row = max(seen, key=lambda one: _recall(one[2]))
-            cost = f"; held-out perplexity {words.with_bounds(target.perplexity)}" if target.perplexity else ""
-            found.append(f"{titled(e.result, row)}: {words.points(change)} against no defense{cost}.")
+            change, _, row = max(seen, key=lambda one: _recall_or_minus_one(one[2]))
+            cost = f"; held-out perplexity {words.value_with_interval(target.perplexity)}" if target.perplexity else ""
+            found.append(f"{titled_row(e.result, row)}: {words.points(change)} against no defense{cost}.")
     return found
 
 
-def _recall(row: Finding) -> float:
+def _recall_or_minus_one(row: Finding) -> float:
     recall = row.measurement("recall")
     return recall.value if recall else -1.0
 
@@ -247,10 +249,12 @@ def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
     """By kind of personal data, of each target's row with most of it; only kinds whose names are ours."""
     found = []
     for target in _targets_without_companions(e):
-        seen = [one for one in _seen(e, target, lambda f: f.by_kind) if one[1] in personal.TITLES]
+        seen = [one for one in _valid_target_measurements(e, target, lambda f: f.by_kind) if one[1] in personal.TITLES]
         for kind in dict.fromkeys(kind for _, kind, _ in seen):
-            m, _, row = _largest(one for one in seen if one[1] == kind)
-            found.append(f"{titled(e.result, row)}: {personal.kind_in_sentence(kind)} {personal.extracted_share(m)}.")
+            m, _, row = _highest(one for one in seen if one[1] == kind)
+            found.append(
+                f"{titled_row(e.result, row)}: {personal.kind_in_sentence(kind)} {personal.extracted_share(m)}."
+            )
     return found
 
 
@@ -279,8 +283,9 @@ def _answer_by_main_numbers(what: str) -> Callable[[EdpbEvidence], list[str]]:
     """The main number of each row whose attack or probe declares to measure this."""
 
     def answer(e: EdpbEvidence) -> list[str]:
-        rows = [(f, f.main) for f in e.result.findings if f.attack in e.result.measuring(what)]
-        return [f"{titled(e.result, f)}: {words.label(m.name)} {_number(m)}." for f, m in rows if m and _told(m)]
+        rows = [(f, f.main) for f in e.result.findings if f.attack in e.result.methods_measuring(what)]
+        known = [(f, m) for f, m in rows if m and _is_number(m)]
+        return [f"{titled_row(e.result, f)}: {words.label(m.name)} {_with_count(m)}." for f, m in known]
 
     return answer
 
@@ -325,7 +330,7 @@ QUESTIONS = (
     _opinion(
         "¶55",
         "Membership inference",
-        _highest_value_answers(auc_of(""), rate_of("", FALSE_POSITIVES[0])),
+        _highest_value_answers(auc_name(""), tpr_name("", FALSE_POSITIVES[0])),
         f"0.5 and {_FPR} are chance. It means something only where members and non-members are alike.",
         measured_by=("membership",),
     ),
@@ -406,40 +411,40 @@ QUESTIONS = (
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def document(folder: Path) -> Document:
+def document_from_run_folder(folder: Path) -> Document:
     """The answers of a finished run. Raises AuditError where there is none, or where it contradicts itself."""
     run = read_run(folder)
-    for row, why in contradictions(run.result, run.outcomes):
+    for row, why in find_result_contradictions(run.result, run.outcomes):
         raise AuditError(f"{folder}: the result contradicts itself ({row.title}: {why}), so it is evidence of nothing")
-    digest = _hash((folder / RESULT).read_bytes())
+    digest = _sha256_hex((folder / RESULT).read_bytes())
     return edpb_document(EdpbEvidence(words.clean_result(run.result), digest, load_decisions(folder)))
 
 
 def edpb_document(e: EdpbEvidence) -> Document:
     answered = sum(bool(question.answer(e)) for question in QUESTIONS)
-    sections = [Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),)), _signals(e)]
+    sections = [Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),)), _leak_signals_section(e)]
     for n, (title, asked) in enumerate(groupby(QUESTIONS, key=lambda question: question.of), 1):
         head = ("Where", "Question", "Measured in this run", "What that does not say")
-        table = Table(f"questions-{n}", title, head, (Group("", tuple(_rows(e, asked))),))
+        table = Table(f"questions-{n}", title, head, (Group("", tuple(_question_table_rows(e, asked))),))
         sections.append(Section(f"part-{n}", title, (table,)))
     return Document(
         title="Measured answers for the file",
         facts=(("Run of", e.result.created), ("Record, SHA-256", e.digest)),
         headline=f"{answered} of {len(QUESTIONS)} questions have a measured answer. This is not legal advice.",
-        verdict=f"{_concluded(e)} Brackets hold two-sided 95% intervals; n and counts are of secrets. Aggregates and "
-        "hashes only.",
+        verdict=f"{_signal_counts(e)} Brackets hold two-sided 95% intervals; "
+        "n and counts are of secrets. Aggregates and hashes only.",
         sections=tuple(sections),
         kind="Privacy audit of a language model",
         lead="Summary",
     )
 
 
-def _rows(e: EdpbEvidence, questions: Iterator[EdpbQuestion]) -> Iterator[tuple[str, ...]]:
+def _question_table_rows(e: EdpbEvidence, questions: Iterator[EdpbQuestion]) -> Iterator[tuple[str, ...]]:
     for question in questions:
         answer = question.answer(e)
         said = " ".join(answer) or f"{_NOT}: {question.left(e)}."
         yield question.where, question.asked, said, question.limit if answer else words.NOTHING
 
 
-def _hash(content: bytes) -> str:
+def _sha256_hex(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()

@@ -14,13 +14,13 @@ from auditor.records.details import Details, Reliability
 from auditor.records.disagreements import EXACT
 from auditor.reports import figures, words
 from auditor.reports.blocks import Block, FactList, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import CHECK, Topic, by_target
-from auditor.reports.verdict import strongest, verdict_by_question
-from auditor.statistics.extraction import any_of
+from auditor.reports.topics import CHECK, Topic, group_rows_by_target
+from auditor.reports.verdict import strongest_attack_row, verdict_by_question
+from auditor.statistics.extraction import any_sample_probability
 from auditor.statistics.roc import AUC
 
 
-def _results(result: AuditResult) -> list[Block]:
+def _results_section_blocks(result: AuditResult) -> list[Block]:
     note = (
         "Every share is written with its count and two-sided 95% interval. Non-members are records that were never "
         "trained on: what an attack completes of them is guessing, and the baseline for members if the two are alike "
@@ -44,12 +44,12 @@ def _results(result: AuditResult) -> list[Block]:
         )
     if not result.findings:
         return [Paragraph("The run has no rows.")]
-    return [_results_table(result), *causes(result), Paragraph(note)]
+    return [_results_table(result), *effect_causes_blocks(result), Paragraph(note)]
 
 
-def causes(result: AuditResult) -> list[Block]:
+def effect_causes_blocks(result: AuditResult) -> list[Block]:
     """What each defense's effect is due to: every chain of every row, step by step."""
-    chained = [finding for finding in words.rows(result) if finding.chain]
+    chained = [finding for finding in words.findings_undefended_first(result) if finding.chain]
     read = [target for target in result.targets if target.likelihood]
     if not chained and not read:
         return []
@@ -73,18 +73,18 @@ def _above_nonmembers_label(finding: Finding) -> str:
 
 
 def _chain_rows(result: AuditResult, target: str, chain: Chain | None) -> Iterator[tuple[str, ...]]:
-    assert chain is not None  # `causes` has seen to it
-    for step in words.measured_steps(words.steps(chain, target)):
+    assert chain is not None  # `effect_causes_blocks` has seen to it
+    for step in words.steps_between_targets(words.steps_to_target(chain, target)):
         yield _step_row(result, step)
     whole = ("all of these", *_titles_before_and_after(result, UNDEFENDED, target), "")
-    yield (*whole, *_difference(chain.whole), "")
-    for step in words.steps(chain, target, beyond=True):
+    yield (*whole, *_difference_cells(chain.whole), "")
+    for step in words.steps_to_target(chain, target, beyond=True):
         yield _step_row(result, step)
 
 
 def _step_row(result: AuditResult, step: Step) -> tuple[str, ...]:
     row = (
-        words.causes(step),
+        words.join_step_causes(step),
         *_titles_before_and_after(result, step.before, step.after),
         "; ".join(step.causes.values()),
     )
@@ -92,8 +92,8 @@ def _step_row(result: AuditResult, step: Step) -> tuple[str, ...]:
         return (*row, f"no step: {step.note}")
     return (
         *row,
-        *_difference(step.difference),
-        ("yes" if words.is_shown(step) else "not significant") + _step_note_label(step),
+        *_difference_cells(step.difference),
+        ("yes" if words.is_step_significant(step) else "not significant") + _step_note_label(step),
     )
 
 
@@ -105,13 +105,13 @@ def _titles_before_and_after(result: AuditResult, before: str, after: str) -> tu
     return words.target_title(result, before), words.target_title(result, after) or words.NOTHING
 
 
-def _difference(m: Measurement) -> tuple[str, str, str]:
-    return words.in_points(m), words.bounds(m), f"{m.n:,}"
+def _difference_cells(m: Measurement) -> tuple[str, str, str]:
+    return words.difference_in_points(m), words.format_interval(m), f"{m.n:,}"
 
 
 def _results_table(result: AuditResult) -> Table:
     head = ("Target", "Attack", "Verbatim recall", "Non-members", "Excess", "PPL", "Decoding", "Claim applies")
-    groups = by_target(result, lambda finding: [_result_row(result, finding)])
+    groups = group_rows_by_target(result, lambda finding: [_result_row(result, finding)])
     return Table("results-table", "Recall of each target, setting and attack", head, groups, frozenset({2, 3, 4, 5}))
 
 
@@ -122,10 +122,10 @@ def _result_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
     return (
         title,
         finding.attack,
-        *words.beside_the_floor(finding),
-        words.perplexity(result, finding.target),
+        *words.main_number_and_baseline(finding),
+        words.target_perplexity_text(result, finding.target),
         finding.decoding,
-        words.claim_applies(finding),
+        words.claim_applies_phrase(finding),
     )
 
 
@@ -134,13 +134,20 @@ def _ranking_figure_blocks(result: AuditResult) -> list[Block]:
     return [Figures(tuple(drawn))] if drawn else []
 
 
-def _calibration(result: AuditResult, details: Details) -> list[Block]:
-    shown = [(f, name, r) for f in words.rows(result) for name, r in _reliabilities(result, details, f)]
+def _calibration_blocks(result: AuditResult, details: Details) -> list[Block]:
+    shown = [
+        (f, name, r)
+        for f in words.findings_undefended_first(result)
+        for name, r in _score_reliabilities(result, details, f)
+    ]
     if not shown:
         return []
     plain = [one for one in shown if one[0].target == UNDEFENDED] or shown  # of all targets too many lines
     series = tuple(Series(name, _reliability_points(r), f.setting) for f, name, r in plain)
-    groups = tuple(Group(f"{name} · {f.setting}: {_quality(r)}", _bins(r)) for f, name, r in shown)
+    groups = tuple(
+        Group(f"{name} · {f.setting}: {_calibration_quality_label(r)}", _reliability_bin_rows(r))
+        for f, name, r in shown
+    )
     title = "What a score foretells, and what came true"
     text = (
         "Members' first guesses in ten bins of their score, where it is a probability; below the diagonal it boasts. "
@@ -150,7 +157,7 @@ def _calibration(result: AuditResult, details: Details) -> list[Block]:
     axes = ("Score", "Share right")
     return [
         Figures((Figure("calibration-plot", "calibration", title, text, head, groups, series=series, axes=axes),)),
-        _errors(shown),
+        _calibration_error_table(shown),
     ]
 
 
@@ -158,37 +165,47 @@ def _reliability_points(r: Reliability) -> tuple[PlotPoint, ...]:
     return tuple(PlotPoint(b.score, b.right.value, b.right.low, b.right.high) for b in r.bins)
 
 
-def _errors(shown: Sequence[tuple[Finding, str, Reliability]]) -> Table:
+def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) -> Table:
     rows = tuple(
-        (name, f.setting, f"{r.n:,}", f"{words.percent(r.error)}%", words.number(r.brier)) for f, name, r in shown
+        (name, f.setting, f"{r.n:,}", f"{words.format_percent(r.error)}%", words.format_number(r.brier))
+        for f, name, r in shown
     )
     head = ("Score", "Setting", "Guesses", "Calibration error", "Brier score")
     caption = "How far scores are from what came true (expected calibration error over ten bins)"
     return Table("reliability-table", caption, head, (Group("", rows),), frozenset({2, 3, 4}))
 
 
-def _quality(r: Reliability) -> str:
-    return f"calibration error {words.percent(r.error)}%, Brier score {words.number(r.brier)}, n = {r.n:,}"
+def _calibration_quality_label(r: Reliability) -> str:
+    return (
+        f"calibration error {words.format_percent(r.error)}%, Brier score {words.format_number(r.brier)}, n = {r.n:,}"
+    )
 
 
-def _bins(r: Reliability) -> tuple[tuple[str, ...], ...]:
-    return tuple((f"{words.percent(b.score)}%", words.counted(b.right), words.bounds(b.right)) for b in r.bins)
+def _reliability_bin_rows(r: Reliability) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        (
+            f"{words.format_percent(b.score)}%",
+            words.format_share_without_interval(b.right),
+            words.format_interval(b.right),
+        )
+        for b in r.bins
+    )
 
 
-def _reliabilities(result: AuditResult, details: Details, finding: Finding) -> list[tuple[str, Reliability]]:
+def _score_reliabilities(result: AuditResult, details: Details, finding: Finding) -> list[tuple[str, Reliability]]:
     """Of an attack whose score is a probability; of a sampling attack also what the exact probability foretold."""
     seen = details.rows.get(finding.key)
     if seen is None or seen.outcome is None:
         return []
     title, o, found = words.target_title(result, finding.target), seen.outcome.only(seen.outcome.member), []
     if seen.score_is_probability and len(o.ids):
-        found.append((f"{title} · {finding.attack}", detailed.reliability(o.score.clip(max=1.0), o.hit)))
+        found.append((f"{title} · {finding.attack}", detailed.score_calibration(o.score.clip(max=1.0), o.hit)))
     p = _exact_chance_in_samples(result, details, finding)
     known = np.array([id in p for id in o.ids], dtype=bool)
     if known.any():
         foretold = np.array([p[id] for id in o.ids if id in p])
         name = f"{title} · extraction probability"
-        found.append((name, detailed.reliability(foretold, o.any_hit[known])))
+        found.append((name, detailed.score_calibration(foretold, o.any_hit[known])))
     return found
 
 
@@ -207,26 +224,26 @@ def _exact_chance_in_samples(result: AuditResult, details: Details, finding: Fin
     if probe is None or not finding.samples or first is not finding:
         return {}
     with np.errstate(divide="ignore"):
-        chances = any_of(np.log(probe.values[EXACT]), finding.samples)
+        chances = any_sample_probability(np.log(probe.values[EXACT]), finding.samples)
     return dict(zip(probe.ids, chances.clip(0.0, 1.0).tolist(), strict=True))
 
 
-def _tradeoff(result: AuditResult) -> list[Block]:
+def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     points = []
     for target in result.targets:
         for setting in words.SETTINGS:
-            finding = strongest(result, target.name, setting)
+            finding = strongest_attack_row(result, target.name, setting)
             if finding and target.perplexity and math.isfinite(target.perplexity.value):
                 points.append((target, finding))
     if len({target.name for target, _ in points}) < 2:
         return []  # nothing to trade
-    series = tuple(Series(_title_and_epsilon_label(t), (_cost_point(t, f),), f.setting) for t, f in points)
+    series = tuple(Series(_title_and_epsilon_label(t), (_perplexity_recall_point(t, f),), f.setting) for t, f in points)
     rows = tuple(
         (
             words.row_title(result, f),
-            _epsilon(t.claim),
-            words.with_bounds(t.perplexity),
-            words.share(f.measurement("recall")),
+            _epsilon_or_no_claim(t.claim),
+            words.value_with_interval(t.perplexity),
+            words.format_share_with_interval(f.measurement("recall")),
         )
         for t, f in points
     )
@@ -244,9 +261,9 @@ def _tradeoff(result: AuditResult) -> list[Block]:
     ]
 
 
-def _cost_point(target: TargetRecord, finding: Finding) -> PlotPoint:
+def _perplexity_recall_point(target: TargetRecord, finding: Finding) -> PlotPoint:
     recall, perplexity = finding.measurement("recall"), target.perplexity
-    assert recall is not None and perplexity is not None  # `_tradeoff` has seen to it
+    assert recall is not None and perplexity is not None  # `_privacy_utility_blocks` has seen to it
     return PlotPoint(perplexity.value, recall.value, recall.low, recall.high)
 
 
@@ -254,14 +271,14 @@ def _title_and_epsilon_label(target: TargetRecord) -> str:
     return f"{target.title} · ε {words.promised(target.claim)}" if target.claim else f"{target.title} · no claim"
 
 
-def _epsilon(claim: Claim | None) -> str:
+def _epsilon_or_no_claim(claim: Claim | None) -> str:
     return "no claim" if claim is None else words.promised(claim)
 
 
 TOPICS = (
     Topic("answers", "The verdict in full", lambda m: (FactList("", verdict_by_question(m.result)),), CHECK, 1),
-    Topic("results", "Results", lambda m: _results(m.result), CHECK, 2, turn=3),
+    Topic("results", "Results", lambda m: _results_section_blocks(m.result), CHECK, 2, turn=3),
     Topic("ranking", "Ranking and samples", lambda m: _ranking_figure_blocks(m.result), CHECK, 3),
-    Topic("calibration", "Calibration of confidence", lambda m: _calibration(m.result, m.details), CHECK, 4),
-    Topic("tradeoff", "Privacy, utility, leakage", lambda m: _tradeoff(m.result), CHECK, 6),
+    Topic("calibration", "Calibration of confidence", lambda m: _calibration_blocks(m.result, m.details), CHECK, 4),
+    Topic("tradeoff", "Privacy, utility, leakage", lambda m: _privacy_utility_blocks(m.result), CHECK, 6),
 )

@@ -16,7 +16,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Finding, Measurement
 from auditor.gate.decide import read_run
-from auditor.records.details import aliases
+from auditor.records.details import secret_alias_by_id
 from auditor.records.outcomes import PerSecret, Run
 from auditor.reports import inert, tables, words
 
@@ -70,13 +70,13 @@ class Sheet:
     rows: tuple[tuple[Value, ...], ...]
 
 
-def measurements(results: Sequence[AuditResult]) -> Sheet:
+def measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
     """A row each (run, target, setting, attack, measurement, repeats, kind); with the reason where there is none."""
     rows = [
-        (*_run_and_row_values(result, finding), *_claim(_claim_of(result, finding)), *measured)
+        (*_run_and_row_values(result, finding), *_claim_column_values(_target_claim(result, finding)), *measured)
         for result in map(words.clean_result, results)
-        for finding in words.rows(result)
-        for measured in _measured(finding)
+        for finding in words.findings_undefended_first(result)
+        for measured in _measurement_rows(finding)
     ]
     return Sheet({**_ABOUT, **_CLAIM, **_MEASURED}, tuple(rows))
 
@@ -88,38 +88,40 @@ def _run_and_row_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
     return (*run, f.decoding, json.dumps(f.options), *cost, f.claim_applies, f.claim_reason)
 
 
-def _claim_of(result: AuditResult, finding: Finding) -> Claim | None:
+def _target_claim(result: AuditResult, finding: Finding) -> Claim | None:
     return next((target.claim for target in result.targets if target.name == finding.target), None)
 
 
-def _claim(claim: Claim | None) -> tuple[Value, ...]:
+def _claim_column_values(claim: Claim | None) -> tuple[Value, ...]:
     if claim is None:
         return (None,) * len(_CLAIM)
-    promised = (words.claimed(claim), claim.delta, claim.relation, claim.unit, claim.queries)
+    promised = (words.claimed_epsilon(claim), claim.delta, claim.relation, claim.unit, claim.queries)
     return (*promised, claim.spent_epsilon.get(claim.relation), claim.spent_queries, claim.status)
 
 
-def _measured(finding: Finding) -> Iterator[tuple[Value, ...]]:
+def _measurement_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
     if finding.not_applicable:
         yield (*(None,) * (len(_MEASURED) - 1), finding.not_applicable)
     for m in finding.measurements:
-        yield _numbers(m)
-    for repeats, m in words.by_repeats(finding.by_repeats):
-        yield _numbers(m, repeats)
+        yield _measurement_column_values(m)
+    for repeats, m in words.sort_by_repeats(finding.by_repeats):
+        yield _measurement_column_values(m, repeats)
     for kind, m in (*finding.by_kind.items(), *finding.by_kind_nonmembers.items()):
-        yield _numbers(m, kind=kind)
+        yield _measurement_column_values(m, kind=kind)
 
 
-def _numbers(m: Measurement, repeats: str | None = None, kind: str | None = None) -> tuple[Value, ...]:
+def _measurement_column_values(
+    m: Measurement, repeats: str | None = None, kind: str | None = None
+) -> tuple[Value, ...]:
     return (m.name, repeats, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 
 
-def by_alias(folder: Path) -> Run:
+def read_run_with_aliases(folder: Path) -> Run:
     """A run with its secrets by the names that reports know them by.
 
     Raises AuditError where it holds nothing by secret.
     """
-    run, names = read_run(folder), aliases(folder)
+    run, names = read_run(folder), secret_alias_by_id(folder)
     if not run.outcomes:
         raise AuditError(f"{folder} holds nothing by secret: no row was measured")
     outcomes = {
@@ -129,21 +131,23 @@ def by_alias(folder: Path) -> Run:
     return replace(run, outcomes=outcomes)
 
 
-def secrets(runs: Sequence[Run]) -> Sheet:
+def per_secret_sheet(runs: Sequence[Run]) -> Sheet:
     """A row each (run, target, setting, attack, secret): what the row found out about it, a column a number."""
     held = [(run.result.name, row, found) for run in runs for row, found in run.outcomes.items()]
     names = tuple(dict.fromkeys(name for _, _, found in held for name in found.values))
     rows = (
-        (inert.clean(run), *map(inert.clean, row), *cells) for run, row, found in held for cells in _cells(found, names)
+        (inert.to_printable_line(run), *map(inert.to_printable_line, row), *cells)
+        for run, row, found in held
+        for cells in _per_secret_cells(found, names)
     )
     return Sheet({**_SECRET, **dict.fromkeys(names, "number")}, tuple(rows))
 
 
-def _cells(found: PerSecret, names: Sequence[str]) -> Iterator[tuple[Value, ...]]:
+def _per_secret_cells(found: PerSecret, names: Sequence[str]) -> Iterator[tuple[Value, ...]]:
     columns = [found.values.get(name) for name in names]
     for i, secret in enumerate(found.ids):
         numbers = (None if column is None else float(column[i]) for column in columns)
-        yield (inert.clean(secret), bool(found.member[i]), found.repeats[i], *numbers)
+        yield (inert.to_printable_line(secret), bool(found.member[i]), found.repeats[i], *numbers)
 
 
 # --- forms ----------------------------------------------------------------------------------------------------------
@@ -174,7 +178,7 @@ def to_latex(results: Sequence[AuditResult]) -> str:
     grids = [
         grid
         for result in map(words.clean_result, results)
-        for grid in (_recall_grid(result), _claims(result))
+        for grid in (_recall_grid(result), _epsilon_claims_grid(result))
         if grid.rows
     ]
     return "\n\\par\\bigskip\n".join(map(tables.to_latex, grids))
@@ -186,34 +190,34 @@ def _recall_grid(result: AuditResult) -> tables.Grid:
         (
             words.row_title(result, f),
             f.attack,
-            *_numbers_or_why(f),
-            words.perplexity(result, f.target),
+            *_recall_cells_or_reason(f),
+            words.target_perplexity_text(result, f.target),
             _claim_applies_label(f),
         )
-        for f in words.rows(result)
+        for f in words.findings_undefended_first(result)
     )
     return tables.Grid(f"{result.name}: recall with 95% intervals", head, rows)
 
 
-def _numbers_or_why(f: Finding) -> tuple[str, ...]:
-    return ("not applicable", words.NOTHING, words.NOTHING) if f.not_applicable else words.beside_the_floor(f)
+def _recall_cells_or_reason(f: Finding) -> tuple[str, ...]:
+    return ("not applicable", words.NOTHING, words.NOTHING) if f.not_applicable else words.main_number_and_baseline(f)
 
 
 def _claim_applies_label(f: Finding) -> str:
     return words.NOTHING if f.claim_applies is None else "yes" if f.claim_applies else "no"
 
 
-def _claims(result: AuditResult) -> tables.Grid:
+def _epsilon_claims_grid(result: AuditResult) -> tables.Grid:
     head = ("Target", "Relation", "Unit", "ε", "δ", "Tokens", "Spent ε", "Status")
     rows = tuple(
         (
             target.title,
-            words.relation(name),
+            words.relation_label(name),
             claim.unit,
-            words.number(epsilon),
-            words.number(claim.delta),
+            words.format_number(epsilon),
+            words.format_number(claim.delta),
             "any" if claim.queries is None else f"{claim.queries:,}",
-            words.number(claim.spent_epsilon[name]) if name in claim.spent_epsilon else words.NOTHING,
+            words.format_number(claim.spent_epsilon[name]) if name in claim.spent_epsilon else words.NOTHING,
             claim.status,
         )
         for target in result.targets

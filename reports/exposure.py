@@ -12,12 +12,12 @@ from auditor.records import details as detailed
 from auditor.records.details import Details
 from auditor.reports import words
 from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series
-from auditor.reports.topics import CHECK, Topic, titled
-from auditor.statistics.exposure import null_band
+from auditor.reports.topics import CHECK, Topic, titled_row
+from auditor.statistics.exposure import null_exposure_tail_bound
 
 
-def _exposure(result: AuditResult, details: Details) -> list[Block]:
-    shown = [(f, values) for f in words.rows(result) if (values := _member_exposures(details, f))]
+def _exposure_tail_blocks(result: AuditResult, details: Details) -> list[Block]:
+    shown = [(f, values) for f in words.findings_undefended_first(result) if (values := _member_exposures(details, f))]
     if not shown:
         return []
     tails = [(f, detailed.survival_function(values)) for f, values in shown]
@@ -27,12 +27,18 @@ def _exposure(result: AuditResult, details: Details) -> list[Block]:
     )
     groups = tuple(
         Group(
-            titled(result, f),
-            tuple((words.number(x), *(f"{words.percent(p)}%" for p in (y, 2**-x, null_band(x, n)))) for x, y in t),
+            titled_row(result, f),
+            tuple(
+                (
+                    words.format_number(x),
+                    *(f"{words.format_percent(p)}%" for p in (y, 2**-x, null_exposure_tail_bound(x, n))),
+                )
+                for x, y in t
+            ),
         )
         for f, t in tails
     )
-    above = [words.row_title(result, f) for f, t in tails if any(y > null_band(x, n) for x, y in t)]
+    above = [words.row_title(result, f) for f, t in tails if any(y > null_exposure_tail_bound(x, n) for x, y in t)]
     title = "Exposure of the canaries beside its null"
     text = (
         "Share of canaries with at least so many bits of exposure. Had none been memorised, a canary's rank among its "
@@ -44,14 +50,18 @@ def _exposure(result: AuditResult, details: Details) -> list[Block]:
     head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
     axes = ("Exposure (bits)", "Share with at least as much")
     null = Series(
-        "", tuple(PlotPoint(x, 2**-x, 2**-x, null_band(x, n)) for x in np.linspace(0, _largest_x_in_bits(series), 41))
+        "",
+        tuple(
+            PlotPoint(x, 2**-x, 2**-x, null_exposure_tail_bound(x, n))
+            for x in np.linspace(0, _largest_exposure_bits(series), 41)
+        ),
     )
     return [
         Figures((Figure("exposure-plot", "exposure", title, text, head, groups, series=series, axes=axes, null=null),))
     ]
 
 
-def _largest_x_in_bits(series: Sequence[Series]) -> float:
+def _largest_exposure_bits(series: Sequence[Series]) -> float:
     return max(point.x for one in series for point in one.points)
 
 
@@ -62,4 +72,4 @@ def _member_exposures(details: Details, finding: Finding) -> list[float]:
     return [value for id, value in found.items() if id in members and math.isfinite(value)]
 
 
-TOPICS = (Topic("exposure", "Exposure", lambda m: _exposure(m.result, m.details), CHECK, 5),)
+TOPICS = (Topic("exposure", "Exposure", lambda m: _exposure_tail_blocks(m.result, m.details), CHECK, 5),)

@@ -8,7 +8,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import words
 from auditor.reports.blocks import Figure, Group
-from auditor.reports.verdict import strongest
+from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics.metrics import SHARES
 
 RESEARCH = ("errors", "any_of_n")  # plots that stand with the evidence
@@ -19,17 +19,19 @@ def all_figures(result: AuditResult) -> list[Figure]:
     """All of them, setting by setting."""
     figures: list[Figure] = []
     for setting in words.SETTINGS:
-        findings = tuple(f for f in words.rows(result) if f.setting == setting and not f.not_applicable)
-        figures += _repeats_figure(result, setting, findings)
-        figures += _errors_figure(result, setting, findings)
+        findings = tuple(
+            f for f in words.findings_undefended_first(result) if f.setting == setting and not f.not_applicable
+        )
+        figures += _recall_by_repeats_figure(result, setting, findings)
+        figures += _recall_by_errors_figure(result, setting, findings)
         figures += _any_of_n_samples_figures(result, setting, findings)
         figures += _exposure_figure(result, setting, findings)
     return figures
 
 
-def _repeats_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
+def _recall_by_repeats_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
     """One attack only, the one that did best against the undefended model: error bars of all would hide each other."""
-    best = strongest(result, UNDEFENDED, setting)
+    best = strongest_attack_row(result, UNDEFENDED, setting)
     measured = [f for f in findings if f.by_repeats and f.main and f.main.unit in SHARES]
     if not measured:
         return []
@@ -49,11 +51,14 @@ def _repeats_figure(result: AuditResult, setting: str, findings: Sequence[Findin
 
 
 def _repeat_rows(finding: Finding) -> tuple[tuple[str, ...], ...]:
-    measured = words.by_repeats(finding.by_repeats)
-    return tuple((repeats, words.counted(m), words.bounds(m), f"{m.n:,}") for repeats, m in measured)
+    measured = words.sort_by_repeats(finding.by_repeats)
+    return tuple(
+        (repeats, words.format_share_without_interval(m), words.format_interval(m), f"{m.n:,}")
+        for repeats, m in measured
+    )
 
 
-def _errors_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
+def _recall_by_errors_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
     shown = tuple(f for f in findings if f.curve)
     if not shown:
         return []
@@ -65,7 +70,7 @@ def _errors_figure(result: AuditResult, setting: str, findings: Sequence[Finding
 
 
 def _any_of_n_samples_figures(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
-    shown = tuple(f for f in findings if words.any_of_n(f))
+    shown = tuple(f for f in findings if words.any_of_n_recall(f))
     if not shown:
         return []
     title = f"Expected recall of any of n samples, {setting}"
@@ -77,7 +82,7 @@ def _any_of_n_samples_figures(result: AuditResult, setting: str, findings: Seque
 
 def _exposure_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
     """Figure 1 of the ADP paper: exposure by insertions, a line a target, with what each costs and promises."""
-    shown = tuple(f for f in findings if words.exposures(f))
+    shown = tuple(f for f in findings if words.exposure_by_insertions(f))
     if not shown:
         return []
     title = f"Exposure by insertions, {setting}"
@@ -85,9 +90,15 @@ def _exposure_figure(result: AuditResult, setting: str, findings: Sequence[Findi
         "How far up the model ranks a canary among every text it could have been, by how often it was inserted, with "
         "95% intervals; dotted: what a canary that was never inserted has on average."
     )
-    labels = tuple((f.target, words.with_costs(result, f.target)) for f in shown)
+    labels = tuple((f.target, words.target_title_with_costs(result, f.target)) for f in shown)
     groups = tuple(
-        Group(label, tuple((count, words.value(m), words.bounds(m), f"{m.n:,}") for count, m in words.exposures(f)))
+        Group(
+            label,
+            tuple(
+                (count, words.format_value(m), words.format_interval(m), f"{m.n:,}")
+                for count, m in words.exposure_by_insertions(f)
+            ),
+        )
         for (_, label), f in zip(labels, shown, strict=True)
     )
     head = ("Insertions", "Exposure, bits", "95% interval", "n")
@@ -97,9 +108,10 @@ def _exposure_figure(result: AuditResult, setting: str, findings: Sequence[Findi
 
 
 def _any_of_n_samples_rows(finding: Finding) -> list[tuple[str, ...]]:
-    floor = words.any_of_n(finding, "_nonmembers")
+    floor = words.any_of_n_recall(finding, "_nonmembers")
     return [
-        (f"{n:,}", words.with_bounds(m), words.with_bounds(floor.get(n))) for n, m in words.any_of_n(finding).items()
+        (f"{n:,}", words.value_with_interval(m), words.value_with_interval(floor.get(n)))
+        for n, m in words.any_of_n_recall(finding).items()
     ]
 
 
@@ -107,4 +119,4 @@ def _curve_rows(curve: Sequence[tuple[int, float]]) -> list[tuple[str, ...]]:
     """Few of its points: the first from 0, 1, 2, 5, 10, … on, and the last. The rest is in result.json."""
     wanted = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
     shown = {next((i for i, (errors, _) in enumerate(curve) if errors >= least), -1) % len(curve) for least in wanted}
-    return [(f"{curve[i][0]:,}", f"{words.percent(curve[i][1])}%") for i in sorted(shown)]
+    return [(f"{curve[i][0]:,}", f"{words.format_percent(curve[i][1])}%") for i in sorted(shown)]

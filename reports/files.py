@@ -16,18 +16,18 @@ from auditor.records.saved import RESULT, read_result
 MARKDOWN, HTML = "report.md", "report.html"
 
 
-def write(folder: Path, result: AuditResult, reveal: bool = False) -> None:
+def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -> None:
     """report.html, report.md, the manifest and result.json, of several defenses `frontier.*`: each is replaced whole.
 
     All reports are rendered before one is written. The result comes last: a folder that holds one is finished.
     reveal: whether the reports show the private text that lies in the folder.
     """
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
-    for name, report in _rendered(folder, result, None, reveal).items():
-        disk.replace(folder / name, report)
+    for name, report in _render_html_and_markdown(folder, result, None, reveal).items():
+        disk.replace_atomically(folder / name, report)
     _write_frontier(folder, result)
     manifest.write_manifest(folder, text.encode())
-    disk.replace(folder / RESULT, text, sync=True)
+    disk.replace_atomically(folder / RESULT, text, sync=True)
 
 
 def render_all(folder: Path, since: Comparison | None = None, reveal: bool = False) -> tuple[Path, ...]:
@@ -36,9 +36,9 @@ def render_all(folder: Path, since: Comparison | None = None, reveal: bool = Fal
     since: another run and this one, to tell what changed. reveal: also show the private text that lies in the folder.
     """
     result = read_result(folder)
-    rendered = _rendered(folder, result, since, reveal)
+    rendered = _render_html_and_markdown(folder, result, since, reveal)
     for name, report in rendered.items():
-        disk.replace(folder / name, report)
+        disk.replace_atomically(folder / name, report)
     _write_frontier(folder, result)
     return tuple(folder / name for name in rendered)
 
@@ -47,19 +47,24 @@ def _write_frontier(folder: Path, result: AuditResult) -> None:
     if result.frontiers:
         from auditor.reports import frontier, words  # matplotlib: only for who renders
 
-        frontier.write(folder, words.clean_result(result).frontiers)
+        frontier.write_frontier_files(folder, words.clean_result(result).frontiers)
 
 
-def _rendered(folder: Path, result: AuditResult, since: Comparison | None, reveal: bool) -> dict[str, str]:
+def _render_html_and_markdown(
+    folder: Path, result: AuditResult, since: Comparison | None, reveal: bool
+) -> dict[str, str]:
     from auditor.records import details, texts
     from auditor.reports import html, markdown  # jinja2 and matplotlib: only for who renders
 
     known = details.read_details(folder)
     shown = texts.read_texts(folder) if reveal else None
-    return {HTML: html.render(result, known, since, shown), MARKDOWN: markdown.render(result, since, shown, known)}
+    return {
+        HTML: html.render_html_report(result, known, since, shown),
+        MARKDOWN: markdown.render_markdown_report(result, since, shown, known),
+    }
 
 
-def append(path: Path, text: str) -> None:
+def append_to_shared_file(path: Path, text: str) -> None:
     """Adds to a file that others write too, as a job summary is."""
     try:
         with open(path, "a", encoding="utf-8", newline="\n") as file:

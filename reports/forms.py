@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.plan_parts import form_name
+from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import outcomes
 from auditor.records.details import Details
 from auditor.records.kinds import widened_interval
 from auditor.reports import words
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
-from auditor.reports.topics import DECIDE, Topic, span
+from auditor.reports.topics import DECIDE, Topic, forest_span
 from auditor.statistics import bounds
 from auditor.statistics.frontier import perplexity_ratios
 from auditor.statistics.metrics import SHARES
@@ -29,14 +29,16 @@ _NOTE = (
 
 
 def _deployed_form_blocks(result: AuditResult, details: Details) -> list[Block]:
-    names = [form_name(form) for form in result.plan.get("forms", ())]
+    names = [deployed_form_name(form) for form in result.plan.get("forms", ())]
     groups, spans = list[Group](), list[ForestSpan | None]()
-    for finding in words.rows(result):
+    for finding in words.findings_undefended_first(result):
         if finding.target != UNDEFENDED or finding.main is None:
             continue
-        lines = [_line(result, details, finding, name) for name in names]
-        groups.append(Group(f"{words.label(finding.main.name)} · {finding.attack} ({finding.setting})", _cells(lines)))
-        spans += [span(change) if change and change.unit in (*SHARES, AUC) else None for *_, change in lines]
+        lines = [_form_comparison_line(result, details, finding, name) for name in names]
+        groups.append(
+            Group(f"{words.label(finding.main.name)} · {finding.attack} ({finding.setting})", _form_change_cells(lines))
+        )
+        spans += [forest_span(change) if change and change.unit in (*SHARES, AUC) else None for *_, change in lines]
     if not names or not groups:
         return []
     ratios = [(words.target_title(result, name), _perplexity_ratio(result, details, name)) for name in names]
@@ -51,7 +53,7 @@ def _deployed_form_blocks(result: AuditResult, details: Details) -> list[Block]:
 _Line = tuple[str, str, str, Measurement | None]
 
 
-def _line(result: AuditResult, details: Details, full: Finding, name: str) -> _Line:
+def _form_comparison_line(result: AuditResult, details: Details, full: Finding, name: str) -> _Line:
     """Of a form at the row of the full model: title, both numbers, and the change; None: there is none."""
     assert full.main is not None  # whoever asks has seen to it
     title = words.target_title(result, name)
@@ -59,8 +61,8 @@ def _line(result: AuditResult, details: Details, full: Finding, name: str) -> _L
     own = rows[0].measurement(full.main.name) if rows and not rows[0].not_applicable else None
     return (
         title,
-        words.with_bounds(full.main),
-        words.with_bounds(own) if own else _NOT_ASKED,
+        words.value_with_interval(full.main),
+        words.value_with_interval(own) if own else _NOT_ASKED,
         _change_from_full_model(details, full, name),
     )
 
@@ -70,11 +72,15 @@ def _change_from_full_model(details: Details, full: Finding, name: str) -> Measu
     own, base = details.rows.get(full.key._replace(target=name)), details.rows.get(full.key)
     if own is None or base is None or set(own.ids) != set(base.ids):
         return None
-    seen = outcomes.difference(full.main.name, None, own, base)
-    return None if isinstance(seen, str) else bounds.measured(f"{full.main.name}_difference", seen, full.main.unit)
+    seen = outcomes.paired_metric_difference(full.main.name, None, own, base)
+    return (
+        None
+        if isinstance(seen, str)
+        else bounds.measurement_from_evidence(f"{full.main.name}_difference", seen, full.main.unit)
+    )
 
 
-def _cells(lines: Sequence[_Line]) -> tuple[tuple[str, ...], ...]:
+def _form_change_cells(lines: Sequence[_Line]) -> tuple[tuple[str, ...], ...]:
     return tuple((*line, words.points(change) if change else words.NOTHING) for *line, change in lines)
 
 
@@ -87,12 +93,12 @@ def _perplexity_ratio(result: AuditResult, details: Details, name: str) -> Measu
 
 
 def _perplexity_ratio_cells(m: Measurement | None) -> tuple[str, ...]:
-    return ("", "", f"× {words.with_bounds(m)}") if m else ("", _NOT_ASKED, words.NOTHING)
+    return ("", "", f"× {words.value_with_interval(m)}") if m else ("", _NOT_ASKED, words.NOTHING)
 
 
 def _leak_change_sentences(result: AuditResult, details: Details, names: Sequence[str]) -> Iterator[str]:
     """Which forms are shown to leak more, or less, at 95% over all changes that are looked at."""
-    rows = [f for f in words.rows(result) if f.target == UNDEFENDED and f.main is not None]
+    rows = [f for f in words.findings_undefended_first(result) if f.target == UNDEFENDED and f.main is not None]
     changes = [
         (name, f, change)
         for name in names

@@ -32,8 +32,8 @@ def frontier_sentence(f: Frontier) -> str:
     """Who leaks least at the same usefulness, as far as it is shown."""
     held = [p for p in f.points if p.within == "shown"]
     unsure = [p for p in f.points if p.within == "not shown"]
-    most = words.percent(f.margin)
-    unproven = f" Not shown to be within {most}%, nor beyond: {_named(unsure)}." if unsure else ""
+    most = words.format_percent(f.margin)
+    unproven = f" Not shown to be within {most}%, nor beyond: {_grouped_model_names(unsure)}." if unsure else ""
     leak = _leak_metric_label(f)
     if held == [f.points[0]]:
         return f"{leak}: nothing but the undefended model is shown to be at perplexity within {most}%.{unproven}"
@@ -45,17 +45,19 @@ def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
     least = sorted((p for p in held if p.least), key=lambda p: p.leak.value)
     first, *equal = least
     others = [p for p in held if not p.least]
-    beside = "" if first is base else f"; undefended {words.with_bounds(base.leak)}"
-    number = f"({words.with_bounds(first.leak)}{beside})"
+    beside = "" if first is base else f"; undefended {words.value_with_interval(base.leak)}"
+    number = f"({words.value_with_interval(first.leak)}{beside})"
     if not equal:
-        rest = f"{_named(others)} {'is' if len(others) == 1 else 'are'} shown to leak more"
+        rest = f"{_grouped_model_names(others)} {'is' if len(others) == 1 else 'are'} shown to leak more"
         return f"{first.label} leaks least {number}: {rest}"
     verb = "does" if len(equal) == 1 else "do"
-    told = f"{first.label} measures least {number}; {_named(equal)} {verb} not differ significantly from it"
+    told = (
+        f"{first.label} measures least {number}; {_grouped_model_names(equal)} {verb} not differ significantly from it"
+    )
     if base in least:
         told += ", so that no defense is shown to help there"
     if others:
-        told += f"; shown to leak more than the least: {_named(others)}"
+        told += f"; shown to leak more than the least: {_grouped_model_names(others)}"
     return told
 
 
@@ -65,7 +67,7 @@ def _leak_metric_label(f: Frontier) -> str:
     return f"{words.label(f.metric)}{how}"
 
 
-def _named(points: Sequence[FrontierPoint]) -> str:
+def _grouped_model_names(points: Sequence[FrontierPoint]) -> str:
     """`Uniform mixing (weight 0.9; weight 0.5) and Public model`."""
     names = []
     for line, group in groupby(sorted(points, key=lambda p: [q.line for q in points].index(p.line)), lambda p: p.line):
@@ -85,7 +87,8 @@ def describe_tests(f: Frontier) -> str:
 
 def _comparison_method_sentences(f: Frontier) -> str:
     return (
-        f"A model is within {words.percent(f.margin)}% where its whole 95% interval is, of perplexity of the same "
+        f"A model is within {words.format_percent(f.margin)}% where "
+        f"its whole 95% interval is, of perplexity of the same "
         "held-out texts over the undefended model's, paired by text. Each model within is held against each other one, "
         "paired by secret (bootstrap, never inside what so many secrets allow; exact of shares), none picked "
         "beforehand: whoever no other is shown to be below may be the least. All pairs are tested so that the least is "
@@ -97,14 +100,14 @@ def _comparison_method_sentences(f: Frontier) -> str:
 # --- blocks of a page -------------------------------------------------------------------------------------------------
 
 
-def blocks(found: Sequence[Frontier]) -> list[Block]:
+def frontier_report_blocks(found: Sequence[Frontier]) -> list[Block]:
     if not found:
         return []
     left_out = tuple(
         f"{words.label(f.metric)}: no point of {label}: {why}" for f in found for label, why in f.missing.items()
     )
     return [
-        Figures(figures(found)),
+        Figures(frontier_figures(found)),
         Paragraph(_how_to_read_sentences(found[0])),
         *([Bullets(left_out)] if left_out else []),
     ]
@@ -120,13 +123,13 @@ def _how_to_read_sentences(f: Frontier) -> str:
     )
 
 
-def figures(found: Sequence[Frontier]) -> tuple[Figure, ...]:
+def frontier_figures(found: Sequence[Frontier]) -> tuple[Figure, ...]:
     """A picture each; a defense has one colour and marker in all of them."""
     lines = list(dict.fromkeys(p.line for f in found for p in f.points))
-    return tuple(_figure(f, lines) for f in found)
+    return tuple(_leak_metric_figure(f, lines) for f in found)
 
 
-def _figure(f: Frontier, lines: Sequence[str]) -> Figure:
+def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
     title = f"{_leak_metric_label(f)}, at what perplexity"
     return Figure(
         f"frontier-{f.metric}-{f.attack}".replace("_", "-"),
@@ -134,8 +137,8 @@ def _figure(f: Frontier, lines: Sequence[str]) -> Figure:
         title,
         frontier_sentence(f),
         (*HEAD[:3], words.label(f.metric), *HEAD[4:]),
-        (Group("", rows(f)),),
-        series=tuple(_series(f, lines)),
+        (Group("", model_table_rows(f)),),
+        series=tuple(_defense_line_series(f, lines)),
         text=frozenset({0, 2, 4, 5, 6}),
         of=f", of {f.points[0].leak.n:,} secrets",
         axes=("Held-out perplexity, × undefended", words.label(f.metric)),
@@ -143,7 +146,7 @@ def _figure(f: Frontier, lines: Sequence[str]) -> Figure:
     )
 
 
-def _series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
+def _defense_line_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
     """The finite points of each line, one series a kind; an empty one of a line without points."""
     shown = [p for p in f.points if math.isfinite(p.ratio.value)]
     for line in lines:
@@ -151,23 +154,23 @@ def _series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
         if not own:
             yield Series(line, ())
         for kind, some in groupby(own, lambda p: MEASURED if p.epsilon is None else PROVED):
-            yield Series(line, tuple(map(_plotted, some)), kind)
+            yield Series(line, tuple(map(_perplexity_leak_point, some)), kind)
     corners = sorted((p for p in shown if p.corner), key=lambda p: p.ratio.value)
     yield Series(CORNERS, tuple(PlotPoint(p.ratio.value, p.leak.value) for p in corners), CORNERS)
 
 
-def _plotted(p: FrontierPoint) -> PlotPoint:
+def _perplexity_leak_point(p: FrontierPoint) -> PlotPoint:
     return PlotPoint(p.ratio.value, p.leak.value, p.leak.low, p.leak.high, p.ratio.low, p.ratio.high)
 
 
-def rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
+def model_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
     """A row a model, under HEAD."""
     return tuple(
         (
             p.label,
-            words.with_bounds(p.ratio),
+            words.value_with_interval(p.ratio),
             {"shown": "yes", "not shown": "not shown", "beyond": "no"}[p.within],
-            words.with_bounds(p.leak),
+            words.value_with_interval(p.leak),
             _promised_epsilon_label(p),
             _leaks_least_label(f, p),
             "corner" if p.corner else "",
@@ -180,7 +183,7 @@ def _promised_epsilon_label(p: FrontierPoint) -> str:
     if p.epsilon is None:
         return words.NOTHING
     covered = "" if p.tokens is None else f"; T {p.tokens:,}"
-    return f"ε {words.number(p.epsilon)} ({p.unit}{covered})"
+    return f"ε {words.format_number(p.epsilon)} ({p.unit}{covered})"
 
 
 def _leaks_least_label(f: Frontier, p: FrontierPoint) -> str:
@@ -194,7 +197,12 @@ def _leaks_least_label(f: Frontier, p: FrontierPoint) -> str:
 
 TOPICS = (
     Topic(
-        "frontier", "What leaks least at the same usefulness", lambda m: blocks(m.result.frontiers), DECIDE, 5, turn=4
+        "frontier",
+        "What leaks least at the same usefulness",
+        lambda m: frontier_report_blocks(m.result.frontiers),
+        DECIDE,
+        5,
+        turn=4,
     ),
 )
 
@@ -202,11 +210,14 @@ TOPICS = (
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def grid(f: Frontier) -> tables.Grid:
+def model_comparison_grid(f: Frontier) -> tables.Grid:
     """For people and for LaTeX."""
     head = (*HEAD[:3], words.label(f.metric), *HEAD[4:])
     return tables.Grid(
-        f"{_leak_metric_label(f)}, at what perplexity", head, rows(f), f"{frontier_sentence(f)}\n{describe_tests(f)}"
+        f"{_leak_metric_label(f)}, at what perplexity",
+        head,
+        model_table_rows(f),
+        f"{frontier_sentence(f)}\n{describe_tests(f)}",
     )
 
 
@@ -216,7 +227,7 @@ _COLUMNS = (
 )
 
 
-def sheet(found: Sequence[Frontier]) -> str:
+def machine_readable_csv(found: Sequence[Frontier]) -> str:
     """CSV: a row a measure of leakage and model; shares are fractions, epsilons nats."""
     return tables.to_csv(
         tables.Grid("", (), (), machine_head=_COLUMNS, machine_rows=tuple(_machine_readable_rows(found)))
@@ -233,21 +244,21 @@ def _machine_readable_rows(found: Sequence[Frontier]) -> Iterator[tuple[object, 
             yield (*about, *ratio, *leak, *proved, None if p.least is None else int(p.least), int(p.corner))
 
 
-def write(folder: Path, found: Sequence[Frontier]) -> list[Path]:
+def write_frontier_files(folder: Path, found: Sequence[Frontier]) -> list[Path]:
     """frontier.svg, .png, .md, .csv, .tex and .json, each replaced whole; nothing where there is no frontier."""
     if not found:
         return []
-    grids = [grid(f) for f in found]
-    alt = inert.clean(" ".join(map(frontier_sentence, found)))
+    grids = [model_comparison_grid(f) for f in found]
+    alt = inert.to_printable_line(" ".join(map(frontier_sentence, found)))
     texts = {
-        ".md": f"![{inert.markdown(alt)}]({NAME}.svg)\n\n" + "\n".join(map(tables.to_markdown, grids)),
-        ".csv": sheet(found),
+        ".md": f"![{inert.escape_for_markdown(alt)}]({NAME}.svg)\n\n" + "\n".join(map(tables.to_markdown, grids)),
+        ".csv": machine_readable_csv(found),
         ".tex": "\n\\par\\bigskip\n".join(map(tables.to_latex, grids)),
         ".json": json.dumps(to_json(list(found)), indent=1, allow_nan=False) + "\n",
     }
     for ending, text in texts.items():
-        disk.replace(folder / f"{NAME}{ending}", text)
+        disk.replace_atomically(folder / f"{NAME}{ending}", text)
     pictures = [folder / f"{NAME}{ending}" for ending in (".svg", ".png")]
     for path in pictures:
-        plot_files.save_frontier(path, figures(found), alt)
+        plot_files.save_frontier(path, frontier_figures(found), alt)
     return [*pictures, *(folder / f"{NAME}{ending}" for ending in texts)]

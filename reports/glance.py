@@ -7,26 +7,27 @@ from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.reports import changes, signals, words
 from auditor.reports.blocks import Block, Bullets, Forest, Paragraph
-from auditor.reports.topics import BEFORE, DECIDE, Topic, span
-from auditor.reports.verdict import fewest_attacked
+from auditor.reports.topics import BEFORE, DECIDE, Topic, forest_span
+from auditor.reports.verdict import fewest_members_attacked
 
 
-def _since(since: Comparison) -> list[Block]:
+def _changes_since_blocks(since: Comparison) -> list[Block]:
     """Every row's change, paired by secret, and its interval on one scale. The last run is this one."""
-    deltas = [line.cells[-1].delta for line in changes.worst_first(since)]
-    spans = tuple(span(delta) if delta else None for delta in deltas)
+    deltas = [line.cells[-1].delta for line in changes.rows_leaking_more_first(since)]
+    spans = tuple(forest_span(delta) if delta else None for delta in deltas)
     reach = max((abs(end) for span in spans if span for end in (span.low, span.high)), default=0.0) or 1.0
     note = Paragraph(
         "Left of the line in the middle less leaks than before, right of it more; a bar that crosses it shows neither."
     )
-    return [Paragraph(changes.headline(since)), Forest(changes.table(since), spans, -reach, reach), note]
+    return [Paragraph(changes.headline(since)), Forest(changes.paired_change_table(since), spans, -reach, reach), note]
 
 
-def _limits(result: AuditResult) -> list[Block]:
-    n, claims = fewest_attacked(result), [target.claim for target in result.targets if target.claim]
+def _limitations_blocks(result: AuditResult) -> list[Block]:
+    n, claims = fewest_members_attacked(result), [target.claim for target in result.targets if target.claim]
     unseen = (
         f"Zero hits is not zero leakage. Where {counted(n, 'member was', 'members were')} attacked, the fewest of any "
-        f"target here, none extracted still leaves up to {words.percent(words.zero_hits_bound(n))}% possible (upper "
+        f"target here, none extracted still leaves up to "
+        f"{words.format_percent(words.zero_hits_bound(n))}% possible (upper "
         "end of the 95% interval)."
     )
     limits = [
@@ -56,7 +57,7 @@ def _limits(result: AuditResult) -> list[Block]:
 
 
 TOPICS = (
-    Topic("glance", "Signal by signal", lambda m: signals.blocks(m.result), DECIDE, 2, turn=2),
-    Topic("since", BEFORE, lambda m: _since(m.since) if m.since else (), DECIDE, 3),
-    Topic("limits", "What a good result does not mean", lambda m: _limits(m.result), DECIDE, 4, turn=11),
+    Topic("glance", "Signal by signal", lambda m: signals.signals_section_blocks(m.result), DECIDE, 2, turn=2),
+    Topic("since", BEFORE, lambda m: _changes_since_blocks(m.since) if m.since else (), DECIDE, 3),
+    Topic("limits", "What a good result does not mean", lambda m: _limitations_blocks(m.result), DECIDE, 4, turn=11),
 )

@@ -37,7 +37,7 @@ from auditor.reports.blocks import (
     Series,
     Table,
 )
-from auditor.statistics.metrics import SHARES, floor_of
+from auditor.statistics.metrics import SHARES, nonmember_metric_name
 
 _ALONG: dict[By, str] = {"date": "Runs by date", "commit": "Runs by commit", "checkpoint": "Runs by checkpoint"}
 _READING = (
@@ -65,7 +65,7 @@ class _Shown:
 
     @property
     def name(self) -> str:
-        return inert.clean(self.entry.folder.name) or self.result.name
+        return inert.to_printable_line(self.entry.folder.name) or self.result.name
 
     @property
     def date(self) -> str:
@@ -74,32 +74,45 @@ class _Shown:
     def since(self, row: CellKey, metric: str) -> str:
         """What became of a number since the run before, or why nobody can tell."""
         for line in self.change.lines if self.change else ():
-            if (CellKey(*map(inert.clean, line.row)), inert.clean(line.metric)) == (row, metric):
+            if (CellKey(*map(inert.to_printable_line, line.row)), inert.to_printable_line(line.metric)) == (
+                row,
+                metric,
+            ):
                 cell = line.cells[-1]
                 why = cell.why or (line.cells[0].why if line.cells[0].measured is None else "")
-                return words.with_bounds(cell.delta) if cell.delta else inert.clean(why) or words.NOTHING
+                return (
+                    words.value_with_interval(cell.delta)
+                    if cell.delta
+                    else inert.to_printable_line(why) or words.NOTHING
+                )
         return words.NOTHING
 
 
-def page(history: History, beside: Path) -> str:
+def render_history_page(history: History, beside: Path) -> str:
     """One page that loads nothing. beside: the folder that it will lie in, which its links begin at."""
-    return html.page(_document([_shown_runs_of_line(history.by, line, beside) for line in history.lines], history))
+    return html.render_html_document(
+        _build_timeline_document([_shown_runs_of_line(history.by, line, beside) for line in history.lines], history)
+    )
 
 
 def _shown_runs_of_line(by: By, line: ComparableRuns, beside: Path) -> list[_Shown]:
-    told = zip(line.entries, line.changes, _labels(by, line.entries), strict=True)
+    told = zip(line.entries, line.changes, _plot_axis_labels(by, line.entries), strict=True)
     return [
         _Shown(
-            entry, change, words.clean_result(entry.run.result), inert.clean(label), _report_link(entry.folder, beside)
+            entry,
+            change,
+            words.clean_result(entry.run.result),
+            inert.to_printable_line(label),
+            _report_link(entry.folder, beside),
         )
         for entry, change, label in told
     ]
 
 
-def _labels(by: By, entries: Sequence[Entry]) -> list[str]:
+def _plot_axis_labels(by: By, entries: Sequence[Entry]) -> list[str]:
     """As short as they can be under a plot: days where no two are of one day, times where all are."""
     if by != "date":
-        return [_short(entry.label) if by == "commit" else entry.label for entry in entries]
+        return [_abbreviated_commit(entry.label) if by == "commit" else entry.label for entry in entries]
     days = {entry.at.date() for entry in entries}
     form = "%Y-%m-%d" if len(days) == len(entries) else "%H:%M" if len(days) == 1 else "%m-%d %H:%M"
     return [f"{entry.at:{form}}" for entry in entries]
@@ -111,24 +124,24 @@ def _report_link(folder: Path, beside: Path) -> str:
     return quote(Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix()) if report.is_file() else ""
 
 
-def _short(commit: str) -> str:
+def _abbreviated_commit(commit: str) -> str:
     """The commit's first nine digits, and `-dirty` where the tree had uncommitted changes."""
     return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
-def _document(lines: Sequence[Sequence[_Shown]], history: History) -> Document:
+def _build_timeline_document(lines: Sequence[Sequence[_Shown]], history: History) -> Document:
     first, last = lines[0], lines[0][-1]
     sections = [
         Section("course", "Leakage", tuple(_leakage_course_blocks(history.by, first, 0))),
-        Section("runs", "Runs", (_runs(first, "runs-table"),)),
-        *_gates(lines),
+        Section("runs", "Runs", (_runs_table(first, "runs-table"),)),
+        *_gate_rulings_section(lines),
     ]
     for i, (line, runs) in enumerate(zip(history.lines[1:], lines[1:], strict=True), 1):
         course = _leakage_course_blocks(history.by, runs, i) if len(runs) > 1 else ()
-        blocks = (Paragraph(f"{inert.clean(line.why)}."), *course, _runs(runs, f"apart-{i}-runs"))
+        blocks = (Paragraph(f"{inert.to_printable_line(line.why)}."), *course, _runs_table(runs, f"apart-{i}-runs"))
         sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{_and_more_runs_label(runs)}", blocks))
     if history.left_out:
-        said = tuple(inert.clean(f"{name}: {why}") for name, why in history.left_out)
+        said = tuple(inert.to_printable_line(f"{name}: {why}") for name, why in history.left_out)
         sections.append(Section("left-out", "Left out", (Bullets(said),)))
     sections.append(Section("reading", "How to read this", (Bullets(_READING),)))
     answers = (
@@ -138,7 +151,7 @@ def _document(lines: Sequence[Sequence[_Shown]], history: History) -> Document:
     )
     return Document(
         title=_audited_model_title(last.result),
-        facts=_facts(lines, history),
+        facts=_timeline_header_facts(lines, history),
         headline=verdict.headline(last.result),
         verdict=" ".join(text for _, text in answers),
         sections=tuple(sections),
@@ -153,7 +166,7 @@ def _and_more_runs_label(runs: Sequence[_Shown]) -> str:
     return f" and {len(runs) - 1} more" if len(runs) > 1 else ""
 
 
-def _facts(lines: Sequence[Sequence[_Shown]], history: History) -> Facts:
+def _timeline_header_facts(lines: Sequence[Sequence[_Shown]], history: History) -> Facts:
     first, apart = lines[0], sum(map(len, lines[1:]))
     record, dates = first[-1].result.benchmark, sorted(run.entry.at for run in first)
     runs = f"{len(first)} in one line{f', {apart} apart' if apart else ''}"
@@ -182,7 +195,7 @@ def _leakage_course_blocks(by: By, runs: Sequence[_Shown], line: int) -> Iterato
     """A figure each number and setting that rows are about, the stronger attacker's first; in it a line a row."""
     kinds: dict[tuple[str, str], dict[CellKey, list[_Seen]]] = {}
     for i, run in enumerate(runs):
-        for finding in words.rows(run.result):
+        for finding in words.findings_undefended_first(run.result):
             main = finding.main
             if main is not None and not any(math.isnan(v) for v in (main.value, main.low, main.high)):
                 rows = kinds.setdefault((finding.setting, main.name), {})
@@ -206,9 +219,14 @@ class _Seen:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        floor = self.finding.measurement(floor_of(self.main.name))
+        floor = self.finding.measurement(nonmember_metric_name(self.main.name))
         since = self.run.since(self.finding.key, self.main.name)
-        number = (words.counted(self.main), words.bounds(self.main), f"{self.main.n:,}", words.with_bounds(floor))
+        number = (
+            words.format_share_without_interval(self.main),
+            words.format_interval(self.main),
+            f"{self.main.n:,}",
+            words.value_with_interval(floor),
+        )
         return (f"{self.run.label} · {self.run.name}", *number, since)
 
 
@@ -235,7 +253,7 @@ def _leakage_course_figure(
 # --- runs and gates ---------------------------------------------------------------------------------------------------
 
 
-def _runs(runs: Sequence[_Shown], id: str) -> Table:
+def _runs_table(runs: Sequence[_Shown], id: str) -> Table:
     """A row a run, the last first; a column each target that was asked for."""
     shown = tuple(reversed(runs))
     targets = {t.name: t.title for run in runs for t in run.result.targets if not t.companion}
@@ -244,9 +262,9 @@ def _runs(runs: Sequence[_Shown], id: str) -> Table:
         (
             run.name,
             run.date,
-            *(_most(run.result, target) for target in targets),
-            words.perplexity(run.result, UNDEFENDED),
-            changes.brief(run.change) if run.change else words.NOTHING,
+            *(_strongest_leak_phrase(run.result, target) for target in targets),
+            words.target_perplexity_text(run.result, UNDEFENDED),
+            changes.change_counts_phrase(run.change) if run.change else words.NOTHING,
             ", ".join(kept.decision.verdict for kept in run.entry.gates) or words.NOTHING,
             _model_identity_label(run.result),
         )
@@ -257,17 +275,20 @@ def _runs(runs: Sequence[_Shown], id: str) -> Table:
     return Table(id, caption, head, (Group("", rows),), numeric, links=tuple(run.link for run in shown))
 
 
-def _most(result: AuditResult, target: str) -> str:
+def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
     """What is shown of a target, the strongest signal first; else the first that was measured, and that it is not."""
     seen = assess_signals(result)
     shown, tested = seen.shown(target), seen.tested(target)
     if not tested:
         return words.NOTHING
-    told = [signals.describe_number(signals.strongest(group)) for group in signals.by_kind(shown or tested[:1])]
+    told = [
+        signals.describe_number(signals.strongest_signal(group)) for group in signals.group_by_kind(shown or tested[:1])
+    ]
     return (
         "; ".join(told)
         if shown
-        else f"{told[0]}, {signals.reassurance(seen, target) if seen.reassures(target) else 'inconclusive'}"
+        else f"{told[0]}, "
+        f"{signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else 'inconclusive'}"
     )
 
 
@@ -277,11 +298,11 @@ def _model_identity_label(result: AuditResult) -> str:
     own = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
     parts = [own if plan.get("model") is None else _last_path_part(str(plan["model"]))]
     parts += [f"revision {plan['revision']}"] if plan.get("revision") else []
-    parts += [f"weights {_digest(result.weights)}"] if result.weights else []
-    return " · ".join(parts + ([f"commit {_short(commit)}"] if commit else []))
+    parts += [f"weights {_weights_digest(result.weights)}"] if result.weights else []
+    return " · ".join(parts + ([f"commit {_abbreviated_commit(commit)}"] if commit else []))
 
 
-def _digest(weights: Mapping[str, str]) -> str:
+def _weights_digest(weights: Mapping[str, str]) -> str:
     """Of all weights together: the same where every file is."""
     return hashlib.sha256(json.dumps(sorted(weights.items())).encode()).hexdigest()[:8]
 
@@ -292,7 +313,7 @@ def _gate_decisions_label(run: _Shown) -> str:
         f"{kept.decision.verdict}: {_decided_rules_label(kept.decision)}{_gate_baseline_label(kept)}"
         for kept in run.entry.gates
     ]
-    return inert.clean("; ".join(said)) or "none was asked"
+    return inert.to_printable_line("; ".join(said)) or "none was asked"
 
 
 def _decided_rules_label(decided: Decision) -> str:
@@ -303,12 +324,14 @@ def _gate_baseline_label(kept: KeptDecision) -> str:
     return f" (baseline {_last_path_part(kept.decision.baseline)})" if kept.decision.baseline else ""
 
 
-def _gates(lines: Sequence[Sequence[_Shown]]) -> list[Section]:
+def _gate_rulings_section(lines: Sequence[Sequence[_Shown]]) -> list[Section]:
     """How many gates held, and every ruling of each, the last run's first; what did not hold before what did."""
     groups = tuple(
         Group(
-            inert.clean(f"{run.name}: {kept.decision.headline}{_gate_baseline_label(kept)}, decided {kept.decided}"),
-            decision.rows(kept.decision),
+            inert.to_printable_line(
+                f"{run.name}: {kept.decision.headline}{_gate_baseline_label(kept)}, decided {kept.decided}"
+            ),
+            decision.ruling_table_rows(kept.decision),
         )
         for runs in lines
         for run in reversed(runs)

@@ -19,10 +19,10 @@ from auditor.records.details import Details
 from auditor.records.texts import SecretText
 from auditor.reports import contents, inert
 from auditor.reports.blocks import Document, Figure, Secrets
-from auditor.reports.plots import svg
+from auditor.reports.plots import render_plot_svg
 
 
-def render(
+def render_html_report(
     result: AuditResult,
     details: Details | None = None,
     since: Comparison | None = None,
@@ -33,24 +33,26 @@ def render(
     details: what the run kept secret by secret. since: another run and this one, to tell what changed. texts: the
     private text to show, by secret; none by default.
     """
-    titles = {inert.clean(target.name): inert.clean(target.title) for target in result.targets}
-    return page(contents.page_document(result, details, since, texts), titles)
+    titles = {inert.to_printable_line(target.name): inert.to_printable_line(target.title) for target in result.targets}
+    return render_html_document(contents.page_document(result, details, since, texts), titles)
 
 
-def page(doc: Document, titles: Mapping[str, str] | None = None) -> str:
+def render_html_document(doc: Document, titles: Mapping[str, str] | None = None) -> str:
     """A document as one page. titles: of the targets, for its plots."""
     shown = dict(titles or {})
 
     def plot(figure: Figure) -> Markup:
-        return Markup(svg(figure, shown))  # matplotlib escapes the text it writes
+        return Markup(render_plot_svg(figure, shown))  # matplotlib escapes the text it writes
 
     blocks = [block for section in doc.sections for block in section.blocks]
     script = _secret_list_script() if any(isinstance(block, Secrets) for block in blocks) else ""
-    template = _environment().get_template("report.html")
-    return template.render(doc=doc, plot=plot, data=_data, script=Markup(script), script_hash=_hash(script))
+    template = _template_environment().get_template("report.html")
+    return template.render(
+        doc=doc, plot=plot, data=_script_safe_json, script=Markup(script), script_hash=_script_csp_hash(script)
+    )
 
 
-def _data(values: Mapping[str, Any]) -> Markup:
+def _script_safe_json(values: Mapping[str, Any]) -> Markup:
     """JSON that no parser of HTML can take for markup: a script element ends at the first `</script` in it."""
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
@@ -63,24 +65,24 @@ def _secret_list_script() -> str:
     return resources.files("auditor.reports").joinpath("templates", "secrets.js").read_text(encoding="utf-8")
 
 
-def _hash(script: str) -> str:
+def _script_csp_hash(script: str) -> str:
     """What a content security policy names a script by: no other one runs, whatever a text may have smuggled in."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @cache
-def _environment() -> Environment:
+def _template_environment() -> Environment:
     loader = PackageLoader("auditor.reports", "templates")
     return Environment(
         loader=loader,
         autoescape=True,
-        finalize=_printable,
+        finalize=_finalize_template_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
 
 
-def _printable(value: object) -> object:
+def _finalize_template_value(value: object) -> object:
     """What every expression of a template goes through, so that none can be forgotten; escaping comes after it."""
-    return inert.printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return inert.strip_unprintable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,7 +1,9 @@
 """Text of data, models, plug-ins and users as text, whatever it holds: one function a medium. Knows no report.
 
-Names, notes and paths become one bounded printable line (`clean`); private text that was asked for keeps every
-character in sight (`visible`). What each medium would run, link, hide or reorder is then taken out of its way.
+Names, notes and paths become one bounded printable line (`to_printable_line`); private text that was asked for keeps
+every
+character in sight (`show_invisible_characters`). What each medium would run, link, hide or reorder is then taken out
+of its way.
 """
 
 from __future__ import annotations
@@ -64,13 +66,13 @@ _LATEX = {
 # --- plain text -----------------------------------------------------------------------------------------------------
 
 
-def clean(text: str) -> str:
+def to_printable_line(text: str) -> str:
     """One printable line of at most LONGEST characters: nothing that repaints a terminal or reorders a report."""
     text = _SURROGATE.sub("\ufffd", _ESCAPE_SEQUENCE.sub("", text))
     return _cut_to_longest(" ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split()))
 
 
-def visible(text: str) -> str:
+def show_invisible_characters(text: str) -> str:
     """Private text on one line, every character in sight: a line end as `↵`, others that are not seen as `‹U+202E›`."""
     return _cut_to_longest(_UNSEEN.sub(_visible_character, text))
 
@@ -89,34 +91,34 @@ def _cut_to_longest(text: str) -> str:
 # --- a function a medium --------------------------------------------------------------------------------------------
 
 
-def terminal(text: str) -> Text:
+def escape_for_terminal(text: str) -> Text:
     """For rich: never parsed as markup."""
     from rich.text import Text
 
-    return Text(clean(text))
+    return Text(to_printable_line(text))
 
 
-def html(text: str) -> str:
+def escape_for_html(text: str) -> str:
     """For the inside of an element or of a quoted attribute. Line ends and runs of spaces stay."""
-    return escape(printable(text))
+    return escape(strip_unprintable(text))
 
 
-def printable(text: str) -> str:
+def strip_unprintable(text: str) -> str:
     """The text without what a page may not hold, not escaped; line ends stay: what a template's strings go through."""
     return _UNPRINTABLE_IN_LINES.sub(" ", _INVISIBLE.sub("", _SURROGATE.sub("\ufffd", text)))
 
 
-def markdown(text: str) -> str:
+def escape_for_markdown(text: str) -> str:
     """Shown as it stands by GitHub: no HTML, links, mentions, emphasis, table cells or mathematics."""
-    text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = to_printable_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = _MARKDOWN_LINE_START.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", text))
     return _MARKDOWN_LINK.sub(_SPLIT, text)
 
 
-def cell(value: object) -> object:
+def escape_csv_cell(value: object) -> object:
     """For a cell of CSV: text that a spreadsheet would run gets an apostrophe in front, None is empty."""
     if isinstance(value, str):
-        return _FORMULA.sub(r"\1'", clean(value))
+        return _FORMULA.sub(r"\1'", to_printable_line(value))
     return "" if value is None else value
 
 
@@ -124,11 +126,11 @@ def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """RFC 4180 with "\\n" line ends, every cell inert."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(map(cell, head))
-    writer.writerows(map(cell, row) for row in rows)
+    writer.writerow(map(escape_csv_cell, head))
+    writer.writerows(map(escape_csv_cell, row) for row in rows)
     return buffer.getvalue()
 
 
-def latex(text: str) -> str:
+def escape_for_latex(text: str) -> str:
     """For the text of a LaTeX document."""
-    return "".join(_LATEX.get(character, character) for character in clean(text))
+    return "".join(_LATEX.get(character, character) for character in to_printable_line(text))

@@ -14,8 +14,8 @@ from auditor.records.outcomes import PerSecret
 from auditor.records.texts import SecretText
 from auditor.reports import figures, inert, personal, secrets, words
 from auditor.reports.blocks import Block, Figure, Figures, Forest, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import MEND, Topic, span, titled
-from auditor.reports.verdict import strongest
+from auditor.reports.topics import MEND, Topic, forest_span, titled_row
+from auditor.reports.verdict import strongest_attack_row
 
 _DOCUMENTS = 20  # that the table of documents names, a row
 _POSITIONS = 400  # of a suffix that the figure of token positions shows
@@ -24,7 +24,9 @@ _REVEALED_AT_MOST = 1_000_000  # characters: a page that a browser still likes
 
 def _strongest_rows(result: AuditResult, details: Details) -> list[tuple[Finding, PerSecret]]:
     """The row that did best against each target, where its outcomes are kept."""
-    found = ((best, details.rows.get(best.key)) for t in result.targets if (best := strongest(result, t.name)))
+    found = (
+        (best, details.rows.get(best.key)) for t in result.targets if (best := strongest_attack_row(result, t.name))
+    )
     return [(finding, seen) for finding, seen in found if seen is not None]
 
 
@@ -38,7 +40,7 @@ def _where_it_leaks_blocks(result: AuditResult, details: Details) -> list[Block]
     return [*shown, *_recall_by_group_blocks(result, details, rows), *_worst_document_blocks(result, details, rows)]
 
 
-def _all_figures(result: AuditResult) -> list[Block]:
+def _all_figure_blocks(result: AuditResult) -> list[Block]:
     """Where the page shows some with the evidence."""
     drawn = figures.all_figures(result)
     return [Figures(tuple(drawn))] if drawn else []
@@ -46,22 +48,27 @@ def _all_figures(result: AuditResult) -> list[Block]:
 
 def _personal_data_blocks(result: AuditResult) -> list[Block]:
     """What the attacks with the highest recall extract of it."""
-    best = (strongest(result, target.name, setting) for target in result.targets for setting in words.SETTINGS)
-    return personal.blocks(result, [finding for finding in best if finding])
+    best = (
+        strongest_attack_row(result, target.name, setting) for target in result.targets for setting in words.SETTINGS
+    )
+    return personal.extracted_by_kind_blocks(result, [finding for finding in best if finding])
 
 
 def _recall_by_group_blocks(
     result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]
 ) -> list[Block]:
-    measured = [(finding, detailed.by_group(details, seen)) for finding, seen in rows]
+    measured = [(finding, detailed.recall_by_group(details, seen)) for finding, seen in rows]
     shown = [(finding, groups) for finding, groups in measured if groups]
     if not shown:
         return []
     tables = tuple(
-        Group(titled(result, f), tuple((inert.clean(name), words.share(m)) for name, m in groups.items()))
+        Group(
+            titled_row(result, f),
+            tuple((inert.to_printable_line(name), words.format_share_with_interval(m)) for name, m in groups.items()),
+        )
         for f, groups in shown
     )
-    spans = tuple(span(m) for _, groups in shown for m in groups.values())
+    spans = tuple(forest_span(m) for _, groups in shown for m in groups.values())
     column = result.plan.get("group_column")
     caption = f"Recall by {column}" if isinstance(column, str) else "Recall by kind of record"
     return [Forest(Table("groups-table", caption, ("Group", "Extracted"), tables, frozenset({1})), spans)]
@@ -71,10 +78,10 @@ def _worst_document_blocks(
     result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]
 ) -> list[Block]:
     """Records that several secrets are parts of, the worst of each row."""
-    measured = [(finding, detailed.by_document(details, seen)) for finding, seen in rows]
+    measured = [(finding, detailed.extraction_by_document(details, seen)) for finding, seen in rows]
     groups = tuple(
         Group(
-            titled(result, f),
+            titled_row(result, f),
             tuple((name, f"{block:,}", f"{out:,} of {of:,}") for name, (block, out, of) in found.items() if block)[
                 :_DOCUMENTS
             ],
@@ -92,7 +99,7 @@ def _worst_document_blocks(
 def _recall_by_length_figures(
     result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]
 ) -> list[Figure]:
-    measured = [(finding, detailed.by_length(details, seen)) for finding, seen in rows]
+    measured = [(finding, detailed.prefix_accuracy_by_length(details, seen)) for finding, seen in rows]
     shown = [(finding, lengths) for finding, lengths in measured if lengths]
     if not shown:
         return []
@@ -104,7 +111,12 @@ def _recall_by_length_figures(
         for f, lengths in shown
     )
     groups = tuple(
-        Group(titled(result, f), tuple((f"{L:,}", words.counted(m), words.bounds(m)) for L, m in lengths.items()))
+        Group(
+            titled_row(result, f),
+            tuple(
+                (f"{L:,}", words.format_share_without_interval(m), words.format_interval(m)) for L, m in lengths.items()
+            ),
+        )
         for f, lengths in shown
     )
     title = "Recall of the first tokens of a suffix"
@@ -127,7 +139,8 @@ def _probability_by_place_figures(result: AuditResult, details: Details) -> list
         return []
     series = tuple(Series(t.title, tuple(PlotPoint(i, p) for i, p in enumerate(means, 1))) for t, means in shown)
     groups = tuple(
-        Group(t.title, tuple((f"{i:,}", f"{words.percent(p)}%") for i, p in enumerate(means, 1))) for t, means in shown
+        Group(t.title, tuple((f"{i:,}", f"{words.format_percent(p)}%") for i, p in enumerate(means, 1)))
+        for t, means in shown
     )
     title = "Probability of the true token, by its place in the suffix"
     text = "Mean over the members, each token given all that stands before it: where a continuation gives itself away."
@@ -142,8 +155,8 @@ def _mean_probability_by_place(suffixes: Iterable[Sequence[float]]) -> list[floa
     return [float(np.mean([row[i] for row in rows if len(row) > i])) for i in range(longest)]
 
 
-def _secrets(result: AuditResult, details: Details, texts: Mapping[str, SecretText]) -> list[Block]:
-    block = secrets.block(result, details, texts)
+def _per_secret_blocks(result: AuditResult, details: Details, texts: Mapping[str, SecretText]) -> list[Block]:
+    block = secrets.secret_list_block(result, details, texts)
     counts = _extraction_count_blocks(result, details)
     return [*counts, *([block] if block else [])]
 
@@ -151,7 +164,7 @@ def _secrets(result: AuditResult, details: Details, texts: Mapping[str, SecretTe
 def _extraction_count_blocks(result: AuditResult, details: Details) -> list[Block]:
     """What each row extracted of the members: what the list below adds up to."""
     rows = []
-    for finding in words.rows(result):
+    for finding in words.findings_undefended_first(result):
         seen = details.rows.get(finding.key)
         if seen is None or seen.outcome is None:
             continue
@@ -169,15 +182,15 @@ def _extraction_count_blocks(result: AuditResult, details: Details) -> list[Bloc
 def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
     """The secrets that most rows gave away come first, and stay where there are too many to show."""
     titles = {str(f.key): f"{words.row_title(result, f)}: {f.attack}" for f in result.findings}
-    best = strongest(result, UNDEFENDED)
+    best = strongest_attack_row(result, UNDEFENDED)
     row = str(best.key) if best else ""
     rows, left = [], _REVEALED_AT_MOST
     for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):
         given = ", ".join(titles.get(name, name) for name in text.verbatim) or words.NOTHING
         shown = (
             text.alias,
-            *map(inert.visible, (text.prefix, text.suffix, text.guesses.get(row, ""))),
-            inert.clean(given),
+            *map(inert.show_invisible_characters, (text.prefix, text.suffix, text.guesses.get(row, ""))),
+            inert.to_printable_line(given),
         )
         left -= sum(map(len, shown))
         if left < 0:
@@ -205,10 +218,10 @@ TOPICS = (
         MEND,
         1,
         6,
-        lambda m: _all_figures(m.result),
+        lambda m: _all_figure_blocks(m.result),
     ),
     Topic("personal", "Personal data", lambda m: _personal_data_blocks(m.result), MEND, 2, turn=17),
-    Topic("secrets", "Secret by secret", lambda m: _secrets(m.result, m.details, m.texts or {}), MEND, 3),
+    Topic("secrets", "Secret by secret", lambda m: _per_secret_blocks(m.result, m.details, m.texts or {}), MEND, 3),
     Topic(
         "private",
         "Private text",

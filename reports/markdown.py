@@ -36,7 +36,7 @@ from auditor.reports.blocks import (
     TargetSummary,
 )
 from auditor.reports.contents import markdown_document
-from auditor.reports.inert import markdown as escape
+from auditor.reports.inert import escape_for_markdown as escape
 
 MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
 _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS, _MOST_POINTS = 6_000, 500, 160, 300, 3, 12
@@ -44,7 +44,7 @@ _MOST_HEADLINE, _MOST_STANDINGS = 1_500, 8
 _AT_ONCE = ("advice", "glance", "results")  # sections that are not folded
 
 
-def render(
+def render_markdown_report(
     result: AuditResult,
     since: Comparison | None = None,
     texts: Mapping[str, SecretText] | None = None,
@@ -61,24 +61,28 @@ def render(
     rest = [section for section in doc.sections if section.id not in _AT_ONCE]
     parts = [f"## {escape(words.shorten(doc.title, _MOST_TEXT))}", f"**{escape(doc.warning)}**" if doc.warning else ""]
     parts += [f"**{escape(words.shorten(' '.join(doc.doubts), _MOST_HEADLINE))}**"] if doc.doubts else []
-    parts += ["\n".join(map(_standing, doc.standings[:_MOST_STANDINGS]))]
+    parts += ["\n".join(map(_target_severity_line, doc.standings[:_MOST_STANDINGS]))]
     left = len(doc.standings) - _MOST_STANDINGS
     parts += [f"… and {counted(left, 'more target')}, in report.html."] if left > 0 else []
     parts += [escape(doc.rule)]
     for section in shown:
         parts += [f"### {escape(section.title)}", *_unfolded_section_parts(section)]
     parts += [escape(words.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT))]
-    parts += [_bullets(words.shorten(said, _MOST_CLAIM) for said in _violations(result)[:_MOST_CLAIMS])]
-    parts += [_bullets(words.shorten(claim, _MOST_CLAIM) for claim in _claims(result)[:_MOST_CLAIMS])]
+    parts += [_bullets(words.shorten(said, _MOST_CLAIM) for said in _claim_violation_lines(result)[:_MOST_CLAIMS])]
+    parts += [_bullets(words.shorten(claim, _MOST_CLAIM) for claim in _epsilon_claim_lines(result)[:_MOST_CLAIMS])]
     if since is not None:
-        before = words.shorten(inert.clean(since.runs[0]), _MOST_CELL)
-        parts += [f"### Since {escape(before)}", escape(changes.headline(since)), cut(changes.table(since))]
+        before = words.shorten(inert.to_printable_line(since.runs[0]), _MOST_CELL)
+        parts += [
+            f"### Since {escape(before)}",
+            escape(changes.headline(since)),
+            truncated_table_markdown(changes.paired_change_table(since)),
+        ]
     notes = tuple(block for section in shown for block in section.blocks if isinstance(block, Paragraph))
     folded = [Section("verdict", "The verdict in full", (Paragraph(doc.verdict),)), *rest]
     return _fitted_document_text(parts, [*folded, Section("reading", "How to read this", notes)])
 
 
-def _standing(standing: TargetSummary) -> str:
+def _target_severity_line(standing: TargetSummary) -> str:
     why, said = words.shorten(standing.why, _MOST_CLAIM), words.shorten(standing.said, _MOST_TEXT)
     opening = f"{escape(words.shorten(standing.name, _MOST_CELL))}: **{standing.word}**"
     return f"- {opening}: {escape(why)}. {escape(said)}".rstrip()
@@ -90,7 +94,7 @@ def _unfolded_section_parts(section: Section) -> list[str]:
     for block in section.blocks:
         match block:
             case Forest() | Table():
-                parts.append(cut(block.table if isinstance(block, Forest) else block))
+                parts.append(truncated_table_markdown(block.table if isinstance(block, Forest) else block))
             case Bullets():
                 left = len(block.items) - _MOST_POINTS
                 parts.append(_bullets(words.shorten(item, _MOST_CLAIM) for item in block.items[:_MOST_POINTS]))
@@ -117,18 +121,22 @@ def _fitted_document_text(parts: list[str], folded: Iterable[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _violations(result: AuditResult) -> list[str]:
+def _claim_violation_lines(result: AuditResult) -> list[str]:
     """What a probe saw of a broken claim: nobody should have to unfold it."""
-    broken = [(finding, violation) for finding in words.rows(result) for violation in words.violations(finding)]
+    broken = [
+        (finding, violation)
+        for finding in words.findings_undefended_first(result)
+        for violation in words.violation_warnings(finding)
+    ]
     return [f"{words.row_title(result, finding)}, {finding.attack}: {violation}" for finding, violation in broken]
 
 
-def _claims(result: AuditResult) -> list[str]:
+def _epsilon_claim_lines(result: AuditResult) -> list[str]:
     held = [(target.title, target.claim) for target in result.targets if target.claim]
     return [f"{title} claims {words.epsilon_line(claim)}; {claim.status}" for title, claim in held]
 
 
-def cut(table: Table) -> str:
+def truncated_table_markdown(table: Table) -> str:
     """The table with long cells shortened, and as many of its rows as there is room for."""
     groups, room, left = list[Group](), _MOST_TABLE, 0
     for group in table.groups:
@@ -141,13 +149,13 @@ def cut(table: Table) -> str:
         left += len(group.rows) - len(kept)
         groups += [replace(group, title=title, rows=tuple(kept))] if kept else []
     more = f"\n\n… and {counted(left, 'more row')}." if left else ""
-    return rows(replace(table, groups=tuple(groups))) + more
+    return table_rows_markdown(replace(table, groups=tuple(groups))) + more
 
 
-def page(doc: Document) -> str:
+def render_markdown_document(doc: Document) -> str:
     """A document as GitHub-flavoured Markdown."""
     warning = f"**{escape(doc.warning)}**" if doc.warning else ""
-    parts = [f"# {escape(doc.title)}", warning, _facts(doc.facts)]
+    parts = [f"# {escape(doc.title)}", warning, _facts_bullet_list(doc.facts)]
     parts += [f"## {escape(doc.lead)}", f"**{escape(doc.headline)}**", escape(doc.verdict)]
     for section in doc.sections:
         parts += [f"## {escape(section.title)}", *map(_block, section.blocks)]
@@ -161,14 +169,15 @@ def _block(block: Block) -> str:
         case Bullets():
             return _bullets(block.items)
         case FactList():
-            return _body_under_heading(block.title, _facts(block.facts))
+            return _body_under_heading(block.title, _facts_bullet_list(block.facts))
         case Code():
-            return _body_under_heading(block.title, _code(block.text))
+            return _body_under_heading(block.title, _fenced_code_block(block.text))
         case Table():
             return _table(block)
         case Figures():
             return "\n\n".join(
-                _body_under_heading(f.title, f"{escape(f.description)}\n\n{rows(f.table)}") for f in block.figures
+                _body_under_heading(f.title, f"{escape(f.description)}\n\n{table_rows_markdown(f.table)}")
+                for f in block.figures
             )
         case Forest():
             return _table(block.table)
@@ -179,7 +188,7 @@ def _block(block: Block) -> str:
 
 
 def _card(card: Card) -> str:
-    return "\n\n".join(filter(None, (escape(card.text), _facts(card.facts), _bullets(card.notes))))
+    return "\n\n".join(filter(None, (escape(card.text), _facts_bullet_list(card.facts), _bullets(card.notes))))
 
 
 def _body_under_heading(title: str, body: str) -> str:
@@ -190,11 +199,11 @@ def _bullets(items: Iterable[str]) -> str:
     return "\n".join(f"- {escape(item)}" for item in items)
 
 
-def _facts(facts: Facts) -> str:
+def _facts_bullet_list(facts: Facts) -> str:
     return "\n".join(f"- {escape(term)}: {escape(text)}" for term, text in facts)
 
 
-def _code(text: str) -> str:
+def _fenced_code_block(text: str) -> str:
     """Fenced by more backticks than the text holds in a row."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -202,23 +211,23 @@ def _code(text: str) -> str:
 
 
 def _table(table: Table) -> str:
-    return f"{escape(table.caption)}:\n\n{rows(table)}"
+    return f"{escape(table.caption)}:\n\n{table_rows_markdown(table)}"
 
 
-def rows(table: Table) -> str:
+def table_rows_markdown(table: Table) -> str:
     """The table without its caption."""
     rule = ["---:" if column in table.numeric else "---" for column in range(len(table.head))]
-    lines = [_line(map(escape, table.head)), _line(rule)]
+    lines = [_pipe_table_line(map(escape, table.head)), _pipe_table_line(rule)]
     for group in table.groups:
         if group.title:
-            lines.append(_line(_padded([f"**{escape(group.title)}**"], len(rule))))
-        lines += [_line(_padded([escape(cell) for cell in row], len(rule))) for row in group.rows]
+            lines.append(_pipe_table_line(_pad_row_cells([f"**{escape(group.title)}**"], len(rule))))
+        lines += [_pipe_table_line(_pad_row_cells([escape(cell) for cell in row], len(rule))) for row in group.rows]
     return "\n".join(lines)
 
 
-def _padded(cells: Sequence[str], width: int) -> list[str]:
+def _pad_row_cells(cells: Sequence[str], width: int) -> list[str]:
     return [*cells, *[""] * (width - len(cells))]
 
 
-def _line(cells: Iterable[str]) -> str:
+def _pipe_table_line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"

@@ -11,10 +11,10 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.details import Details
 from auditor.reports import words
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import CHECK, Topic, titled
+from auditor.reports.topics import CHECK, Topic, titled_row
 from auditor.statistics import roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
-from auditor.statistics.metrics import CONTROLS, auc_of, partial_auc_of, rate_of, score_of
+from auditor.statistics.metrics import CONTROLS, auc_name, partial_auc_name, score_column, tpr_name
 
 _SHOWN = 60  # steps of a curve in its table
 _NOTE = (
@@ -31,48 +31,53 @@ _NOTE = (
 )
 
 
-def rows(result: AuditResult) -> list[Finding]:
+def membership_probe_rows(result: AuditResult) -> list[Finding]:
     """The rows that a membership probe measured."""
-    return [finding for finding in words.rows(result) if finding.measurement(auc_of(""))]
+    return [finding for finding in words.findings_undefended_first(result) if finding.measurement(auc_name(""))]
 
 
 def _membership_tables(result: AuditResult) -> list[Block]:
-    shown = rows(result)
+    shown = membership_probe_rows(result)
     if not shown:
         return []
     rates = [f"{100 * rate:g}" for rate in FALSE_POSITIVES]
     found = (f"Found at {rate}% false positives" for rate in rates)
     head = ("Score", "AUC", *found, f"Mean up to {100 * BELOW:g}%", f"Counts behind the {rates[0]}%")
-    groups = tuple(Group(titled(result, f), tuple(_score_rows(f))) for f in shown)
+    groups = tuple(Group(titled_row(result, f), tuple(_score_rows(f))) for f in shown)
     table = Table("membership-table", "Members told from non-members, by score", head, groups, frozenset({1, 2, 3, 4}))
     return [table, *_reversed_score_blocks(result, shown), *_auc_by_copies_blocks(result, shown), Paragraph(_NOTE)]
 
 
 def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
     """The rows whose score finds members by what is least likely, as where a defense forbids what it was trained on."""
-    found = [(titled(result, f), m) for f in shown if (m := f.measurement(auc_of(""))) is not None and m.high < 0.5]
+    found = [
+        (titled_row(result, f), m) for f in shown if (m := f.measurement(auc_name(""))) is not None and m.high < 0.5
+    ]
     said = (
-        f"{title}: members score lower than others, so read the other way {words.number(1 - m.value)}"
+        f"{title}: members score lower than others, so read the other way {words.format_number(1 - m.value)}"
         for title, m in found
     )
     return [Paragraph(f"{'; '.join(said)}. A gate reads an AUC either way.")] if found else []
 
 
 def _score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
-    main = finding.measurement(auc_of(""))
+    main = finding.measurement(auc_name(""))
     for name, title in {"": f"main: {main.note if main else ''}", **CONTROLS, **SCORES}.items():
-        auc = finding.measurement(auc_of(name))
+        auc = finding.measurement(auc_name(name))
         if auc is None:
             continue
-        found = [finding.measurement(rate_of(name, rate)) for rate in FALSE_POSITIVES]
-        partial = finding.measurement(partial_auc_of(name))
-        cells = [words.with_bounds(m) if m else _too_few(rate) for m, rate in zip(found, FALSE_POSITIVES, strict=True)]
-        cells.append(words.with_bounds(partial) if partial else words.NOTHING)
-        yield (title, words.with_bounds(auc), *cells, found[0].note if found[0] else words.NOTHING)
+        found = [finding.measurement(tpr_name(name, rate)) for rate in FALSE_POSITIVES]
+        partial = finding.measurement(partial_auc_name(name))
+        cells = [
+            words.value_with_interval(m) if m else _nonmembers_needed_label(rate)
+            for m, rate in zip(found, FALSE_POSITIVES, strict=True)
+        ]
+        cells.append(words.value_with_interval(partial) if partial else words.NOTHING)
+        yield (title, words.value_with_interval(auc), *cells, found[0].note if found[0] else words.NOTHING)
 
 
-def _too_few(rate: float) -> str:
-    return f"needs {roc.needed(rate):,} non-members"
+def _nonmembers_needed_label(rate: float) -> str:
+    return f"needs {roc.nonmembers_for_rate(rate):,} non-members"
 
 
 def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
@@ -81,8 +86,8 @@ def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Blo
         return []
     groups = tuple(
         Group(
-            titled(result, f),
-            tuple((count, *_value_interval_n_cells(m)) for count, m in words.by_repeats(f.by_repeats)),
+            titled_row(result, f),
+            tuple((count, *_value_interval_n_cells(m)) for count, m in words.sort_by_repeats(f.by_repeats)),
         )
         for f in known
     )
@@ -93,14 +98,16 @@ def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Blo
 
 
 def _value_interval_n_cells(m: Measurement) -> tuple[str, str, str]:
-    return words.value(m), words.bounds(m), f"{m.n:,}"
+    return words.format_value(m), words.format_interval(m), f"{m.n:,}"
 
 
 # --- the curves -------------------------------------------------------------------------------------------------------
 
 
 def _roc_curve_blocks(result: AuditResult, details: Details) -> list[Block]:
-    drawn = [(f, name, points) for f in rows(result) for name, points in _roc_curves_of_scores(details, f)]
+    drawn = [
+        (f, name, points) for f in membership_probe_rows(result) for name, points in _roc_curves_of_scores(details, f)
+    ]
     if not drawn:
         return []
     series = tuple(
@@ -108,7 +115,8 @@ def _roc_curve_blocks(result: AuditResult, details: Details) -> list[Block]:
         for f, name, points in drawn
     )
     groups = tuple(
-        Group(f"{titled(result, f)} · {_score_title(f, name)}", tuple(_step_rows(points))) for f, name, points in drawn
+        Group(f"{titled_row(result, f)} · {_score_title(f, name)}", tuple(_roc_step_rows(points)))
+        for f, name, points in drawn
     )
     title = "Members found by non-members mistaken for them"
     text = (
@@ -129,22 +137,22 @@ def _roc_curves_of_scores(details: Details, finding: Finding) -> Iterator[tuple[
         return
     member, none = seen.member, np.empty(0)
     for name in wanted:
-        scores = seen.values.get(score_of(name), none)
+        scores = seen.values.get(score_column(name), none)
         if len(scores) and len(scores) == len(member) and 0 < member.sum() < len(member) and not np.isnan(scores).any():
-            yield name, roc.curve(scores[member], scores[~member])
+            yield name, roc.roc_curve_points(scores[member], scores[~member])
 
 
 def _score_title(finding: Finding, name: str) -> str:
-    main = finding.measurement(auc_of(""))
+    main = finding.measurement(auc_name(""))
     return {**CONTROLS, **SCORES}.get(name) or (main.note if main else "")
 
 
-def _step_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
+def _roc_step_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...]]:
     """The first steps one by one, as few false positives are what counts; then fewer."""
     at = sorted({round(x) for x in np.geomspace(1, len(points), _SHOWN)}) if points else []
     for i in at:
         x, y = points[i - 1]
-        yield f"{words.percent(x)}%", f"{words.percent(y)}%"
+        yield f"{words.format_percent(x)}%", f"{words.format_percent(y)}%"
 
 
 TOPICS = (

@@ -8,20 +8,20 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records.details import Details, by_person
+from auditor.records.details import Details, extracted_records_by_person
 from auditor.reports import words
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
-from auditor.reports.topics import MEND, Topic, span, titled
-from auditor.reports.verdict import strongest
+from auditor.reports.topics import MEND, Topic, forest_span, titled_row
+from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics import people
-from auditor.statistics.intervals import share
+from auditor.statistics.intervals import share_with_interval
 
 _WORST = 10  # people that are named, by their aliases
 _BANDS = ((0.0, "no record"), (0.25, "a quarter at most"), (0.5, "half at most"), (1.0, "more than half"))
 
 
 def _extraction_by_person_blocks(result: AuditResult, details: Details) -> list[Block]:
-    best = [strongest(result, target.name) for target in result.targets]
+    best = [strongest_attack_row(result, target.name) for target in result.targets]
     rows = [f for f in best if f is not None and f.measurement("user_recall") is not None]
     if not rows:
         return _person_inference_blocks(result)
@@ -31,20 +31,20 @@ def _extraction_by_person_blocks(result: AuditResult, details: Details) -> list[
     )
     head = ("Target", "Recall by person", "Baseline", "People with an extracted record")
     names = ("user_recall", "user_recall_nonmembers", "users_extracted")
-    shown = tuple((titled(result, f), *(_number(f, name) for name in names)) for f in rows)
+    shown = tuple((titled_row(result, f), *(_share_cell(f, name) for name in names)) for f in rows)
     table = Table("people-table", "Extraction by person, with 95% intervals", head, (Group("", shown),), frozenset())
     return [said, table, *_spread_over_people_blocks(result, details, rows), *_person_inference_blocks(result)]
 
 
-def _number(finding: Finding, name: str) -> str:
+def _share_cell(finding: Finding, name: str) -> str:
     m = finding.measurement(name)
-    return words.NOTHING if m is None else words.share(m)
+    return words.NOTHING if m is None else words.format_share_with_interval(m)
 
 
 def _person_inference_blocks(result: AuditResult) -> list[Block]:
     found = [
-        f"{titled(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
-        for f in words.rows(result)
+        f"{titled_row(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
+        for f in words.findings_undefended_first(result)
         if (m := f.measurement(people.INFERENCE)) is not None
     ]
     what = "Whether somebody's data is in it, told from records of theirs that were not trained on (0.5: chance)."
@@ -53,14 +53,19 @@ def _person_inference_blocks(result: AuditResult) -> list[Block]:
 
 def _spread_over_people_blocks(result: AuditResult, details: Details, rows: Sequence[Finding]) -> list[Block]:
     """People by how much of theirs was extracted, and who is hit worst."""
-    by_row = [(f, by_person(details, details.rows[f.key])) for f in rows if f.key in details.rows]
+    by_row = [(f, extracted_records_by_person(details, details.rows[f.key])) for f in rows if f.key in details.rows]
     groups, spans, worst = [], [], []
     for finding, found in by_row:
         shares = np.array([out / asked for out, asked in found.values()])
         band = np.searchsorted([most for most, _ in _BANDS], shares)
-        parts = [share(name, band == i) for i, (_, name) in enumerate(_BANDS)]
-        groups.append(Group(titled(result, finding), tuple((m.name.capitalize(), words.share(m)) for m in parts)))
-        spans += [span(m) for m in parts]
+        parts = [share_with_interval(name, band == i) for i, (_, name) in enumerate(_BANDS)]
+        groups.append(
+            Group(
+                titled_row(result, finding),
+                tuple((m.name.capitalize(), words.format_share_with_interval(m)) for m in parts),
+            )
+        )
+        spans += [forest_span(m) for m in parts]
         if finding.target == UNDEFENDED:
             worst = [(one, f"{out:,} of {asked:,}") for one, (out, asked) in found.items() if out][:_WORST]
     if not groups:

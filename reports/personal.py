@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from auditor.core.result import AuditResult, Finding, KindCount, Measurement
 from auditor.reports import words
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
-from auditor.reports.topics import span, titled
+from auditor.reports.topics import forest_span, titled_row
 
 TITLES = {
     "email": "E-mail addresses",
@@ -22,29 +22,33 @@ TITLES = {
 _MARKED_ALONE = ("name", "address")  # of those above: they follow no rule
 
 
-def title(kind: str) -> str:
+def kind_title(kind: str) -> str:
     return TITLES.get(kind, kind.replace("-", " ").capitalize())
 
 
 def kind_in_sentence(kind: str) -> str:
     """Within a sentence."""
-    return title(kind) if kind == "iban" else title(kind)[0].lower() + title(kind)[1:]
+    return kind_title(kind) if kind == "iban" else kind_title(kind)[0].lower() + kind_title(kind)[1:]
 
 
-def blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
+def extracted_by_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
     """A table by kind of each of these rows; none where they hold nothing of the kind."""
     shown = [finding for finding in findings if finding.by_kind]
     if not shown:
-        return _nothing_followed(result)
+        return _no_extractable_data_blocks(result)
     groups = tuple(
         Group(
-            titled(result, f),
-            tuple(_row(kind, m, f.by_kind_nonmembers.get(kind)) for kind, m in _kinds_by_extracted_share(f)),
+            titled_row(result, f),
+            tuple(
+                _extracted_kind_row(kind, m, f.by_kind_nonmembers.get(kind)) for kind, m in _kinds_by_extracted_share(f)
+            ),
         )
         for f in shown
     )
     spans = tuple(
-        span(m, _value(f.by_kind_nonmembers.get(kind))) for f in shown for kind, m in _kinds_by_extracted_share(f)
+        forest_span(m, _value_or_none(f.by_kind_nonmembers.get(kind)))
+        for f in shown
+        for kind, m in _kinds_by_extracted_share(f)
     )
     caption = "Personal data extracted, letter for letter, with 95% intervals"
     table = Table("kinds-table", caption, ("Personal data", "Extracted", "Non-members"), groups, frozenset({1, 2}))
@@ -61,20 +65,20 @@ def _kinds_by_extracted_share(finding: Finding) -> list[tuple[str, Measurement]]
     return sorted(finding.by_kind.items(), key=lambda item: -item[1].value)
 
 
-def _row(kind: str, m: Measurement, floor: Measurement | None) -> tuple[str, ...]:
-    return title(kind), extracted_share(m), words.NOTHING if floor is None else extracted_share(floor)
+def _extracted_kind_row(kind: str, m: Measurement, floor: Measurement | None) -> tuple[str, ...]:
+    return kind_title(kind), extracted_share(m), words.NOTHING if floor is None else extracted_share(floor)
 
 
 def extracted_share(m: Measurement) -> str:
     """`12/80 (15% [8.1–25])`; of secrets with several texts of the kind `15% [8.1–25] of 80`: no count."""
-    return words.share(m) if m.unit == "share" else f"{words.with_bounds(m)} of {m.n:,}"
+    return words.format_share_with_interval(m) if m.unit == "share" else f"{words.value_with_interval(m)} of {m.n:,}"
 
 
-def _value(m: Measurement | None) -> float | None:
+def _value_or_none(m: Measurement | None) -> float | None:
     return None if m is None else m.value
 
 
-def _nothing_followed(result: AuditResult) -> list[Block]:
+def _no_extractable_data_blocks(result: AuditResult) -> list[Block]:
     """Where there is personal data, but none that an attack could have extracted."""
     return [Paragraph(_kind_counts_sentence(result))] if result.benchmark.kinds and result.findings else []
 
@@ -83,10 +87,10 @@ def _kind_counts_sentence(result: AuditResult) -> str:
     kinds = result.benchmark.kinds.items()
     told = "; ".join(f"{kind_in_sentence(kind)} {_kind_count_label(count)}" for kind, count in kinds)
     what = "Counted: texts that lie whole in the suffix of a member and not in its prefix."
-    return f"{what} {told}. {unmarked(result)}".rstrip()
+    return f"{what} {told}. {unmarked_kinds_sentence(result)}".rstrip()
 
 
-def unmarked(result: AuditResult) -> str:
+def unmarked_kinds_sentence(result: AuditResult) -> str:
     """What no rule recognises and the data did not mark; "" where they did."""
     left = [kind_in_sentence(kind) for kind in _MARKED_ALONE if kind not in result.benchmark.kinds]
     return f"{' and '.join(left)} count as personal data only where the data mark them.".capitalize() if left else ""
@@ -102,11 +106,13 @@ def _kind_count_label(count: KindCount) -> str:
     return f"{count.members:,}" + (f" (left out: {', '.join(said)})" if said else "")
 
 
-def line(finding: Finding) -> str:
+def extracted_by_kind_phrase(finding: Finding) -> str:
     """`card numbers 15/80 (19% [11–29]), names 22/94 (23% [15–33])`."""
     return ", ".join(f"{kind_in_sentence(kind)} {extracted_share(m)}" for kind, m in _kinds_by_extracted_share(finding))
 
 
-def counts(finding: Finding) -> str:
+def extracted_counts_phrase(finding: Finding) -> str:
     """`card numbers 15/80, names 22/94`; of secrets with several texts of the kind `15% of 80`."""
-    return ", ".join(f"{kind_in_sentence(kind)} {words.hits_of(m)}" for kind, m in _kinds_by_extracted_share(finding))
+    return ", ".join(
+        f"{kind_in_sentence(kind)} {words.hit_count_text(m)}" for kind, m in _kinds_by_extracted_share(finding)
+    )

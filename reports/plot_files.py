@@ -21,10 +21,10 @@ from auditor.reports.plot_style import (
     MARKERS,
     METADATA,
     STYLE,
-    drawing,
-    lined,
-    mark_100,
-    share_axis,
+    add_grid_and_labels,
+    draw_line_at_100,
+    set_percent_axis,
+    styled_figure,
 )
 
 if TYPE_CHECKING:
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 _TRADEOFF = ("#1f5fa8", "#b4472e", "#3c7a4d")  # lines of a file of its own
 
 
-def save_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
+def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) -> None:
     """(wrong guesses, recall) as .svg or .png, on a logarithmic axis from 0. Raises AuditError for another ending."""
     with _axes_saved_to_file(path) as (_, axes):
         axes.step(*zip(*points, strict=True), where="post", color=LIGHT[COLOURS[0]])
-        mark_100(axes, LIGHT[GRID])
+        draw_line_at_100(axes, LIGHT[GRID])
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xlim(left=0, right=max(1, points[-1][0]))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("Wrong guesses allowed")
         axes.set_title("Recall by wrong guesses allowed")
-        share_axis(axes)
+        set_percent_axis(axes)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class TradeoffLine:
     faint: bool = False
 
 
-def save_tradeoff(path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str) -> None:
+def save_perplexity_tradeoff(
+    path: Path, lines: Sequence[TradeoffLine], axis: str, undefended: float, title: str
+) -> None:
     """Perplexity, logarithmic, against epsilon (nats) or an option, as .svg or .png; undefended: the dotted line."""
     with _axes_saved_to_file(path) as (figure, axes):
         for i, line in enumerate(line for line in lines if line.points):
@@ -69,7 +71,7 @@ def save_tradeoff(path: Path, lines: Sequence[TradeoffLine], axis: str, undefend
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.yaxis.set_minor_formatter("")
-        lined(axes, "ε (nats)" if axis == "ε" else axis, "Perplexity")
+        add_grid_and_labels(axes, "ε (nats)" if axis == "ε" else axis, "Perplexity")
         axes.set_title(title)
         figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
 
@@ -87,15 +89,15 @@ def save_frontier(path: Path, blocks: Sequence[Block], alt: str) -> None:
         figure.set_size_inches(5.2 * columns, 3.6 * lines)
         for i, block in enumerate(blocks):
             axes = figure.add_subplot(lines, columns, i + 1)
-            plot_frontier.frontier(axes, block, paint)
+            plot_frontier.draw_frontier(axes, block, paint)
         figure.tight_layout(h_pad=1.6, w_pad=2.0)
-        handles, labels = plot_frontier.keys_of_frontier(blocks, paint)
+        handles, labels = plot_frontier.frontier_legend_entries(blocks, paint)
         figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=1 + columns)
     if path.suffix.lower() == ".svg":
         opening, svg, body = path.read_text(encoding="utf-8").partition("<svg ")
         attributes, _, rest = body.partition(">")
-        told = f'<title id="alt">{inert.html(alt)}</title>'
-        disk.replace(path, f'{opening}{svg}role="img" aria-labelledby="alt" {attributes}>{told}{rest}')
+        told = f'<title id="alt">{inert.escape_for_html(alt)}</title>'
+        disk.replace_atomically(path, f'{opening}{svg}role="img" aria-labelledby="alt" {attributes}>{told}{rest}')
 
 
 @contextmanager
@@ -105,10 +107,10 @@ def _axes_saved_to_file(path: Path) -> Iterator[tuple[Figure, Axes]]:
         raise AuditError(f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}")
     if not path.parent.is_dir():
         raise AuditError(f"cannot write {str(path)!r}: no such folder as {str(path.parent)!r}")
-    with drawing({name: LIGHT.get(value, value) for name, value in STYLE.items()}) as (figure, axes):
+    with styled_figure({name: LIGHT.get(value, value) for name, value in STYLE.items()}) as (figure, axes):
         yield figure, axes
         ending = path.suffix.lower()
-        with disk.replacing(path) as scratch:  # its owner's only, and whole
+        with disk.atomic_replacement_file(path) as scratch:  # its owner's only, and whole
             figure.savefig(
                 scratch, format=ending[1:], dpi=200, facecolor="white", metadata=METADATA[ending], bbox_inches="tight"
             )

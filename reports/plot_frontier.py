@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from auditor.reports import words
 from auditor.reports.blocks import Figure as Block
-from auditor.reports.plot_style import GRID, INK, distinct, lined, reach, target_style
+from auditor.reports.plot_style import (
+    GRID,
+    INK,
+    add_grid_and_labels,
+    distinct_in_order,
+    error_bar_lengths,
+    target_style,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,9 +28,9 @@ _CORNERS |= {"markerfacecolor": "none", "markeredgewidth": 0.8}
 _RATIOS = (0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
-def frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
+def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> None:
     """A line a defense over its knob, intervals both ways; ringed and joined: the frontier; shaded: as useful."""
-    names = distinct(s.label for s in block.series if s.kind != CORNERS)
+    names = distinct_in_order(s.label for s in block.series if s.kind != CORNERS)
     for i, name in enumerate(names):
         own = [s for s in block.series if s.label == name and s.kind != CORNERS]
         points, style = [p for s in own for p in s.points], target_style(i)
@@ -33,18 +40,20 @@ def frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -> Non
             across = [[max(0.0, p.x - p.left) for p in s.points], [max(0.0, p.right - p.x) for p in s.points]]
             face = colour if s.kind == PROVED else "none"
             xy = [p.x for p in s.points], [p.y for p in s.points]
-            axes.errorbar(*xy, yerr=reach(s.points), xerr=across, fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.7)
+            axes.errorbar(
+                *xy, yerr=error_bar_lengths(s.points), xerr=across, fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.7
+            )
             axes.plot(*xy, linestyle="", marker=style["marker"], color=colour, markerfacecolor=face, markersize=5.5)
     corners = [(p.x, p.y) for s in block.series if s.kind == CORNERS for p in s.points]
     shape = {**_CORNERS, "color": paint(INK)}
     axes.plot(*zip(*_points_between_corners(corners), strict=True), zorder=0.5, **{**shape, "marker": ""})
     axes.plot(*zip(*corners, strict=True), zorder=0.5, **{**shape, "linestyle": ""})
-    _ratio_axis(axes, block)
+    _set_ratio_axis(axes, block)
     axes.axvspan(axes.get_xlim()[0], block.until, color=paint(GRID), alpha=0.45, linewidth=0, zorder=0)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if block.plot == "frontier_of_shares":
         axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}%")
-    lined(axes, *block.axes)
+    add_grid_and_labels(axes, *block.axes)
 
 
 def _points_between_corners(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -69,7 +78,7 @@ def _inverse_root_of_log(place: Any) -> Any:
     return np.exp(np.sign(place) * np.square(place))
 
 
-def _ratio_axis(axes: Axes, block: Block) -> None:
+def _set_ratio_axis(axes: Axes, block: Block) -> None:
     ends = [end for s in block.series for p in s.points for end in (p.x, p.left, p.right) if math.isfinite(end)]
     low, high = float(_root_of_log_ratio(min(*ends, 0.99))), float(_root_of_log_ratio(max(*ends, block.until)))
     room, far = 0.03 * (high - low), 0.075 * (high - low)  # beside the outermost; between two marks
@@ -86,7 +95,7 @@ def _ratio_axis(axes: Axes, block: Block) -> None:
     axes.minorticks_off()
 
 
-def keys_of_frontier(blocks: Sequence[Block], paint: Callable[[str], str] = str) -> tuple[list[Any], list[str]]:
+def frontier_legend_entries(blocks: Sequence[Block], paint: Callable[[str], str] = str) -> tuple[list[Any], list[str]]:
     """Defenses by colour and marker, then what filled, hollow and ringed say, of pictures with the same lines."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -94,7 +103,7 @@ def keys_of_frontier(blocks: Sequence[Block], paint: Callable[[str], str] = str)
     def key(**style: Any) -> Line2D:
         return Line2D([], [], **{**style, "color": paint(style["color"])})
 
-    names = distinct(s.label for block in blocks for s in block.series if s.kind != CORNERS)
+    names = distinct_in_order(s.label for block in blocks for s in block.series if s.kind != CORNERS)
     kinds = {s.label: s.kind for block in blocks for s in block.series if s.points}
     shown = [name for name in names if name in kinds]
     handles: list[Any] = []
@@ -106,5 +115,5 @@ def keys_of_frontier(blocks: Sequence[Block], paint: Callable[[str], str] = str)
     ink: Any = {"color": INK, "marker": "o", "linestyle": ""}
     handles += [key(**ink), key(**ink, markerfacecolor="none"), key(**_CORNERS)]
     handles.append(Patch(color=paint(GRID), alpha=0.45, linewidth=0))
-    most = f"perplexity within {words.percent(blocks[0].until - 1)}% of undefended"
+    most = f"perplexity within {words.format_percent(blocks[0].until - 1)}% of undefended"
     return handles, [*shown, PROVED, MEASURED, CORNERS, most]

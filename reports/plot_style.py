@@ -57,7 +57,7 @@ STYLE: Any = {
 
 
 @contextmanager
-def drawing(style: Any) -> Iterator[tuple[Figure, Axes]]:
+def styled_figure(style: Any) -> Iterator[tuple[Figure, Axes]]:
     """One pair of axes in our style, without pyplot's state and whatever a user's matplotlibrc says."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -72,35 +72,35 @@ def drawing(style: Any) -> Iterator[tuple[Figure, Axes]]:
         yield figure, figure.subplots()
 
 
-def mark_100(axes: Axes, colour: str) -> None:
+def draw_line_at_100(axes: Axes, colour: str) -> None:
     if axes.get_xlim()[1] > 100:
         axes.axvline(100, color=colour, linewidth=0.9, linestyle=(0, (2, 2)), zorder=0)
 
 
-def share_axis(axes: Axes) -> None:
+def set_percent_axis(axes: Axes) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axes.set_ylim(-0.02, 1.02)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    lined(axes)
+    add_grid_and_labels(axes)
 
 
-def lined(axes: Axes, x: str | None = None, y: str | None = None) -> None:
+def add_grid_and_labels(axes: Axes, x: str | None = None, y: str | None = None) -> None:
     """Lines behind the plot at each mark of the y axis; x, y: what is drawn over what."""
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.set(**{name: label for name, label in (("xlabel", x), ("ylabel", y)) if label is not None})
 
 
-def reach(points: Sequence[PlotPoint]) -> list[list[float]]:
+def error_bar_lengths(points: Sequence[PlotPoint]) -> list[list[float]]:
     """How far down and up the interval of each y reaches: (2, points)."""
     return [[max(0.0, p.y - p.low) for p in points], [max(0.0, p.high - p.y) for p in points]]
 
 
-def styles(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+def finding_styles(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Colour and marker say the target, the line says the attack."""
-    targets, attacks = distinct(f.target for f in findings), distinct(f.attack for f in findings)
+    targets, attacks = distinct_in_order(f.target for f in findings), distinct_in_order(f.attack for f in findings)
     return [
         {**target_style(targets.index(f.target)), "linestyle": line_style(attacks.index(f.attack))} for f in findings
     ]
@@ -116,7 +116,7 @@ def line_style(i: int) -> Any:
 
 def series_styles(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Colour and marker say the label, line and hollow markers the kind."""
-    labels, kinds = distinct(s.label for s in series), distinct(s.kind for s in series)
+    labels, kinds = distinct_in_order(s.label for s in series), distinct_in_order(s.kind for s in series)
     return [{**target_style(labels.index(s.label)), **kind_style(kinds.index(s.kind))} for s in series]
 
 
@@ -124,5 +124,5 @@ def kind_style(i: int) -> dict[str, Any]:
     return {"linestyle": line_style(i), **({"markerfacecolor": "none"} if i else {})}
 
 
-def distinct(names: Iterable[str]) -> list[str]:
+def distinct_in_order(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))

@@ -23,16 +23,16 @@ from auditor.reports.plot_style import (
     METADATA,
     POINTS,
     STYLE,
-    distinct,
-    drawing,
+    add_grid_and_labels,
+    distinct_in_order,
+    draw_line_at_100,
+    error_bar_lengths,
+    finding_styles,
     kind_style,
     line_style,
-    lined,
-    mark_100,
-    reach,
     series_styles,
-    share_axis,
-    styles,
+    set_percent_axis,
+    styled_figure,
     target_style,
 )
 
@@ -48,35 +48,35 @@ _THEME = [
 _TICKS = 5  # dates that find room beside each other under a plot
 
 
-def svg(block: Block, titles: Mapping[str, str]) -> str:
+def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
     """The block as one `<svg>` element. titles: of the targets, by name."""
-    with drawing(STYLE) as (figure, axes):
+    with styled_figure(STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
         named = {**titles, **dict(block.labels)}
-        if PLOTS[block.plot] is plot_frontier.frontier:
-            handles, labels = plot_frontier.keys_of_frontier([block])
+        if PLOTS[block.plot] is plot_frontier.draw_frontier:
+            handles, labels = plot_frontier.frontier_legend_entries([block])
         else:
-            handles, labels = _keys_of_series(block) if block.series else _keys_of_findings(block, named)
-        _legend(figure, handles, labels)
+            handles, labels = _series_legend_entries(block) if block.series else _finding_legend_entries(block, named)
+        _draw_legend_below(figure, handles, labels)
         text = io.StringIO()
         nothing = METADATA[".svg"]
         figure.savefig(text, format="svg", transparent=True, metadata=nothing, bbox_inches="tight", pad_inches=0.04)
-    return _inline(text.getvalue(), block)
+    return _inline_svg_element(text.getvalue(), block)
 
 
-def _errors(axes: Axes, block: Block) -> None:
+def _draw_recall_by_errors(axes: Axes, block: Block) -> None:
     """One line a finding: recall while so many wrong guesses are allowed, guesses taken surest first."""
     findings = block.findings
     budget = max(12, min(200, POINTS // len(findings)))
-    for finding, style in zip(findings, styles(findings), strict=True):
-        points = _thinned(finding.curve, budget)
+    for finding, style in zip(findings, finding_styles(findings), strict=True):
+        points = _thin_curve(finding.curve, budget)
         every = max(1, len(points) // (6 if len(findings) <= 12 else 2))
         axes.plot(*zip(*points, strict=True), markevery=every, **style)
-    mark_100(axes, GRID)
+    draw_line_at_100(axes, GRID)
     axes.set_xlim(left=0)
     axes.set_xlabel("Wrong guesses allowed")
     axes.set_ylabel("Recall")
-    share_axis(axes)
+    set_percent_axis(axes)
 
 
 def _draw_recall_by_copies(axes: Axes, block: Block) -> None:
@@ -85,7 +85,7 @@ def _draw_recall_by_copies(axes: Axes, block: Block) -> None:
     axes.set_xlabel("Repetitions in the training data")
     shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
     axes.set_ylabel("Recall" if shares else "Mean")
-    share_axis(axes)
+    set_percent_axis(axes)
 
 
 def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
@@ -94,16 +94,16 @@ def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
     _plot_numbers_by_copies(axes, findings)
     axes.axhline(1 / math.log(2), color=INK, linewidth=0.9, linestyle=FLOOR["linestyle"], zorder=0)
     axes.set_ylim(-0.4, max(m.high for f in findings for m in f.by_repeats.values()) + 0.4)
-    lined(axes, "Insertions into the training data", "Exposure, bits")
+    add_grid_and_labels(axes, "Insertions into the training data", "Exposure, bits")
 
 
 def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
     """The numbers by repeat count with their intervals."""
     names = sorted({name for f in findings for name in f.by_repeats}, key=words.repeats_sort_key)
     apart = min(0.1, 0.7 / len(findings))
-    for i, (finding, style) in enumerate(zip(findings, styles(findings), strict=True)):
+    for i, (finding, style) in enumerate(zip(findings, finding_styles(findings), strict=True)):
         shift = apart * (i - (len(findings) - 1) / 2)
-        measured = words.by_repeats(finding.by_repeats)
+        measured = words.sort_by_repeats(finding.by_repeats)
         x = [names.index(name) + shift for name, _ in measured]
         y = [m.value for _, m in measured]
         reach = [[max(0.0, m.value - m.low) for _, m in measured], [max(0.0, m.high - m.value) for _, m in measured]]
@@ -113,10 +113,10 @@ def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
 
 def _plot_any_of_n_samples(axes: Axes, block: Block) -> None:
     """Two lines a finding, members and non-members, over a logarithmic number of samples."""
-    for finding, style in zip(block.findings, styles(block.findings), strict=True):
+    for finding, style in zip(block.findings, finding_styles(block.findings), strict=True):
         for measured, own in (
-            (words.any_of_n(finding), style),
-            (words.any_of_n(finding, "_nonmembers"), {**style, **FLOOR}),
+            (words.any_of_n_recall(finding), style),
+            (words.any_of_n_recall(finding, "_nonmembers"), {**style, **FLOOR}),
         ):
             axes.plot(list(measured), [m.value for m in measured.values()], **own)
     axes.set_xscale("log")
@@ -124,16 +124,16 @@ def _plot_any_of_n_samples(axes: Axes, block: Block) -> None:
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("Samples")
     axes.set_ylabel("Expected recall")
-    share_axis(axes)
+    set_percent_axis(axes)
 
 
-def _shares(axes: Axes, block: Block) -> None:
+def _draw_share_series(axes: Axes, block: Block) -> None:
     """One line of shares a series, with intervals where its points have them, over a number of tokens."""
     from matplotlib.ticker import MaxNLocator
 
     _draw_series(axes, block)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    share_axis(axes)
+    set_percent_axis(axes)
 
 
 def _draw_calibration(axes: Axes, block: Block) -> None:
@@ -144,7 +144,7 @@ def _draw_calibration(axes: Axes, block: Block) -> None:
     _draw_series(axes, block)
     axes.set_xlim(-0.02, 1.02)
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-    share_axis(axes)
+    set_percent_axis(axes)
 
 
 def _draw_exposure_tail(axes: Axes, block: Block) -> None:
@@ -162,7 +162,7 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
     axes.set_xlim(left=0)
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}%")
-    lined(axes, *block.axes)
+    add_grid_and_labels(axes, *block.axes)
 
 
 def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
@@ -175,7 +175,7 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
     else:
         axes.margins(x=0.12)
     axes.xaxis.set_major_formatter("{x:,.4g}")
-    share_axis(axes)
+    set_percent_axis(axes)
 
 
 def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
@@ -184,15 +184,15 @@ def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
     for i, (series, style) in enumerate(zip(block.series, series_styles(block.series), strict=True)):
         shift = apart * (i - (len(block.series) - 1) / 2)
         x, y = [p.x + shift for p in series.points], [p.y for p in series.points]
-        axes.errorbar(x, y, yerr=reach(series.points), elinewidth=1.1, capsize=2, **style)
+        axes.errorbar(x, y, yerr=error_bar_lengths(series.points), elinewidth=1.1, capsize=2, **style)
     every = -(-len(block.ticks) // _TICKS)
     shown = range((len(block.ticks) - 1) % every, len(block.ticks), every)  # the newest among them
     axes.set_xticks(list(shown), [words.shorten(block.ticks[i], 16) for i in shown])
     axes.set_xlim(-0.5, len(block.ticks) - 0.5)
-    lined(axes, *block.axes)
+    add_grid_and_labels(axes, *block.axes)
 
 
-def _course_of_shares(axes: Axes, block: Block) -> None:
+def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
     """The same from zero, as high as the intervals reach: a leak of a hundredth is seen too."""
     from matplotlib.ticker import PercentFormatter
 
@@ -227,12 +227,12 @@ def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
         if all(math.isnan(p.low) for p in points):
             axes.plot(x, y, **{**style, **more}, markevery=max(1, len(x) // 12))
             continue
-        axes.errorbar(x, y, yerr=reach(points), elinewidth=1.1, capsize=2, **{**style, **more})
+        axes.errorbar(x, y, yerr=error_bar_lengths(points), elinewidth=1.1, capsize=2, **{**style, **more})
     axes.set_xlabel(block.axes[0])
     axes.set_ylabel(block.axes[1])
 
 
-def _thinned(curve: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
+def _thin_curve(curve: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
     """At most `most` points of the curve, evenly spaced, the first and the last among them."""
     if len(curve) <= most:
         return list(curve)
@@ -240,27 +240,27 @@ def _thinned(curve: Sequence[tuple[int, float]], most: int) -> list[tuple[int, f
 
 
 PLOTS: dict[str, Callable[[Axes, Block], None]] = {
-    "errors": _errors,
+    "errors": _draw_recall_by_errors,
     "repeats": _draw_recall_by_copies,
     "any_of_n": _plot_any_of_n_samples,
-    "shares": _shares,
+    "shares": _draw_share_series,
     "calibration": _draw_calibration,
     "exposure": _draw_exposure_tail,
     "insertions": _draw_exposure_by_insertions,
     "tradeoff": _draw_leak_against_perplexity,
     "course": _draw_lines_over_runs,
-    "course_of_shares": _course_of_shares,
+    "course_of_shares": _draw_shares_over_runs,
     "roc": _draw_roc,
-    "frontier": plot_frontier.frontier,
-    "frontier_of_shares": plot_frontier.frontier,
+    "frontier": plot_frontier.draw_frontier,
+    "frontier_of_shares": plot_frontier.draw_frontier,
 }
 
 
-def _keys_of_series(block: Block) -> tuple[list[Any], list[str]]:
+def _series_legend_entries(block: Block) -> tuple[list[Any], list[str]]:
     """Labels by colour and marker and, where there are several, kinds by line."""
     from matplotlib.lines import Line2D
 
-    labels, kinds = distinct(s.label for s in block.series), distinct(s.kind for s in block.series)
+    labels, kinds = distinct_in_order(s.label for s in block.series), distinct_in_order(s.kind for s in block.series)
     line = {"linestyle": ""} if block.plot == "tradeoff" else {}
     handles = [Line2D([], [], **{**target_style(i), **line}) for i in range(len(labels))]
     if len(kinds) > 1:
@@ -279,17 +279,19 @@ def _keys_of_series(block: Block) -> tuple[list[Any], list[str]]:
     return handles, labels
 
 
-def _keys_of_findings(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
+def _finding_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
     """Targets by colour and marker and, where there are several, attacks by line."""
     from matplotlib.lines import Line2D
 
-    targets, attacks = (distinct(names) for names in zip(*((f.target, f.attack) for f in block.findings), strict=True))
+    targets, attacks = (
+        distinct_in_order(names) for names in zip(*((f.target, f.attack) for f in block.findings), strict=True)
+    )
     handles = [Line2D([], [], **target_style(i)) for i in range(len(targets))]
     labels = [titles.get(name, name) for name in targets]
     if len(attacks) > 1:
         handles += [Line2D([], [], color=INK, linestyle=line_style(i)) for i in range(len(attacks))]
         labels += attacks
-    if block.plot == "any_of_n" and any(words.any_of_n(f, "_nonmembers") for f in block.findings):
+    if block.plot == "any_of_n" and any(words.any_of_n_recall(f, "_nonmembers") for f in block.findings):
         handles.append(Line2D([], [], color=INK, **FLOOR))
         labels.append("non-members")
     if block.plot == "insertions":
@@ -298,14 +300,14 @@ def _keys_of_findings(block: Block, titles: Mapping[str, str]) -> tuple[list[Any
     return handles, labels
 
 
-def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+def _draw_legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """Under the axes."""
     shown = [" " + words.shorten(label, 60) for label in labels]  # matplotlib hides labels that open with `_`
     columns = 2 if max(map(len, shown), default=0) <= 26 else 1  # wider than the axes, it would shrink them
     figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, handlelength=2.6)
 
 
-def _inline(file: str, block: Block) -> str:
+def _inline_svg_element(file: str, block: Block) -> str:
     """matplotlib's file as an element of a page: named, with its own ids, themed, in two decimals."""
     opening, body = file[file.index("<svg") :].split(">", 1)
     view_box = re.search(r'viewBox="([^"]+)"', opening)
@@ -313,7 +315,7 @@ def _inline(file: str, block: Block) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"<[^>]*>", lambda tag: _svg_tag_in_theme(tag.group(), block.id), body)
     body = re.sub(r">\s*\n\s*<", "><", body).strip()
-    id, title, description = block.id, inert.html(block.title), inert.html(block.description)
+    id, title, description = block.id, inert.escape_for_html(block.title), inert.escape_for_html(block.description)
     labelled = f'role="img" aria-labelledby="{id}-title {id}-desc" {view_box.group()}'
     names = f'<title id="{id}-title">{title}</title><desc id="{id}-desc">{description}</desc>'
     return f'<svg class="plot" {labelled}>{names}{body}'

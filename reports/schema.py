@@ -18,7 +18,7 @@ from auditor.core.result import SCHEMA_VERSION, AuditResult
 PATH = Path(__file__).with_name("schema.json")
 
 
-def schema() -> dict[str, Any]:
+def result_json_schema() -> dict[str, Any]:
     """The whole schema, draft 2020-12: what `from_json` takes for an AuditResult of this SCHEMA_VERSION."""
     whole = json_schema(AuditResult)
     whole["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
@@ -31,10 +31,10 @@ def schema() -> dict[str, Any]:
     }
 
 
-def text() -> str:
+def schema_file_text() -> str:
     """The file, as it is published."""
-    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(result_json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    PATH.write_text(text(), encoding="utf-8")
+    PATH.write_text(schema_file_text(), encoding="utf-8")

@@ -25,7 +25,7 @@ from auditor.records.claims import CONTRADICTED
 from auditor.records.extraction import PERSONAL, VERBATIM
 from auditor.records.signals import SHOWN, Assessment, Signal, assess_signals
 from auditor.reports import advice, claims, inert, personal, severity, signals, unlearning, words
-from auditor.reports.verdict import explained_row, strongest
+from auditor.reports.verdict import explained_row, strongest_attack_row
 from auditor.statistics.metrics import RECALL
 
 LINES, WIDTH = 25, 100
@@ -61,7 +61,7 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
     remarks = remarks or Remarks()
     result, width = words.clean_result(result), max(_NARROWEST, min(width, WIDTH))
     seen, known = assess_signals(result), detailed.read_details(folder)
-    above = _lines_of_entries((_result(result, seen, width), _doubt(seen)), width)
+    above = _lines_of_entries((_result_entry(result, seen, width), _doubt_entry(seen)), width)
     shown = (
         _other_signals_entry(result, seen),
         _extraction_by_copies_entry(result, seen),
@@ -69,10 +69,13 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
         _effect_of_changes_entry(result),
         _unlearning_entry(result),
     )
-    claimed, after = _claims(result), (_next(result, seen, known, folder, remarks, width), _report(folder))
+    claimed, after = (
+        _claims_entry(result),
+        (_next_step_entry(result, seen, known, folder, remarks, width), _report_path_entry(folder)),
+    )
     whole = _verbatim_extraction_lines(result, seen, width, len(seen.signals) + LINES)
     for most in (3, 2):  # a third line of limits where it takes nothing from the rest
-        below = _lines_of_entries((*shown, claimed, _limits(result, seen, remarks, most), *after), width)
+        below = _lines_of_entries((*shown, claimed, _limitations_entry(result, seen, remarks, most), *after), width)
         if len(above) + len(whole) + len(below) <= LINES:
             return Text("\n").join([*above, *whole, *below])
     return Text("\n").join(
@@ -84,10 +87,10 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
 
 
 def _lines_of_entries(entries: Sequence[_Entry], width: int) -> list[Text]:
-    return [line for entry in entries if entry.items for line in _entry(entry, width)]
+    return [line for entry in entries if entry.items for line in _entry_lines(entry, width)]
 
 
-def _entry(entry: _Entry, width: int) -> Iterator[Text]:
+def _entry_lines(entry: _Entry, width: int) -> Iterator[Text]:
     for i, line in enumerate(_lines_that_fit(entry, width - _GUTTER)):
         yield Text.assemble((f"{'' if i else entry.label:{_GUTTER}}", "bold"), (line, "bold" * (entry.label == RESULT)))
 
@@ -97,29 +100,29 @@ def _lines_that_fit(entry: _Entry, width: int) -> list[str]:
     for kept in range(len(entry.items), 0, -1):
         left = len(entry.items) - kept
         more = (f"{left:,} more in the report",) if left else ()
-        lines = _wrapped(entry.between.join((*entry.items[:kept], *more)), width)
+        lines = _wrap_to_width(entry.between.join((*entry.items[:kept], *more)), width)
         if len(lines) <= entry.most:
             return lines
-    *whole, last = _wrapped(entry.items[0], width)[: entry.most]
-    return [*whole, f"{_cut(last, width - 2)} …"]
+    *whole, last = _wrap_to_width(entry.items[0], width)[: entry.most]
+    return [*whole, f"{_cut_to_width(last, width - 2)} …"]
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrap_to_width(text: str, width: int) -> list[str]:
     return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)]
 
 
-def _cut(text: str, width: int) -> str:
+def _cut_to_width(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
-def _title(result: AuditResult, target: str) -> str:
-    return _cut(signals.title(result, target), _LONGEST)
+def _short_title(result: AuditResult, target: str) -> str:
+    return _cut_to_width(signals.title_or_undefended(result, target), _LONGEST)
 
 
 # --- what leaks, and what may have hidden a leak ----------------------------------------------------------------------
 
 
-def _result(result: AuditResult, seen: Assessment, width: int) -> _Entry:
+def _result_entry(result: AuditResult, seen: Assessment, width: int) -> _Entry:
     """A sentence for all targets of which the same is to be said, those that leak first.
 
     Where these are too many, one for all that leak, one for all that may, and so on: no leak goes without saying.
@@ -139,7 +142,7 @@ def _result(result: AuditResult, seen: Assessment, width: int) -> _Entry:
         return (*before, *said, *after)
 
     entry = _Entry(RESULT, sentences(2, 4), 3, " ")
-    fits = len(_wrapped(" ".join(entry.items), width - _GUTTER)) <= entry.most
+    fits = len(_wrap_to_width(" ".join(entry.items), width - _GUTTER)) <= entry.most
     return entry if fits else _Entry(RESULT, sentences(1, 2), 4, " ")
 
 
@@ -152,7 +155,7 @@ def _leak_state_and_signals(seen: Assessment, target: str) -> tuple[int, str]:
         return _LEAKS, _signal_names_label(shown) + (f"; seen, not significant: {few}" if few else "")
     if not tested:
         return _UNMEASURED, ""
-    if seen.reassures(target):
+    if seen.shows_no_leakage(target):
         return _CLEAR, _signal_names_label(tested)
     return _OPEN, _signal_names_label([s for s in tested if s.suspected])
 
@@ -166,13 +169,13 @@ def _leak_state_sentence(
 ) -> str:
     level, of = state[0], f" ({state[1]})" if len(state) > 1 and state[1] else ""
     named, cost = (
-        _first_titles_label([signals.title(result, target) for target in targets], names),
+        _first_titles_label([signals.title_or_undefended(result, target) for target in targets], names),
         _perplexity_cost_label(result, targets),
     )
     if level == _LEAKS:
         return f"{named} {'leak' if len(targets) > 1 else 'leaks'}{_severity_label(seen, targets)}{of}{cost}."
     if level == _CLEAR:
-        return f"{named}: {signals.reassurance(seen, *targets)}{of}{cost}."
+        return f"{named}: {signals.no_leakage_phrase(seen, *targets)}{of}{cost}."
     if level == _OPEN:
         return f"{named}: inconclusive{of and f'{of[:-1]}: seen, not significant)'}{cost}."
     return f"{named}: nothing was measured."
@@ -186,7 +189,7 @@ def _severity_label(seen: Assessment, targets: Sequence[str]) -> str:
 
 def _first_titles_label(titles: Sequence[str], names: int) -> str:
     """`A, B and 7 more`"""
-    short, left = [_cut(title, _LONGEST) for title in titles[:names]], len(titles) - names
+    short, left = [_cut_to_width(title, _LONGEST) for title in titles[:names]], len(titles) - names
     *others, last = [*short, f"{left:,} more"] if left > 0 else short
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -199,14 +202,20 @@ def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
     if len(targets) > 1 or targets[0] == UNDEFENDED or own is None or base is None or not base.value > 0:
         return ""
     told = explained_row(result, targets[0])
-    beyond = words.steps(told.chain, targets[0], beyond=True) if told is not None and told.chain is not None else ()
+    beyond = (
+        words.steps_to_target(told.chain, targets[0], beyond=True)
+        if told is not None and told.chain is not None
+        else ()
+    )
     end = costs.get(beyond[-1].after) if beyond else None
-    beside = f" ({_title(result, beyond[-1].after)}: {words.number(end.value / base.value)}x)" if end else ""
-    return f", at {words.number(own.value / base.value)}x the perplexity{beside}"
+    beside = (
+        f" ({_short_title(result, beyond[-1].after)}: {words.format_number(end.value / base.value)}x)" if end else ""
+    )
+    return f", at {words.format_number(own.value / base.value)}x the perplexity{beside}"
 
 
-def _doubt(seen: Assessment) -> _Entry:
-    return _Entry("DOUBT", tuple(doubt.sentence for doubt in signals.doubts(seen)), 3, " ")
+def _doubt_entry(seen: Assessment) -> _Entry:
+    return _Entry("DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(seen)), 3, " ")
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -233,7 +242,7 @@ def _verbatim_extraction_lines(result: AuditResult, seen: Assessment, width: int
     widths[3] = max(widths[3], len(extracted) - widths[2] - widths[4] - 4)
     head = f"{'':{sum(widths[:2]) + 4}}{extracted:<{sum(widths[2:6]) + 6 + 2 * bool(widths[5])}}{cost}"
     lines = [Text(f"{'':{_GUTTER}}{head.rstrip()}", "dim")]
-    lines += [Text(" " * _GUTTER + _cut(_joined(row, widths), width - _GUTTER)) for row in rows]
+    lines += [Text(" " * _GUTTER + _cut_to_width(_aligned_row_text(row, widths), width - _GUTTER)) for row in rows]
     more = len(found) - len(rows)
     lines += [Text(f"{'':{_GUTTER}}and {more:,} more rows in the report", "dim")] if more else []
     return [*lines, *below]
@@ -255,13 +264,13 @@ def _verbatim_extraction_cells(result: AuditResult, signal: Signal, first: bool)
     assert m is not None  # whoever asks has seen that it was tested
     of = {RECALL: ""}.get(m.name, signal.kind.counted.get(m.name, ""))
     remark = ", ".join(filter(None, (of, "not significant" if signal.suspected else "")))
-    cost = words.perplexity(result, signal.target).strip(words.NOTHING) if first else ""
+    cost = words.target_perplexity_text(result, signal.target).strip(words.NOTHING) if first else ""
     counts = f"{words.hits(m):,}/{m.n:,}"
-    title = _title(result, signal.target) if first else ""
-    return title, signal.setting, counts, words.value(m), words.bounds(m), remark, cost
+    title = _short_title(result, signal.target) if first else ""
+    return title, signal.setting, counts, words.format_value(m), words.format_interval(m), remark, cost
 
 
-def _joined(row: Sequence[str], widths: Sequence[int]) -> str:
+def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:
     """Names to the left, numbers to the right."""
     padded = (
         text + " " * (w - cell_len(text)) if i in (0, 1, 4, 5) else " " * (w - cell_len(text)) + text
@@ -285,7 +294,7 @@ def _nonmember_baseline_label(result: AuditResult, found: Sequence[Signal]) -> s
     highest = {target: max((m for t, m in floors if t == target), key=lambda m: m.value) for target, _ in floors}
     if not highest:
         return f"no non-members: what guessing alone would extract is not known {how}"
-    told = (f"{words.hits(m):,}/{m.n:,} {_title(result, target)}" for target, m in highest.items())
+    told = (f"{words.hits(m):,}/{m.n:,} {_short_title(result, target)}" for target, m in highest.items())
     return f"of non-members: {', '.join(told)} {how}"
 
 
@@ -297,13 +306,13 @@ def _other_signals_entry(result: AuditResult, seen: Assessment) -> _Entry:
     what = _highest_recall_row(result, seen)
     told = list[tuple[tuple[bool, bool], str, str]]()
     for target in seen.targets:
-        for group in signals.by_kind(seen.tested(target)):
+        for group in signals.group_by_kind(seen.tested(target)):
             listed = group[0].kind is PERSONAL and what is not None and what.by_kind and target == what.target
             if group[0].kind is not VERBATIM and not listed:
                 told.append(
                     (
                         min(map(_most_worrying_first_key, group))[:2],
-                        _title(result, target),
+                        _short_title(result, target),
                         signals.describe_kind(group),
                     )
                 )
@@ -316,11 +325,11 @@ def _other_signals_entry(result: AuditResult, seen: Assessment) -> _Entry:
 
 def _highest_recall_row(result: AuditResult, seen: Assessment) -> Finding | None:
     """The configuration of highest recall: of the undefended model, or else of the first target that has one."""
-    return next((best for target in seen.targets if (best := strongest(result, target))), None)
+    return next((best for target in seen.targets if (best := strongest_attack_row(result, target))), None)
 
 
 def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
-    own = "" if finding.target == UNDEFENDED else f"{_title(result, finding.target)}, "
+    own = "" if finding.target == UNDEFENDED else f"{_short_title(result, finding.target)}, "
     return f"({own}{finding.setting})"
 
 
@@ -328,14 +337,18 @@ def _extraction_by_copies_entry(result: AuditResult, seen: Assessment) -> _Entry
     """By copies, and by insertions of canaries."""
     best, items = _highest_recall_row(result, seen), list[str]()
     if best is not None and len(best.by_repeats) > 1:
-        groups = words.by_repeats(best.by_repeats)
-        told = ", ".join(f"{name}: {words.hits_of(m)}" for name, m in groups)
+        groups = words.sort_by_repeats(best.by_repeats)
+        told = ", ".join(f"{name}: {words.hit_count_text(m)}" for name, m in groups)
         open_ = max((m for _, m in groups if m.unit == "share" and m.value == 0), key=lambda m: m.high, default=None)
-        left = f"; {words.hits_of(open_)} leaves up to {words.percent(open_.high)}% possible" if open_ else ""
+        left = (
+            f"; {words.hit_count_text(open_)} leaves up to {words.format_percent(open_.high)}% possible"
+            if open_
+            else ""
+        )
         items.append(f"copies {told} {_target_and_access_label(result, best)}{left}")
     for finding in result.findings:
-        if finding.target == UNDEFENDED and (measured := words.exposures(finding)):
-            told = ", ".join(f"{count}: {words.value(m)} bits" for count, m in measured)
+        if finding.target == UNDEFENDED and (measured := words.exposure_by_insertions(finding)):
+            told = ", ".join(f"{count}: {words.format_value(m)} bits" for count, m in measured)
             few = " (a single canary each)" if all(m.n == 1 for _, m in measured) else ""
             items.append(f"exposure of canaries by copies {told}{few}")
     return _Entry("WHERE", tuple(items), 2)
@@ -350,7 +363,9 @@ def _personal_data_entry(result: AuditResult, seen: Assessment) -> _Entry:
         best = next(finding for finding in result.findings if finding.key in shown)
     none = not any(m.value for m in best.by_kind.values())
     remark = "" if shown else ": none extracted" if none else ", not significant"
-    return _Entry("WHAT", (f"{personal.counts(best)} {_target_and_access_label(result, best)}{remark}",), 2)
+    return _Entry(
+        "WHAT", (f"{personal.extracted_counts_phrase(best)} {_target_and_access_label(result, best)}{remark}",), 2
+    )
 
 
 def _effect_of_changes_entry(result: AuditResult) -> _Entry:
@@ -359,44 +374,46 @@ def _effect_of_changes_entry(result: AuditResult) -> _Entry:
     for target in result.targets:
         told = explained_row(result, target.name)
         if told is not None and told.chain is not None:
-            found = words.steps(told.chain, target.name)
+            found = words.steps_to_target(told.chain, target.name)
             steps = [words.step_effect_briefly(step) for step in found if step.difference is not None]
             n, above = told.chain.whole.n, words.note_above_nonmembers(told.chain.whole)
-            whose = f"{_cut(target.title, _LONGEST)} ({told.setting}, the same {counted(n, 'secret')}{above})"
+            whose = f"{_cut_to_width(target.title, _LONGEST)} ({told.setting}, the same {counted(n, 'secret')}{above})"
             items += [f"{whose}: {'; '.join(steps)}"] if steps else []
     return _Entry("WHY", tuple(items), 2, ". ")
 
 
 def _unlearning_entry(result: AuditResult) -> _Entry:
-    return _Entry("FORGET", tuple(unlearning.sentence(result, one) for one in result.unlearning), 3, " ")
+    return _Entry("FORGET", tuple(unlearning.forgetting_sentences(result, one) for one in result.unlearning), 3, " ")
 
 
-def _claims(result: AuditResult) -> _Entry:
+def _claims_entry(result: AuditResult) -> _Entry:
     stand = sorted(claims.claims_to_report(result), key=lambda stands: stands.verdict != CONTRADICTED)
-    return _Entry("CLAIM", tuple(claims.brief(stands) for stands in stand), 2)
+    return _Entry("CLAIM", tuple(claims.claim_summary_phrase(stands) for stands in stand), 2)
 
 
-def _limits(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) -> _Entry:
+def _limitations_entry(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) -> _Entry:
     """What the smallest count that is zero leaves open, what was not tested, and what no run tells."""
     none = [s for s in seen.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in none if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
     most_open = [max(found, key=lambda s: s.measured.high if s.measured else 0.0) for found in zeros if found]
-    possible = "Once DOUBT is resolved, still possible" if signals.doubts(seen) else "Still possible"
-    items = [f"{possible}: {', '.join(map(signals.possible, most_open))}."] if most_open else []
+    possible = "Once DOUBT is resolved, still possible" if signals.all_doubts(seen) else "Still possible"
+    items = [f"{possible}: {', '.join(map(signals.not_ruled_out_phrase, most_open))}."] if most_open else []
     stopped = ((f, f.stopped) for f in result.findings if f.stopped)
-    items += dict.fromkeys(f"{_title(result, f.target)}, {f.attack}: {row.said}." for f, row in stopped)
+    items += dict.fromkeys(f"{_short_title(result, f.target)}, {f.attack}: {row.said}." for f, row in stopped)
     items += remarks.limits
-    for targets, untested in signals.untested(seen).items():
-        titles = list(dict.fromkeys(signals.title(result, target) for target in targets))  # one of several weights
+    for targets, untested in signals.untested_kinds_by_targets(seen).items():
+        titles = list(
+            dict.fromkeys(signals.title_or_undefended(result, target) for target in targets)
+        )  # one of several weights
         on = f" on {_first_titles_label(titles, 2)}" if titles else ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
-    items += ["Synthetic lab data."] if result.benchmark.of_lab else [personal.unmarked(result)]
+    items += ["Synthetic lab data."] if result.benchmark.of_lab else [personal.unmarked_kinds_sentence(result)]
     return _Entry(
         "LIMITS", tuple(filter(None, items)) or ("An attack gives a lower bound.",), most + bool(remarks.limits), " "
     )
 
 
-def _next(
+def _next_step_entry(
     result: AuditResult, seen: Assessment, known: detailed.Details, folder: Path, remarks: Remarks, width: int
 ) -> _Entry:
     """What to do and the command for it, whole on a line, so that it can be copied."""
@@ -405,7 +422,7 @@ def _next(
     command = next_command(seen, folder)
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
-    first = "resolve DOUBT first" if signals.doubts(seen) else advice.fewer_copies(result, known)
+    first = "resolve DOUBT first" if signals.all_doubts(seen) else advice.fewer_copies(result, known)
     if not first:
         return _Entry("NEXT", (command,), 2)
     between = " " if cell_len(f"{first} -> {command}") <= width - _GUTTER else "\n"
@@ -414,11 +431,11 @@ def _next(
 
 def next_command(seen: Assessment, folder: Path) -> str:
     """Advice where something leaks or stands in doubt; else a gate, so that it stays as it is."""
-    where, gated = shlex.quote(inert.clean(str(folder))), seen.gated()
-    if gated is None or signals.doubts(seen) or any(map(seen.shown, seen.targets)):
+    where, gated = shlex.quote(inert.to_printable_line(str(folder))), seen.signal_for_gate()
+    if gated is None or signals.all_doubts(seen) or any(map(seen.shown, seen.targets)):
         return f"audit advise {where}"
     return signals.gate_command(seen, gated, where)
 
 
-def _report(folder: Path) -> _Entry:
-    return _Entry("report", (inert.clean(os.path.join(folder, "report.html")),), 3)
+def _report_path_entry(folder: Path) -> _Entry:
+    return _Entry("report", (inert.to_printable_line(os.path.join(folder, "report.html")),), 3)

@@ -21,7 +21,7 @@ from auditor.records.outcomes import PerSecret
 from auditor.records.texts import SecretText
 from auditor.reports import inert, words
 from auditor.reports.blocks import Secrets
-from auditor.reports.verdict import strongest
+from auditor.reports.verdict import strongest_attack_row
 
 BUDGET = 2_000_000
 _ROWS = 1_300_000  # of these at most so many for the rows; what they leave is for the tokens
@@ -37,19 +37,25 @@ OUTCOMES = {
 }
 
 
-def code(log_probs: Sequence[float]) -> str:
+def encode_log_probs(log_probs: Sequence[float]) -> str:
     """A character a token: steps of less than 0.07 in probability, ever finer towards 0; the last is below 1e-11."""
     steps = np.rint((1 - np.exp(np.asarray(log_probs, dtype=float) / _POWER)) * (len(CODES) - 1))
     return "".join(CODES[step] for step in steps.astype(int).clip(0, len(CODES) - 1))
 
 
-def block(result: AuditResult, details: Details, texts: Mapping[str, SecretText] | None = None) -> Secrets | None:
+def secret_list_block(
+    result: AuditResult, details: Details, texts: Mapping[str, SecretText] | None = None
+) -> Secrets | None:
     """The secrets with what each row saw of them; None where the run kept nothing of the kind.
 
     texts: the private text to show, by secret.
     """
     own = {secret.id for secret in details.secrets}  # rows of generations are about none of them
-    measured = [f for f in words.rows(result) if f.key in details.rows and own.intersection(details.rows[f.key].ids)]
+    measured = [
+        f
+        for f in words.findings_undefended_first(result)
+        if f.key in details.rows and own.intersection(details.rows[f.key].ids)
+    ]
     if not details.secrets or not measured:
         return None
     facts = _secret_columns(details)
@@ -64,13 +70,13 @@ def block(result: AuditResult, details: Details, texts: Mapping[str, SecretText]
             f"{len(measured) - len(rows)} of {len(measured)} rows are left out of this list to keep the page small; "
             "secrets.parquet has them."
         )
-    tokens, shown, known = _tokens(result, details, texts or {}, BUDGET - _json_byte_count([facts, rows]))
+    tokens, shown, known = _token_view_by_target(result, details, texts or {}, BUDGET - _json_byte_count([facts, rows]))
     if shown < known:
         notes.append(
             f"The token view shows the {shown:,} secrets that the undefended model gives away most, of {known:,}; "
             "secrets.parquet has all."
         )
-    best = strongest(result, UNDEFENDED) or measured[0]
+    best = strongest_attack_row(result, UNDEFENDED) or measured[0]
     first = next((i for i, f in enumerate(measured[: len(rows)]) if f is best), 0)
     data = {**facts, "rows": rows, "first": first, "outcomes": OUTCOMES, "codes": CODES, "power": _POWER, **tokens}
     return Secrets(data, tuple(notes))
@@ -82,14 +88,16 @@ def _json_byte_count(value: Any) -> int:
 
 def _secret_columns(details: Details) -> dict[str, Any]:
     told = details.secrets
-    groups = list(dict.fromkeys(inert.clean(s.group) for s in told if s.group is not None))
+    groups = list(dict.fromkeys(inert.to_printable_line(s.group) for s in told if s.group is not None))
     return {
-        "ids": [words.shorten(inert.clean(s.alias), _ID) for s in told],
+        "ids": [words.shorten(inert.to_printable_line(s.alias), _ID) for s in told],
         "members": "".join("1" if s.member else "0" for s in told),
         "repeats": [s.repeats for s in told],
         "lengths": [s.length for s in told],
         "groups": [words.shorten(name, _ID) for name in groups],
-        "group": [None if s.group is None else groups.index(inert.clean(s.group)) for s in told] if groups else [],
+        "group": [None if s.group is None else groups.index(inert.to_printable_line(s.group)) for s in told]
+        if groups
+        else [],
     }
 
 
@@ -129,7 +137,7 @@ def _three_significant_digits(value: float) -> float | int | None:
     return int(short) if short.is_integer() else short
 
 
-def _tokens(
+def _token_view_by_target(
     result: AuditResult, details: Details, texts: Mapping[str, SecretText], budget: int
 ) -> tuple[dict[str, Any], int, int]:
     """By target: a string of codes a secret, and the bits of its whole suffix; then how many are shown, and known.
@@ -150,7 +158,7 @@ def _tokens(
         shown.add(id)
     told = [s.id if s.id in shown else "" for s in details.secrets]
     columns = [
-        _target_tokens(t.title, distribution, told) for t, distribution in zip(targets, distributions, strict=True)
+        _target_token_codes(t.title, distribution, told) for t, distribution in zip(targets, distributions, strict=True)
     ]
     return (
         {"tokens": columns, "texts": [_visible_suffix_tokens(texts, id) for id in told] if texts else []},
@@ -159,18 +167,22 @@ def _tokens(
     )
 
 
-def _target_tokens(title: str, distribution: Mapping[str, Sequence[float]], told: Sequence[str]) -> dict[str, Any]:
+def _target_token_codes(title: str, distribution: Mapping[str, Sequence[float]], told: Sequence[str]) -> dict[str, Any]:
     bits = [
         _three_significant_digits(round(-sum(distribution[id]) / math.log(2), 1)) if id in distribution else None
         for id in told
     ]
     return {
         "target": title,
-        "codes": [code(distribution[id]) if id in distribution else "" for id in told],
+        "codes": [encode_log_probs(distribution[id]) if id in distribution else "" for id in told],
         "bits": bits,
     }
 
 
 def _visible_suffix_tokens(texts: Mapping[str, SecretText], id: str) -> list[str]:
     """What each token of the suffix says, every character in sight."""
-    return [words.shorten(inert.visible(piece), _ID) for piece in texts[id].pieces] if id in texts else []
+    return (
+        [words.shorten(inert.show_invisible_characters(piece), _ID) for piece in texts[id].pieces]
+        if id in texts
+        else []
+    )

@@ -20,7 +20,7 @@ from auditor.records.kinds import Kind
 from auditor.records.signals import Assessment, Signal, assess_signals
 from auditor.reports import personal, words
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
-from auditor.reports.topics import span
+from auditor.reports.topics import forest_span
 from auditor.statistics.memorised import RECORDS
 from auditor.statistics.metrics import DISCOVERABLE, EXPECTED_ANY_OF, RECALL, SHARES
 from auditor.statistics.roc import AUC
@@ -50,31 +50,31 @@ def describe_number(signal: Signal) -> str:
     part = f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
     at = f", {part}" if part else ""
     if m.name in signal.kind.counted:
-        return f"{words.share(m)} {signal.kind.counted[m.name]}{at}"
+        return f"{words.format_share_with_interval(m)} {signal.kind.counted[m.name]}{at}"
     if m.name == RECORDS:
         return f"{counted(round(m.value), 'training record')} in {counted(m.n, 'drawn text')}"
     if m.name.startswith(EPSILON):
-        return f"audited ε at least {words.number(m.value)}"
+        return f"audited ε at least {words.format_number(m.value)}"
     if m.name == VIOLATIONS:
         return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
-    if tries := EXPECTED_ANY_OF.numbers_in(m.name):
+    if tries := EXPECTED_ANY_OF.numbers_in_metric_name(m.name):
         drawn = counted(int(tries[0]), "sample")
-        return f"{drawn} each would extract {words.with_bounds(m)} of members"
-    if surely := DISCOVERABLE.numbers_in(m.name):
-        drawn, sure = counted(int(surely[0]), "sample"), words.percent(float(surely[1]))
-        return f"{words.share(m)} extracted by {drawn} with a probability of {sure}% or more"
-    return f"{words.lower_first(words.label(m.name))} {words.with_bounds(m)}{at}"
+        return f"{drawn} each would extract {words.value_with_interval(m)} of members"
+    if surely := DISCOVERABLE.numbers_in_metric_name(m.name):
+        drawn, sure = counted(int(surely[0]), "sample"), words.format_percent(float(surely[1]))
+        return f"{words.format_share_with_interval(m)} extracted by {drawn} with a probability of {sure}% or more"
+    return f"{words.lower_first(words.label(m.name))} {words.value_with_interval(m)}{at}"
 
 
 def describe_baseline(signal: Signal) -> str:
     """`non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that there is none."""
     b = signal.baseline
     if isinstance(b, Measurement):
-        return f"non-members {words.hits(b):,}/{b.n:,}" if b.unit == "share" else f"non-members {words.value(b)}"
+        return f"non-members {words.hits(b):,}/{b.n:,}" if b.unit == "share" else f"non-members {words.format_value(b)}"
     if b is None:
         return "no non-members to compare with"
-    blind = f", blind baseline {words.value(signal.blind)}" if signal.blind else ", no blind baseline"
-    return f"chance {words.number(b)}{blind if signal.kind.alike else ''}" if b else ""
+    blind = f", blind baseline {words.format_value(signal.blind)}" if signal.blind else ", no blind baseline"
+    return f"chance {words.format_number(b)}{blind if signal.kind.alike else ''}" if b else ""
 
 
 def _bracketed(text: str) -> str:
@@ -89,7 +89,7 @@ def describe_kind(of_a_kind: Sequence[Signal]) -> str:
     shown = [s for s in of_a_kind if s.status == signals.SHOWN]
     suspected = [s for s in of_a_kind if s.suspected]
     if shown or suspected:
-        best = strongest(shown or suspected)
+        best = strongest_signal(shown or suspected)
         access = f", {best.setting}" if best.setting else ""
         beside = "; ".join(filter(None, ("" if shown else "not significant", describe_baseline(best))))
         return f"{describe_number(best)}{access}{_bracketed(beside)}"
@@ -105,21 +105,21 @@ def _nothing_shown_sentence(of_a_kind: Sequence[Signal]) -> str:
     assert m is not None  # it was tested
     if m.name == VIOLATIONS:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
-    if not all(map(_is_zero, of_a_kind)):
+    if not all(map(_found_no_secrets, of_a_kind)):
         never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""  # no bound: the number itself
         return f"{describe_number(worst)}{access} (not above {describe_baseline(worst) or 'zero'}{never})"
-    return f"none of {m.n:,} {worst.kind.counted[m.name]}{access} (up to {words.percent(m.high)}% not ruled out)"
+    return f"none of {m.n:,} {worst.kind.counted[m.name]}{access} (up to {words.format_percent(m.high)}% not ruled out)"
 
 
-def possible(none: Signal) -> str:
+def not_ruled_out_phrase(none: Signal) -> str:
     """`verbatim up to 6.0% (0/60)`, of a signal that counts secrets and found none."""
     m = none.measured
     assert m is not None  # it was tested
     what = personal.kind_in_sentence(none.part) if none.kind is PERSONAL else none.kind.short
-    return f"{what} up to {words.percent(m.high)}% (0/{m.n:,})"
+    return f"{what} up to {words.format_percent(m.high)}% (0/{m.n:,})"
 
 
-def _is_zero(signal: Signal) -> bool:
+def _found_no_secrets(signal: Signal) -> bool:
     """Whether it counts secrets, and there are none."""
     m = signal.measured
     return m is not None and m.name in signal.kind.counted and m.value == 0
@@ -133,7 +133,7 @@ def gate_command(seen: Assessment, signal: Signal, run: str) -> str:
     return f"audit gate {run} --max {shlex.quote(signal.gate_rule)}{only}"
 
 
-def strongest(found: Sequence[Signal]) -> Signal:
+def strongest_signal(found: Sequence[Signal]) -> Signal:
     """Of one kind, at whatever access."""
     return max(found, key=_signal_strength)
 
@@ -147,20 +147,20 @@ def _signal_strength(signal: Signal) -> float:
 # --- one target -------------------------------------------------------------------------------------------------------
 
 
-def reassurance(seen: Assessment, *targets: str) -> str:
+def no_leakage_phrase(seen: Assessment, *targets: str) -> str:
     """The reassuring words: said where `Assessment.reassures`, and nowhere else."""
     whole = all(len(seen.tested(target)) == len(seen.of(target)) for target in targets)
     return f"no leakage seen{'' if whole else ' in what was tested'}"
 
 
-def by_kind(found: Sequence[Signal]) -> list[list[Signal]]:
+def group_by_kind(found: Sequence[Signal]) -> list[list[Signal]]:
     return [list(group) for _, group in groupby(found, key=lambda s: s.kind.name)]
 
 
 def _signal_sentences_by_status(seen: Assessment, target: str) -> tuple[list[str], list[str], list[str], list[str]]:
     """What is shown, what is suspected, what is not shown, and the names of what was not tested."""
     shown, suspected, clear = list[str](), list[str](), list[list[Signal]]()
-    for group in by_kind(seen.tested(target)):
+    for group in group_by_kind(seen.tested(target)):
         if any(s.status == signals.SHOWN for s in group):
             shown.append(describe_kind(group))
         elif any(s.suspected for s in group):
@@ -174,7 +174,9 @@ def _signal_sentences_by_status(seen: Assessment, target: str) -> tuple[list[str
 def _not_shown_sentences(clear: Sequence[Sequence[Signal]]) -> list[str]:
     """What is not shown; none of the same secrets extracted in several ways is said once."""
     none = [
-        g for g in clear if g[0].kind in _EXTRACTION and all(map(_is_zero, g)) and _has_same_secret_count(g, clear[0])
+        g
+        for g in clear
+        if g[0].kind in _EXTRACTION and all(map(_found_no_secrets, g)) and _has_same_secret_count(g, clear[0])
     ]
     others = [describe_kind(group) for group in clear if group not in none]
     if len(none) < 2:
@@ -192,26 +194,26 @@ def _has_same_secret_count(one: Sequence[Signal], other: Sequence[Signal]) -> bo
 
 def target_summary(result: AuditResult, seen: Assessment, target: str) -> str:
     """One sentence: that it leaks and by what; that this run cannot tell; or, where it was earned, no leakage seen."""
-    named = title(result, target)
+    named = title_or_undefended(result, target)
     shown, suspected, clear, untested = _signal_sentences_by_status(seen, target)
     if shown:
         none = [text for text in clear[:1] if text.startswith("none of")]  # that it is not told verbatim, beside
         return f"{named} leaks: {'; '.join(shown + suspected + none)}."
     if not suspected and not clear:
         return f"{named}: nothing was measured."
-    if seen.reassures(target):
+    if seen.shows_no_leakage(target):
         left = f"; not tested: {', '.join(untested)}" if untested else ""
-        return f"{named}: {reassurance(seen, target)}: {'; '.join(clear)}{left}."
+        return f"{named}: {no_leakage_phrase(seen, target)}: {'; '.join(clear)}{left}."
     return f"{named}: inconclusive: {'; '.join(suspected + clear)}."
 
 
-def full_account(result: AuditResult, seen: Assessment, target: str) -> str:
+def target_signals_paragraph(result: AuditResult, seen: Assessment, target: str) -> str:
     """All that is known of a target: shown, not shown and from where on it would have been, not tested."""
     shown, suspected, clear, untested = _signal_sentences_by_status(seen, target)
     sentences = [f"Shown: {'; '.join(shown)}."] if shown else []
     sentences += [f"Seen, but not significant: {'; '.join(suspected)}."] if suspected else []
     sentences += [f"Not shown: {'; '.join(clear)}."] if clear else []
-    sentences += _reach(seen, target)
+    sentences += _least_detectable_sentences(seen, target)
     sentences += [f"Not tested: {', '.join(untested)}."] if untested else []
     if not (shown or suspected or clear):
         why = dict.fromkeys(s.why for s in seen.of(target) if s.why)
@@ -219,7 +221,7 @@ def full_account(result: AuditResult, seen: Assessment, target: str) -> str:
     return " ".join(sentences)
 
 
-def _reach(seen: Assessment, target: str) -> list[str]:
+def _least_detectable_sentences(seen: Assessment, target: str) -> list[str]:
     """What would have had to be measured to be shown."""
     clear = (s for s in seen.tested(target) if s.status == signals.NOT_SHOWN)
     from_on = {s.kind.title: text for s in clear if (text := least_detectable(s)) != words.NOTHING}
@@ -234,11 +236,11 @@ def least_detectable(signal: Signal) -> str:
         return words.NOTHING
     if m.unit in SHARES and signal.least >= 1:
         return f"all {m.n:,}"
-    text = words.value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
+    text = words.format_value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
     return f"{text}{_UNITS.get(m.unit, '')}"
 
 
-def untested(seen: Assessment) -> dict[tuple[str, ...], list[Kind]]:
+def untested_kinds_by_targets(seen: Assessment) -> dict[tuple[str, ...], list[Kind]]:
     """What was not tested, by the targets that it was not tested on; () first: on none of those that were measured."""
     measured = [target for target in seen.targets if seen.tested(target)]
     found: dict[tuple[str, ...], list[Kind]] = {(): []}
@@ -250,13 +252,13 @@ def untested(seen: Assessment) -> dict[tuple[str, ...], list[Kind]]:
     return {targets: kinds for targets, kinds in found.items() if kinds}
 
 
-def doubts(seen: Assessment) -> tuple[Doubt, ...]:
+def all_doubts(seen: Assessment) -> tuple[Doubt, ...]:
     """Of all targets: each once, contradictions first."""
     found = [d for name in seen.targets for d in seen.contradictions.get(name, ())]
     return tuple(dict.fromkeys((*found, *(d for name in seen.targets for d in seen.doubts.get(name, ())))))
 
 
-def title(result: AuditResult, target: str) -> str:
+def title_or_undefended(result: AuditResult, target: str) -> str:
     """The undefended model is told of whether or not it was measured."""
     known = any(record.name == target for record in result.targets)
     return words.target_title(result, target) if known or target != UNDEFENDED else "Undefended"
@@ -265,53 +267,57 @@ def title(result: AuditResult, target: str) -> str:
 # --- the section ------------------------------------------------------------------------------------------------------
 
 
-def table(result: AuditResult, seen: Assessment) -> Forest:
+def signals_forest_table(result: AuditResult, seen: Assessment) -> Forest:
     """A row a signal and access, target by target."""
     groups, spans = list[Group](), list[ForestSpan | None]()
     for target in seen.targets:
         found = seen.of(target)
-        groups.append(Group(words.with_costs(result, target), tuple(map(_row, found))))
-        spans += map(_span, found)
+        groups.append(Group(words.target_title_with_costs(result, target), tuple(map(_signal_row, found))))
+        spans += map(_confidence_span, found)
     caption = "What is shown, what is not, and what was not tested; 95% intervals"
     return Forest(Table("signals-table", caption, _HEAD, tuple(groups), frozenset({3, 4, 5})), tuple(spans))
 
 
-def _row(s: Signal) -> tuple[str, ...]:
+def _signal_row(s: Signal) -> tuple[str, ...]:
     if s.status == signals.NOT_TESTED:
         return s.kind.title, "", f"{s.status}{f': {s.why}' if s.why else ''}", "", "", ""
-    return s.kind.title, s.setting, _signal_status_label(s), _measured(s), _baseline_text(s), least_detectable(s)
+    return s.kind.title, s.setting, _signal_status_label(s), _measured_text(s), _baseline_text(s), least_detectable(s)
 
 
 def _signal_status_label(s: Signal) -> str:
     return "seen, not significant" if s.suspected else s.status
 
 
-def _measured(s: Signal) -> str:
+def _measured_text(s: Signal) -> str:
     """Without its name where the kind says it."""
     m = s.measured
     assert m is not None  # it was tested
     if s.kind is not PERSONAL and not s.count and (m.unit == "share" or m.name == s.kind.main):
-        return words.share(m) if m.unit == "share" else f"{words.with_bounds(m)}{_UNITS.get(m.unit, '')}"
+        return (
+            words.format_share_with_interval(m)
+            if m.unit == "share"
+            else f"{words.value_with_interval(m)}{_UNITS.get(m.unit, '')}"
+        )
     return describe_number(s)
 
 
 def _baseline_text(s: Signal) -> str:
     if isinstance(s.baseline, Measurement):
         m = s.baseline
-        return f"{words.hits(m):,}/{m.n:,}" if m.unit == "share" else words.value(m)
-    return words.NOTHING if s.baseline is None else words.number(s.baseline)
+        return f"{words.hits(m):,}/{m.n:,}" if m.unit == "share" else words.format_value(m)
+    return words.NOTHING if s.baseline is None else words.format_number(s.baseline)
 
 
-def _span(s: Signal) -> ForestSpan | None:
+def _confidence_span(s: Signal) -> ForestSpan | None:
     m, b = s.measured, s.baseline
     if m is None or m.unit not in ("share", "probability"):
         return None
-    return span(m, b.value if isinstance(b, Measurement) else None)
+    return forest_span(m, b.value if isinstance(b, Measurement) else None)
 
 
-def blocks(result: AuditResult) -> list[Block]:
+def signals_section_blocks(result: AuditResult) -> list[Block]:
     """The table and how to read it; nothing where nothing was measured."""
     seen = assess_signals(result)
     if not any(seen.tested(target) for target in seen.targets):
         return []
-    return [table(result, seen), Paragraph(_NOTE)]
+    return [signals_forest_table(result, seen), Paragraph(_NOTE)]

@@ -11,13 +11,13 @@ from auditor.reports import words
 _MOST = 80  # characters of a name: the line is a heading
 
 
-def line(result: AuditResult) -> str:
+def audit_subject_line(result: AuditResult) -> str:
     """`Privacy audit of out/chat (adapter on org/base) with records of data/mails.jsonl; 1 June 2026, audit 0.1.0`"""
-    audited = f"Privacy audit of {_model(result)} with {_data(result)}"
+    audited = f"Privacy audit of {_model_phrase(result)} with {_data_phrase(result)}"
     return f"{audited}; {_run_date_label(result)}, audit {result.tool_version}"
 
 
-def _model(result: AuditResult) -> str:
+def _model_phrase(result: AuditResult) -> str:
     """The model, its revision, and of an adapter the model that it is for."""
     objects, named = result.plan.get("objects") or {}, result.plan.get("model")
     if "model" in objects:
@@ -36,13 +36,13 @@ def _model(result: AuditResult) -> str:
     return _short_model_name(str(named)) + (f" ({words.shorten('; '.join(more), _MOST)})" if more else "")
 
 
-def targets(result: AuditResult) -> str:
+def attacked_target_titles(result: AuditResult) -> str:
     """`Undefended, PMixED`: what was attacked of it, but controls."""
     titles = [target.title for target in result.targets if not target.companion]
     return ", ".join(titles) or words.target_title(result, UNDEFENDED)
 
 
-def _data(result: AuditResult) -> str:
+def _data_phrase(result: AuditResult) -> str:
     data, canaries = result.plan.get("data"), result.plan.get("canaries")
     if "data" in (result.plan.get("objects") or {}):
         return "records given in Python"

@@ -27,27 +27,35 @@ class Grid:
 
 def to_rich(grid: Grid, styles: Sequence[str] = ()) -> RichTable:
     """A rich table; `styles`: one a row."""
-    note = Text("\n").join(map(inert.terminal, grid.note.split("\n"))) if grid.note else None
-    table = RichTable(title=inert.terminal(grid.title), title_justify="left", caption=note, caption_justify="left")
+    note = Text("\n").join(map(inert.escape_for_terminal, grid.note.split("\n"))) if grid.note else None
+    table = RichTable(
+        title=inert.escape_for_terminal(grid.title), title_justify="left", caption=note, caption_justify="left"
+    )
     for name in grid.head:
-        table.add_column(inert.terminal(name), overflow="fold")
+        table.add_column(inert.escape_for_terminal(name), overflow="fold")
     for i, row in enumerate(grid.rows):
-        table.add_row(*map(inert.terminal, row), style=styles[i] if styles else None)
+        table.add_row(*map(inert.escape_for_terminal, row), style=styles[i] if styles else None)
     return table
 
 
 def to_markdown(grid: Grid) -> str:
-    lines = [f"# {inert.markdown(grid.title)}", ""] + ([inert.markdown(grid.note), ""] if grid.note else [])
+    lines = [f"# {inert.escape_for_markdown(grid.title)}", ""] + (
+        [inert.escape_for_markdown(grid.note), ""] if grid.note else []
+    )
     return "\n".join([*lines, *markdown_lines(grid)]) + "\n"
 
 
 def markdown_lines(grid: Grid) -> list[str]:
     """The rows under their head, as lines of Markdown."""
-    return [_line(grid.head), "| " + " | ".join(["---"] * len(grid.head)) + " |", *map(_line, grid.rows)]
+    return [
+        _markdown_table_line(grid.head),
+        "| " + " | ".join(["---"] * len(grid.head)) + " |",
+        *map(_markdown_table_line, grid.rows),
+    ]
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(inert.markdown, cells)) + " |"
+def _markdown_table_line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(inert.escape_for_markdown, cells)) + " |"
 
 
 def to_csv(grid: Grid) -> str:
@@ -59,8 +67,15 @@ def to_latex(grid: Grid) -> str:
     """A `tabular` with booktabs rules, for \\input; columns with sentences in them are paragraphs."""
     widest = [max(map(len, column)) for column in zip(grid.head, *grid.rows, strict=True)]
     columns = "".join(r"p{0.25\linewidth}" if width > _SENTENCE else "l" for width in widest)
-    rows = [" & ".join(map(inert.latex, row)) + r" \\" for row in grid.rows]
-    note = [f"% {inert.clean(grid.note)}"] if grid.note else []
-    head = " & ".join(map(inert.latex, grid.head)) + r" \\"
-    lines = [f"% {inert.clean(grid.title)}", *note, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"]
+    rows = [" & ".join(map(inert.escape_for_latex, row)) + r" \\" for row in grid.rows]
+    note = [f"% {inert.to_printable_line(grid.note)}"] if grid.note else []
+    head = " & ".join(map(inert.escape_for_latex, grid.head)) + r" \\"
+    lines = [
+        f"% {inert.to_printable_line(grid.title)}",
+        *note,
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        head,
+        r"\midrule",
+    ]
     return "\n".join([*lines, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"

@@ -20,7 +20,7 @@ from auditor.core.result import AuditResult, Chain, Finding, Measurement
 from auditor.records.signals import assess_signals
 from auditor.reports import claims, inert, personal, signals, unlearning, words
 from auditor.reports.screen import next_command
-from auditor.reports.verdict import explained_row, headline, strongest
+from auditor.reports.verdict import explained_row, headline, strongest_attack_row
 
 _INDENT = 2
 _SHORTEST = 12  # what is left of a long attack name where the numbers need the room
@@ -42,7 +42,7 @@ class Summary:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(headline(self.result), style="bold")
         yield Text()
-        yield from _rows(self.result, options.max_width)
+        yield from _attack_row_lines(self.result, options.max_width)
         yield Text()
         yield from _remarks_below_rows(self.result)
         if self.folder is not None:
@@ -50,7 +50,7 @@ class Summary:
             yield from _report_and_next_command(self.result, self.folder)
 
 
-def shares(measurements: Iterable[Measurement]) -> Table:
+def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
     """Shares outside a run, to the three decimals that a challenge ranks by."""
     table = Table("", "share", "95% interval", "hits", "n", "note")
     for m in measurements:
@@ -62,36 +62,36 @@ def shares(measurements: Iterable[Measurement]) -> Table:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-def _rows(result: AuditResult, width: int) -> Iterator[RenderableType]:
+def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableType]:
     """Attack rows in columns that line up over all groups, each group under its target."""
-    cells = [_cells(finding) for finding in result.findings]
+    cells = [_attack_row_cells(finding) for finding in result.findings]
     heads = ("attack", "verbatim recall", "non-members", "excess")
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     gap = 2 if _INDENT + sum(widths) + 2 * (len(widths) - 1) <= width else 1
     over = _INDENT + sum(widths) + gap * (len(widths) - 1) - width
     widths[0] = max(_SHORTEST, widths[0] - max(0, over))
-    yield _line(heads, widths, gap, "dim")
+    yield _column_line(heads, widths, gap, "dim")
     for (title, facts, claim), group in groupby(
-        words.rows(result), key=lambda finding: _title_facts_and_claim(result, finding)
+        words.findings_undefended_first(result), key=lambda finding: _title_facts_and_claim(result, finding)
     ):
-        yield from _heading(title, facts, claim, width)
+        yield from _group_heading(title, facts, claim, width)
         for finding in group:
             yield (
                 _not_applicable_line(finding, widths[0], gap)
                 if finding.not_applicable
-                else _line(_cells(finding), widths, gap)
+                else _column_line(_attack_row_cells(finding), widths, gap)
             )
 
 
 def _title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
     """What the rows of a group share: their title, their decoding and perplexity, and whether the claim applies."""
-    facts = f"  {finding.decoding} · PPL {words.perplexity(result, finding.target)}"
-    applies = words.claim_applies(finding)
+    facts = f"  {finding.decoding} · PPL {words.target_perplexity_text(result, finding.target)}"
+    applies = words.claim_applies_phrase(finding)
     claim = applies if finding.claim_applies is None else f"claim applies: {applies}"
     return words.row_title(result, finding), facts, claim
 
 
-def _heading(title: str, facts: str, claim: str, width: int) -> Iterator[RenderableType]:
+def _group_heading(title: str, facts: str, claim: str, width: int) -> Iterator[RenderableType]:
     """On one line where it fits, else with the claim, indented, on the next."""
     line = Text.assemble((title, "bold cyan"), (facts, "dim"))
     if line.cell_len + len(claim) + 3 <= width:
@@ -100,13 +100,13 @@ def _heading(title: str, facts: str, claim: str, width: int) -> Iterator[Rendera
         yield from (line, _indented(Text(claim, "dim")))
 
 
-def _cells(finding: Finding) -> tuple[str, ...]:
+def _attack_row_cells(finding: Finding) -> tuple[str, ...]:
     if finding.not_applicable:
         return (words.shorten(finding.attack, 24), "", "", "")
-    return (words.shorten(finding.attack, 24), *words.beside_the_floor(finding))
+    return (words.shorten(finding.attack, 24), *words.main_number_and_baseline(finding))
 
 
-def _line(cells: tuple[str, ...], widths: list[int], gap: int, style: str = "") -> Padding:
+def _column_line(cells: tuple[str, ...], widths: list[int], gap: int, style: str = "") -> Padding:
     table = Table.grid(padding=(0, gap, 0, 0))
     for width in widths:
         table.add_column(width=width, overflow="fold")
@@ -130,18 +130,20 @@ def _indented(content: RenderableType) -> Padding:
 
 def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
     seen = assess_signals(result)
-    for targets, untested in signals.untested(seen).items():
-        on = f" on {', '.join(signals.title(result, target) for target in targets)}" if targets else ""
+    for targets, untested in signals.untested_kinds_by_targets(seen).items():
+        on = f" on {', '.join(signals.title_or_undefended(result, target) for target in targets)}" if targets else ""
         names = ", ".join(words.lower_first(kind.title) for kind in untested)
         yield Text.assemble((f"not tested{on}", "bold"), f"  {names}")
-    best = strongest(result, UNDEFENDED)
+    best = strongest_attack_row(result, UNDEFENDED)
     if best is not None and best.by_repeats:
         yield _sparkline(best)
     if best is not None and best.by_kind:
-        yield Text.assemble(("personal data", "bold"), f"  {personal.line(best)} (undefended, {best.attack})")
+        yield Text.assemble(
+            ("personal data", "bold"), f"  {personal.extracted_by_kind_phrase(best)} (undefended, {best.attack})"
+        )
     for finding in result.findings:
-        if finding.target == UNDEFENDED and (measured := words.exposures(finding)):
-            shown = ", ".join(words.value(m) for _, m in measured)
+        if finding.target == UNDEFENDED and (measured := words.exposure_by_insertions(finding)):
+            shown = ", ".join(words.format_value(m) for _, m in measured)
             counts = " ".join(count for count, _ in measured)
             yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")
     for target in result.targets:
@@ -151,21 +153,21 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
         if target.likelihood is not None:
             yield _likelihood_causes_line(target.title, target.likelihood)
     for one in result.unlearning:
-        yield Text.assemble(("forgotten", "bold"), "  ", unlearning.sentence(result, one))
+        yield Text.assemble(("forgotten", "bold"), "  ", unlearning.forgetting_sentences(result, one))
     if result.prefix_token:
         yield Text.assemble(("prefix token", "bold"), result.prefix_token.removeprefix("prefix token"))
     for target in result.targets:
         if target.claim is not None:
             yield Text.assemble((target.title, "bold"), "  ", words.epsilon_line(target.claim))
     for stands in claims.claims_to_report(result):
-        yield Text(claims.sentence(stands))
+        yield Text(claims.claim_verdict_sentence(stands))
 
 
 def _sparkline(finding: Finding) -> Text:
     """`repeats 1 2 4 8 16  ▁ ▁ ▃ ▇ █`, on a scale from 0 to 1."""
-    measured = words.by_repeats(finding.by_repeats)
+    measured = words.sort_by_repeats(finding.by_repeats)
     bars = " ".join(_BARS[min(7, max(0, round(7 * m.value)))] if m.n else "·" for _, m in measured)
-    shares = ", ".join(words.value(m) for _, m in measured)
+    shares = ", ".join(words.format_value(m) for _, m in measured)
     names = " ".join(name for name, _ in measured)
     return Text.assemble(
         (f"copies {names}", "bold"), "  ", (bars, "bold"), "  ", (f"{shares} (undefended, {finding.attack})", "dim")
@@ -174,7 +176,7 @@ def _sparkline(finding: Finding) -> Text:
 
 def _likelihood_causes_line(title: str, chain: Chain) -> Text:
     """What no guess shows: how much of the members' advantage in likelihood each cause takes."""
-    told = " · ".join(map(words.step_effect, words.measured_steps(chain.steps)))
+    told = " · ".join(map(words.step_effect, words.steps_between_targets(chain.steps)))
     of = f" ({words.MORE_LIKELY}, n {chain.whole.n:,})"
     return Text.assemble((f"likelihood {title}", "bold"), "  ", told, (of, "dim"))
 
@@ -182,11 +184,13 @@ def _likelihood_causes_line(title: str, chain: Chain) -> Text:
 def _effect_of_changes_text(title: str, finding: Finding, chain: Chain) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""
     where = ", white-box" if finding.setting == "white-box" else ""
-    told = " · ".join(map(words.step_effect, words.measured_steps(chain.steps)))
+    told = " · ".join(map(words.step_effect, words.steps_between_targets(chain.steps)))
     of = f" ({finding.attack}{where}{words.note_above_nonmembers(chain.whole)}, n {chain.whole.n:,})"
     return Text.assemble((f"why {title}", "bold"), "  ", told, (of, "dim"))
 
 
 def _report_and_next_command(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
-    yield Text.assemble(("report", "bold"), f": {inert.clean(str(folder / 'report.html'))}", overflow="fold")
+    yield Text.assemble(
+        ("report", "bold"), f": {inert.to_printable_line(str(folder / 'report.html'))}", overflow="fold"
+    )
     yield Text.assemble(("next", "bold"), f":   {next_command(assess_signals(result), folder)}", overflow="fold")

@@ -10,7 +10,7 @@ from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.reports import claims, words
 from auditor.reports.blocks import Block, Bullets, Card, Cards, Code, FactList, Facts, Group, Paragraph, Table
-from auditor.reports.topics import CHECK, Topic, by_target
+from auditor.reports.topics import CHECK, Topic, group_rows_by_target
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not prove it, and "
@@ -25,9 +25,9 @@ _TRANSCRIPT = (
 )
 
 
-def _claims(result: AuditResult) -> list[Block]:
+def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
     """A line for each neighbouring relation: what is promised, what this audit spent of it, what is left to ask."""
-    held = claims.table(result)
+    held = claims.claim_audit_table(result)
     evidence: list[Block] = [] if held is None else [held, Paragraph(_NEVER)]
     groups = tuple(
         Group(f"{t.title}: {t.claim.theorem}", _claim_rows_by_relation(t.claim)) for t in result.targets if t.claim
@@ -41,7 +41,7 @@ def _claims(result: AuditResult) -> list[Block]:
     return [table, *([Paragraph(_TRANSCRIPT)] if drawn else []), *evidence]
 
 
-def _tokens(claim: Claim) -> tuple[str, str, str]:
+def _token_budget_cells(claim: Claim) -> tuple[str, str, str]:
     """Covered, drawn, left. A model that was trained privately may be asked without end."""
     if claim.queries is None:
         return "any number", words.NOTHING, "any number"
@@ -50,13 +50,13 @@ def _tokens(claim: Claim) -> tuple[str, str, str]:
 
 
 def _claim_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
-    tokens = _tokens(claim)
+    tokens = _token_budget_cells(claim)
     return tuple(
         (
-            words.relation(name) + (" (set up for)" if name == claim.relation else ""),
-            words.number(epsilon),
-            words.number(claim.spent_epsilon.get(name, math.nan)),
-            words.number(claim.delta),
+            words.relation_label(name) + (" (set up for)" if name == claim.relation else ""),
+            words.format_number(epsilon),
+            words.format_number(claim.spent_epsilon.get(name, math.nan)),
+            words.format_number(claim.delta),
             claim.unit,
             *tokens,
             claim.status,
@@ -65,7 +65,7 @@ def _claim_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def _adversary(result: AuditResult) -> list[Block]:
+def _adversary_access_blocks(result: AuditResult) -> list[Block]:
     settings = {finding.setting for finding in result.findings}
     explained = tuple(text for setting, text in words.SETTINGS.items() if setting in settings)
     return [Bullets(explained), _access_table(result)] if explained else []
@@ -73,16 +73,16 @@ def _adversary(result: AuditResult) -> list[Block]:
 
 def _access_table(result: AuditResult) -> Table:
     """The matrix access x decoding x budget: rows that were allowed the same are one row, their attacks listed."""
-    findings = words.rows(result)
+    findings = words.findings_undefended_first(result)
     names = tuple(dict.fromkeys((*words.ACCESS, *(name for finding in findings for name in finding.access))))
-    columns = (words.ACCESS.get(name, words.as_label(name)) for name in names)
+    columns = (words.ACCESS.get(name, words.to_label(name)) for name in names)
     head = ("Target", "Attacks", *columns, "Decoding", "Budget a secret", "Claim applies")
     attacks: dict[tuple[str, ...], list[str]] = {}
     for f in findings:
         allowed = ("yes" if name in f.access else "no" for name in names)
-        spent = words.budget(f, result.benchmark.members + result.benchmark.nonmembers)
+        spent = words.attack_budget_phrase(f, result.benchmark.members + result.benchmark.nonmembers)
         title, decoding = words.row_title(result, f), f.decoding or words.NOTHING
-        key = (f.target, title, *allowed, decoding, spent, words.claim_applies(f))
+        key = (f.target, title, *allowed, decoding, spent, words.claim_applies_phrase(f))
         attacks.setdefault(key, []).append(f.attack)
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for (target, title, *rest), who in attacks.items():
@@ -98,13 +98,13 @@ def _attacked_records_blocks(result: AuditResult) -> list[Block]:
         ("Members attacked", f"{n.members:,}"),
         ("Non-members attacked", f"{n.nonmembers:,}"),
         ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
-        ("Near-duplicates of auxiliary data", _near_duplicates(n)),
+        ("Near-duplicates of auxiliary data", _near_duplicates_label(n)),
         *((("Canaries", _canary_counts_label(n)),) if n.canaries else ()),
     )
     blocks: list[Block] = [Paragraph(n.description)] if n.description else []
     blocks.append(FactList("", facts))
     if n.repeats or n.greedy_recall:
-        blocks.append(_greedy_table(result))
+        blocks.append(_greedy_recall_table(result))
     return [*blocks, *([Bullets(n.notes)] if n.notes else [])]
 
 
@@ -115,7 +115,7 @@ def _canary_counts_label(n: BenchmarkRecord) -> str:
     return ", ".join(parts)
 
 
-def _near_duplicates(n: BenchmarkRecord) -> str:
+def _near_duplicates_label(n: BenchmarkRecord) -> str:
     if n.near_duplicates is None:
         return "not counted"
     if not n.near_duplicates:
@@ -123,22 +123,25 @@ def _near_duplicates(n: BenchmarkRecord) -> str:
     return f"{n.near_duplicates:,} of {n.members:,} members: these may come from the auxiliary data, not from the model"
 
 
-def _greedy_table(result: AuditResult) -> Table:
+def _greedy_recall_table(result: AuditResult) -> Table:
     n = result.benchmark
     names = sorted({**n.repeats, **n.greedy_recall}, key=words.repeats_sort_key)
-    rows = tuple((name, f"{n.repeats.get(name, 0):,}", words.share(n.greedy_recall.get(name))) for name in names)
+    rows = tuple(
+        (name, f"{n.repeats.get(name, 0):,}", words.format_share_with_interval(n.greedy_recall.get(name)))
+        for name in names
+    )
     head = ("Repetitions", "Members", "Greedy recall, undefended")
     caption = "Members by repetitions in the data that was read, and what greedy decoding alone gives away"
     return Table("greedy-table", caption, head, (Group("", rows),), frozenset({1, 2}))
 
 
-def _targets(result: AuditResult) -> list[Block]:
-    shared = _shared([target.notes for target in result.targets])
+def _target_card_blocks(result: AuditResult) -> list[Block]:
+    shared = _common_to_all_lists([target.notes for target in result.targets])
     cards = (
         Card(
             t.title,
             t.description,
-            (*_cost(t), *_nominal_epsilon_facts(t), *_claim(t.claim)),
+            (*_target_cost_facts(t), *_nominal_epsilon_facts(t), *_claim_facts(t.claim)),
             _notes_not_shared(t.notes, shared),
         )
         for t in result.targets
@@ -147,7 +150,7 @@ def _targets(result: AuditResult) -> list[Block]:
     return [*of_all, Cards(tuple(cards))] if result.targets else []
 
 
-def _shared(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def _common_to_all_lists(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """What stands in all of several lists, in the order of the first: said once."""
     first, *others = each or [()]
     return tuple(one for one in first if others and all(one in other for other in others))
@@ -157,14 +160,14 @@ def _notes_not_shared(notes: Sequence[str], shared: Sequence[str]) -> tuple[str,
     return tuple(note for note in notes if note not in shared)
 
 
-def _cost(target: TargetRecord) -> Facts:
+def _target_cost_facts(target: TargetRecord) -> Facts:
     per_token, memory, training = target.milliseconds_per_token, target.peak_memory_mb, target.training_seconds
     return (
-        ("Held-out perplexity", words.with_bounds(target.perplexity)),
-        *((words.label(m.name), words.with_bounds(m)) for m in target.other_perplexities),
-        ("Time per token", words.NOTHING if per_token is None else f"{words.number(per_token)} ms"),
-        ("Peak memory", words.NOTHING if memory is None else words.memory(memory)),
-        ("Training time, when it was trained", words.NOTHING if training is None else words.duration(training)),
+        ("Held-out perplexity", words.value_with_interval(target.perplexity)),
+        *((words.label(m.name), words.value_with_interval(m)) for m in target.other_perplexities),
+        ("Time per token", words.NOTHING if per_token is None else f"{words.format_number(per_token)} ms"),
+        ("Peak memory", words.NOTHING if memory is None else words.format_memory(memory)),
+        ("Training time, when it was trained", words.NOTHING if training is None else words.format_duration(training)),
     )
 
 
@@ -172,21 +175,26 @@ def _nominal_epsilon_facts(target: TargetRecord) -> Facts:
     """An epsilon that promises nothing is named as such."""
     if target.nominal_epsilon is None:
         return ()
-    return (("Nominal ε, no guarantee", words.number(target.nominal_epsilon)),)
+    return (("Nominal ε, no guarantee", words.format_number(target.nominal_epsilon)),)
 
 
-def _claim(claim: Claim | None) -> Facts:
+def _claim_facts(claim: Claim | None) -> Facts:
     if claim is None:
         return (("Claim", "none"),)
-    by_relation = ((f"ε, {words.relation(name)}", _promised_and_spent_label(claim, name)) for name in claim.epsilon)
+    by_relation = (
+        (f"ε, {words.relation_label(name)}", _promised_and_spent_label(claim, name)) for name in claim.epsilon
+    )
     return (
         ("Claim", f"{claim.theorem} ({claim.status})"),
         *by_relation,
-        ("δ", words.number(claim.delta)),
-        ("Set up for", f"{words.relation(claim.relation)}; unit of protection: {words.unit(claim)}"),
-        ("Covers", f"{claim.access}, {claim.decoding} decoding, {words.covers(claim)}"),
-        ("Spent by this audit", words.spent(claim)),
-        *((words.as_label(name), words.number(value)) for name, value in claim.details.items()),
+        ("δ", words.format_number(claim.delta)),
+        (
+            "Set up for",
+            f"{words.relation_label(claim.relation)}; unit of protection: {words.protection_unit_label(claim)}",
+        ),
+        ("Covers", f"{claim.access}, {claim.decoding} decoding, {words.covered_tokens(claim)}"),
+        ("Spent by this audit", words.spent_budget_phrase(claim)),
+        *((words.to_label(name), words.format_number(value)) for name, value in claim.details.items()),
     )
 
 
@@ -194,21 +202,21 @@ def _promised_and_spent_label(claim: Claim, name: str) -> str:
     """What is promised under one relation, and how much of it is spent."""
     epsilon, spent = claim.epsilon[name], claim.spent_epsilon.get(name)
     if spent is None or math.isinf(epsilon):
-        return words.number(epsilon)
-    return f"{words.number(epsilon)}, of which {words.number(spent)} spent"
+        return words.format_number(epsilon)
+    return f"{words.format_number(epsilon)}, of which {words.format_number(spent)} spent"
 
 
-def _measurements(result: AuditResult) -> list[Block]:
+def _measurement_blocks(result: AuditResult) -> list[Block]:
     return [_measurement_table(result)] if result.findings else []
 
 
 def _measurement_table(result: AuditResult) -> Table:
     groups = tuple(
         Group(
-            f"{words.row_title(result, f)} · {f.attack} · {words.decoding(f)}",
+            f"{words.row_title(result, f)} · {f.attack} · {words.decoding_label(f)}",
             tuple(map(_measurement_row, f.measurements)),
         )
-        for f in words.rows(result)
+        for f in words.findings_undefended_first(result)
         if f.measurements
     )
     head = ("Measurement", "Value", "95% interval", "n", "Note")
@@ -216,43 +224,47 @@ def _measurement_table(result: AuditResult) -> Table:
 
 
 def _measurement_row(m: Measurement) -> tuple[str, ...]:
-    return (words.label(m.name), words.counted(m), words.bounds(m), f"{m.n:,}", m.note)
+    return (words.label(m.name), words.format_share_without_interval(m), words.format_interval(m), f"{m.n:,}", m.note)
 
 
 def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
     """How each configuration was run: once what holds for all, then a row for each with the rest."""
-    rows = words.rows(result)
-    attacks = {f.attack: _shared([_options(g) for g in rows if g.attack == f.attack]) for f in rows}
+    rows = words.findings_undefended_first(result)
+    attacks = {
+        f.attack: _common_to_all_lists([_option_settings(g) for g in rows if g.attack == f.attack]) for f in rows
+    }
     options = (f"{attack}: {', '.join(shared)}" for attack, shared in attacks.items() if shared)
-    notes = _shared([_row_notes(f) for f in rows])
+    notes = _common_to_all_lists([_row_notes(f) for f in rows])
     of_all = (*options, *(f"in all of them: {note}" for note in notes))
     head = ("Target", "Attack", "Options of its own", "Tokens drawn", "Forward rows", "Time", "Notes of its own")
-    groups = by_target(result, lambda f: [_cost_row(result, f, attacks[f.attack], notes)])
+    groups = group_rows_by_target(result, lambda f: [_cost_row(result, f, attacks[f.attack], notes)])
     table = Table("rows-table", "How each configuration was run", head, groups, frozenset({3, 4, 5}))
     return [table, *([Bullets(of_all)] if of_all else [])]
 
 
-def _options(f: Finding) -> tuple[str, ...]:
+def _option_settings(f: Finding) -> tuple[str, ...]:
     return tuple(f"{name}={option}" for name, option in f.options.items())
 
 
 def _row_notes(f: Finding) -> tuple[str, ...]:
-    return (f"not applicable: {f.not_applicable}",) if f.not_applicable else words.notes(f)
+    return (f"not applicable: {f.not_applicable}",) if f.not_applicable else words.violations_and_notes(f)
 
 
 def _cost_row(result: AuditResult, f: Finding, options: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
     """options, notes: those that are said once, of all."""
-    cost = (f"{f.drawn:,}", f"{f.rows:,}", words.duration(f.seconds))
-    own, said = _notes_not_shared(_options(f), options), _notes_not_shared(_row_notes(f), notes)
+    cost = (f"{f.drawn:,}", f"{f.rows:,}", words.format_duration(f.seconds))
+    own, said = _notes_not_shared(_option_settings(f), options), _notes_not_shared(_row_notes(f), notes)
     return (words.row_title(result, f), f.attack, ", ".join(own), *cost, "; ".join(said))
 
 
-def _reproduce(result: AuditResult) -> list[Block]:
+def _reproduction_blocks(result: AuditResult) -> list[Block]:
     seeds = (
         f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling and secret, "
         "so the guesses do not depend on batch size, workers or resuming."
     )
-    timings = (f"{words.duration(seconds):>14}  {words.as_label(stage)}" for stage, seconds in result.timings.items())
+    timings = (
+        f"{words.format_duration(seconds):>14}  {words.to_label(stage)}" for stage, seconds in result.timings.items()
+    )
     return [
         Code("Command", result.command),
         Paragraph(seeds),
@@ -264,10 +276,12 @@ def _reproduce(result: AuditResult) -> list[Block]:
 
 
 TOPICS = (
-    Topic("claims", "Claims and spending", lambda m: _claims(m.result), CHECK, 10),
-    Topic("adversary", "What the adversary was allowed", lambda m: _adversary(m.result), CHECK, 11, turn=10),
+    Topic("claims", "Claims and spending", lambda m: _claims_and_spending_blocks(m.result), CHECK, 10),
+    Topic(
+        "adversary", "What the adversary was allowed", lambda m: _adversary_access_blocks(m.result), CHECK, 11, turn=10
+    ),
     Topic("attacked", "What was attacked", lambda m: _attacked_records_blocks(m.result), CHECK, 12, turn=8),
-    Topic("targets", "Targets, costs and claims", lambda m: _targets(m.result), CHECK, 13, turn=9),
-    Topic("measurements", "All measurements", lambda m: _measurements(m.result), CHECK, 14, turn=13),
-    Topic("reproduce", "How to reproduce", lambda m: _reproduce(m.result), CHECK, 15, turn=12),
+    Topic("targets", "Targets, costs and claims", lambda m: _target_card_blocks(m.result), CHECK, 13, turn=9),
+    Topic("measurements", "All measurements", lambda m: _measurement_blocks(m.result), CHECK, 14, turn=13),
+    Topic("reproduce", "How to reproduce", lambda m: _reproduction_blocks(m.result), CHECK, 15, turn=12),
 )

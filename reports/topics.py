@@ -50,19 +50,19 @@ class Topic:
     brief: Maker | None = None
 
 
-def by_target(result: AuditResult, rows: Callable[[Finding], list[tuple[str, ...]]]) -> tuple[Group, ...]:
+def group_rows_by_target(result: AuditResult, rows: Callable[[Finding], list[tuple[str, ...]]]) -> tuple[Group, ...]:
     """One untitled group a target, in report order."""
     grouped: dict[str, list[tuple[str, ...]]] = {}
-    for finding in words.rows(result):
+    for finding in words.findings_undefended_first(result):
         grouped.setdefault(finding.target, []).extend(rows(finding))
     return tuple(Group("", tuple(group)) for group in grouped.values())
 
 
-def span(m: Measurement, floor: float | None = None) -> ForestSpan | None:
+def forest_span(m: Measurement, floor: float | None = None) -> ForestSpan | None:
     if any(math.isnan(value) for value in (m.low, m.value, m.high)):
         return None
     return ForestSpan(m.low, m.value, m.high, None if floor is None or math.isnan(floor) else floor)
 
 
-def titled(result: AuditResult, finding: Finding) -> str:
+def titled_row(result: AuditResult, finding: Finding) -> str:
     return f"{words.row_title(result, finding)} · {finding.attack}"

@@ -38,7 +38,7 @@ _NOTE = (
 )
 
 
-def sentence(result: AuditResult, one: Unlearning) -> str:
+def forgetting_sentences(result: AuditResult, one: Unlearning) -> str:
     """What is left, what comes back, and what it cost: in the order of the numbers that were measured."""
     title = words.target_title(result, one.target)
     told = [_before_after_label(row) for row in one.numbers if row.group == FORGOTTEN]
@@ -46,17 +46,25 @@ def sentence(result: AuditResult, one: Unlearning) -> str:
         return f"{title}: nothing was measured of what it was to forget."
     opening = f"{title}, {one.forgotten:,} records forgotten of {one.forgotten + one.retained:,}: {'; '.join(told)}"
     return " ".join(
-        (f"{opening}.", *_forgotten_or_not_sentences(one), *_came_back(one), *_perplexity_cost_sentences(one))
+        (
+            f"{opening}.",
+            *_forgotten_or_not_sentences(one),
+            *_relearning_sentences(one),
+            *_perplexity_cost_sentences(one),
+        )
     )
 
 
 def _before_after_label(row: Recalled) -> str:
-    beside = f", never seen {words.value(row.values[RETRAINED])}" if RETRAINED in row.values else ""
-    before, after = (words.value(row.values[model]) for model in (BEFORE, AFTER))
-    return f"{_named(row)} {before} → {words.with_bounds(row.values[AFTER]) if before != after else after}{beside}"
+    beside = f", never seen {words.format_value(row.values[RETRAINED])}" if RETRAINED in row.values else ""
+    before, after = (words.format_value(row.values[model]) for model in (BEFORE, AFTER))
+    return (
+        f"{_recall_measure_name(row)} {before} → "
+        f"{words.value_with_interval(row.values[AFTER]) if before != after else after}{beside}"
+    )
 
 
-def _named(row: Recalled) -> str:
+def _recall_measure_name(row: Recalled) -> str:
     return _NAMES.get(row.name) or words.lower_first(words.label(row.name))
 
 
@@ -65,7 +73,7 @@ def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
     rows = [row for row in one.numbers if row.group == FORGOTTEN]
     left = [row for row in rows if "left" in row.changes]
     if left:
-        there = [_named(row) for row in left if row.changes["left"].low > 0]
+        there = [_recall_measure_name(row) for row in left if row.changes["left"].low > 0]
         yield (
             f"Still there, more than in a model that never saw it, by {', '.join(there)}."
             if there
@@ -74,7 +82,7 @@ def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
         return
     floors = {(row.attack, row.name): row for row in one.numbers if row.group == NONMEMBERS}
     beside = [(row, floors[row.attack, row.name]) for row in rows if (row.attack, row.name) in floors]
-    there = [_named(row) for row, floor in beside if row.values[AFTER].low > floor.values[AFTER].high]
+    there = [_recall_measure_name(row) for row, floor in beside if row.values[AFTER].low > floor.values[AFTER].high]
     if beside:
         yield (
             f"Above records it never saw by {', '.join(there)}."
@@ -83,7 +91,7 @@ def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
         )
 
 
-def _came_back(one: Unlearning) -> Iterator[str]:
+def _relearning_sentences(one: Unlearning) -> Iterator[str]:
     if not one.steps:
         return
     trained = f"{one.steps} steps of relearning on {one.texts:,} other records"
@@ -91,8 +99,8 @@ def _came_back(one: Unlearning) -> Iterator[str]:
     if not rows:
         yield f"{trained} were not measured."
         return
-    back = [row for row in rows if _comes_back(row)]
-    rest = [row for row in rows if not _comes_back(row)]
+    back = [row for row in rows if _is_relearned(row)]
+    rest = [row for row in rows if not _is_relearned(row)]
     if back:
         yield f"{trained} bring it back, so it was hidden and not gone: {'; '.join(map(_relearned_label, back))}."
     if rest:
@@ -102,16 +110,19 @@ def _came_back(one: Unlearning) -> Iterator[str]:
         yield "Without --retrained, nothing tells what comes back from what such steps teach any model."
 
 
-def _comes_back(row: Recalled) -> bool:
+def _is_relearned(row: Recalled) -> bool:
     """Beyond what the same steps do to a model that never saw it, where there is one."""
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 
 
 def _relearned_label(row: Recalled) -> str:
     share, never = row.changes.get("share_back"), row.values.get(RETRAINED_RELEARNED)
-    part = f", {words.with_bounds(share)} of what was taken" if share and _comes_back(row) else ""
-    beside = f", never seen {words.value(never)}" if never else ""
-    return f"{_named(row)} {words.value(row.values[AFTER])} → {words.value(row.values[RELEARNED])}{part}{beside}"
+    part = f", {words.value_with_interval(share)} of what was taken" if share and _is_relearned(row) else ""
+    beside = f", never seen {words.format_value(never)}" if never else ""
+    return (
+        f"{_recall_measure_name(row)} {words.format_value(row.values[AFTER])} "
+        f"→ {words.format_value(row.values[RELEARNED])}{part}{beside}"
+    )
 
 
 def _perplexity_cost_sentences(one: Unlearning) -> Iterator[str]:
@@ -120,51 +131,56 @@ def _perplexity_cost_sentences(one: Unlearning) -> Iterator[str]:
     if before is None or after is None:
         yield "What it cost in perplexity was not measured."
         return
-    times = f" ({words.change(ratio.value - 1)})" if ratio else ""
+    times = f" ({words.format_relative_change(ratio.value - 1)})" if ratio else ""
     useless = "; a model that says little leaks little" if ratio and ratio.low > _USELESS else ""
-    yield f"Held-out perplexity {words.value(before)} → {words.value(after)}{times}{useless}."
+    yield f"Held-out perplexity {words.format_value(before)} → {words.format_value(after)}{times}{useless}."
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _unlearned(result: AuditResult) -> list[Block]:
+def _unlearning_blocks(result: AuditResult) -> list[Block]:
     blocks = list[Block]()
     for one in result.unlearning:
         if one.numbers:
-            blocks += [Paragraph(sentence(result, one)), _table(result, one)]
+            blocks += [Paragraph(forgetting_sentences(result, one)), _forgotten_records_table(result, one)]
     return [*blocks, Paragraph(_NOTE)] if blocks else []
 
 
-def _table(result: AuditResult, one: Unlearning) -> Table:
+def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
     shown = [model for model in _HEADS if any(model in row.values for row in one.numbers)]
     kinds = dict.fromkeys((row.attack, row.name) for row in one.numbers)
     groups = tuple(
         Group(
             f"{words.label(name)} · {attack}",
-            tuple(_line(row, shown) for row in one.numbers if (row.attack, row.name) == (attack, name)),
+            tuple(_record_group_row(row, shown) for row in one.numbers if (row.attack, row.name) == (attack, name)),
         )
         for attack, name in kinds
     )
-    costs = tuple(words.value(one.perplexity.get(model)) for model in shown)
+    costs = tuple(words.format_value(one.perplexity.get(model)) for model in shown)
     ratio = one.perplexity.get("ratio")
-    last = Group("Held-out perplexity", (("all", *costs, f"× {words.with_bounds(ratio)}" if ratio else words.NOTHING),))
+    last = Group(
+        "Held-out perplexity",
+        (("all", *costs, f"× {words.value_with_interval(ratio)}" if ratio else words.NOTHING),),
+    )
     head = ("Records", *(_HEADS[model] for model in shown), "After − before", "Relearned − after", "That − never saw")
     caption = f"What is left of what {words.target_title(result, one.target)} was to forget"
     return Table(f"unlearning-{one.target}", caption, head, (*groups, last), frozenset(range(1, len(head))))
 
 
-def _line(row: Recalled, shown: list[str]) -> tuple[str, ...]:
+def _record_group_row(row: Recalled, shown: list[str]) -> tuple[str, ...]:
     changes = (row.changes.get(name) for name in ("unlearned", "relearned", "came_back"))
     return (
         f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})",
-        *(words.with_bounds(row.values.get(model)) for model in shown),
+        *(words.value_with_interval(row.values.get(model)) for model in shown),
         *map(_change_text, changes),
     )
 
 
 def _change_text(m: Measurement | None) -> str:
-    return words.with_bounds(m) if m else words.NOTHING
+    return words.value_with_interval(m) if m else words.NOTHING
 
 
-TOPICS = (Topic("unlearning", "What is left of the forgotten", lambda m: _unlearned(m.result), DECIDE, 6, turn=16),)
+TOPICS = (
+    Topic("unlearning", "What is left of the forgotten", lambda m: _unlearning_blocks(m.result), DECIDE, 6, turn=16),
+)

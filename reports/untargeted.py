@@ -11,7 +11,7 @@ from auditor.records.details import Details
 from auditor.records.table import Column
 from auditor.reports import words
 from auditor.reports.blocks import Block, Group, Paragraph, Table
-from auditor.reports.topics import MEND, Topic, titled
+from auditor.reports.topics import MEND, Topic, titled_row
 from auditor.statistics.memorised import (
     COMMON,
     GENERATIONS,
@@ -22,7 +22,7 @@ from auditor.statistics.memorised import (
     RECORDS,
     RICHNESS,
 )
-from auditor.statistics.metrics import RANKINGS, excess_of, floor_of
+from auditor.statistics.metrics import RANKINGS, excess_metric_name, nonmember_metric_name
 
 _SHOWN = 30  # records of a row
 _NOTE = (
@@ -37,13 +37,13 @@ _NOTE = (
 )
 
 
-def rows(result: AuditResult) -> list[Finding]:
+def rows_with_memorised_ngrams(result: AuditResult) -> list[Finding]:
     """The rows whose texts were held against all that was trained on."""
-    return [finding for finding in words.rows(result) if finding.measurement(MEMORISED)]
+    return [finding for finding in words.findings_undefended_first(result) if finding.measurement(MEMORISED)]
 
 
-def _untargeted(result: AuditResult, details: Details) -> list[Block]:
-    shown = rows(result)
+def _untargeted_blocks(result: AuditResult, details: Details) -> list[Block]:
+    shown = rows_with_memorised_ngrams(result)
     if not shown:
         return []
     return [
@@ -54,28 +54,39 @@ def _untargeted(result: AuditResult, details: Details) -> list[Block]:
 
 
 def _rates_and_rankings_blocks(result: AuditResult) -> list[Block]:
-    shown = rows(result)
+    shown = rows_with_memorised_ngrams(result)
     if not shown:
         return []
-    return [_rates(result, shown), _records_to_come_table(result, shown), *_rankings(result, shown), Paragraph(_NOTE)]
+    return [
+        _memorised_rates_table(result, shown),
+        _records_to_come_table(result, shown),
+        *_ranking_precision_tables(result, shown),
+        Paragraph(_NOTE),
+    ]
 
 
-def _rates(result: AuditResult, shown: list[Finding]) -> Table:
-    names = (MEMORISED, floor_of(MEMORISED), excess_of(MEMORISED), COMMON)
+def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
+    names = (MEMORISED, nonmember_metric_name(MEMORISED), excess_metric_name(MEMORISED), COMMON)
     head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
     told = tuple(
-        (titled(result, f), _drawn(f), words.with_bounds(f.measurement(GENERATIONS)), *_told(f, names)) for f in shown
+        (
+            titled_row(result, f),
+            _generation_count_label(f),
+            words.value_with_interval(f.measurement(GENERATIONS)),
+            *_measurement_cells(f, names),
+        )
+        for f in shown
     )
     notes = dict.fromkeys(m.note.split(";")[0] for f in shown if (m := f.measurement(MEMORISED)))
     caption = f"Memorised n-grams per {PER:,} generations, with 95% intervals ({', '.join(notes)})"
     return Table("untargeted-table", caption, head, (Group("", told),), frozenset(range(1, 7)))
 
 
-def _told(finding: Finding, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(words.with_bounds(finding.measurement(name)) for name in names)
+def _measurement_cells(finding: Finding, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(words.value_with_interval(finding.measurement(name)) for name in names)
 
 
-def _drawn(finding: Finding) -> str:
+def _generation_count_label(finding: Finding) -> str:
     main = finding.measurement(MEMORISED)
     return f"{main.n:,}" if main else words.NOTHING
 
@@ -84,10 +95,10 @@ def _records_to_come_table(result: AuditResult, shown: list[Finding]) -> Table:
     head = ("Target", "Records extracted", "Non-members", f"New in the next {PER:,}", "In the end, at least")
     told = tuple(
         (
-            titled(result, f),
+            titled_row(result, f),
             _value_with_note_text(f, RECORDS),
-            _value_with_note_text(f, floor_of(RECORDS)),
-            *_told(f, (NEW, RICHNESS)),
+            _value_with_note_text(f, nonmember_metric_name(RECORDS)),
+            *_measurement_cells(f, (NEW, RICHNESS)),
         )
         for f in shown
     )
@@ -97,13 +108,16 @@ def _records_to_come_table(result: AuditResult, shown: list[Finding]) -> Table:
 
 def _value_with_note_text(finding: Finding, name: str) -> str:
     found = finding.measurement(name)
-    return f"{words.value(found)} {found.note}" if found else words.NOTHING
+    return f"{words.format_value(found)} {found.note}" if found else words.NOTHING
 
 
-def _rankings(result: AuditResult, shown: list[Finding]) -> Iterator[Block]:
+def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iterator[Block]:
     names = [name for name in RANKINGS if any(f.measurement(f"{PRECISION}_{name}") for f in shown)]
     told = tuple(
-        (titled(result, f), *(words.share(f.measurement(f"{PRECISION}_{name}")) for name in names))
+        (
+            titled_row(result, f),
+            *(words.format_share_with_interval(f.measurement(f"{PRECISION}_{name}")) for name in names),
+        )
         for f in shown
         if any(f.measurement(f"{PRECISION}_{name}") for name in names)
     )
@@ -126,7 +140,7 @@ def _extracted_by_copies_blocks(result: AuditResult, details: Details, shown: li
         told = sorted(zip(trained.repeats, trained.values, strict=True), key=lambda own: (own[0] is None, own[0] or 0))
         if any(n is not None for n, _ in told):
             of = tuple(("not known" if n is None else str(n), f"{out[n]:,} of {count:,.0f}") for n, count in told)
-            groups.append(Group(titled(result, f), of))
+            groups.append(Group(titled_row(result, f), of))
     if not groups:
         return []
     head = ("Copies", "Extracted")
@@ -135,7 +149,7 @@ def _extracted_by_copies_blocks(result: AuditResult, details: Details, shown: li
 
 def _extracted_records_blocks(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
     groups = tuple(
-        Group(f"{titled(result, f)}{_shown_of_all_label(found)}", tuple(_record_rows(found)))
+        Group(f"{titled_row(result, f)}{_shown_of_all_label(found)}", tuple(_record_rows(found)))
         for f, found in _rows_with_records(details, shown)
     )
     if not groups:
@@ -166,7 +180,7 @@ TOPICS = (
     Topic(
         "untargeted",
         "Untargeted extraction",
-        lambda m: _untargeted(m.result, m.details),
+        lambda m: _untargeted_blocks(m.result, m.details),
         MEND,
         5,
         15,

@@ -134,18 +134,18 @@ def drawn_once(block: Figure, titles: Mapping[str, str]) -> str:
     """`plots.svg`, which draws the same plot of the same result once for all tests."""
     key = pickle.dumps((block, dict(titles)))
     if key not in PICTURES:
-        PICTURES[key] = plots.svg(block, titles)
+        PICTURES[key] = plots.render_plot_svg(block, titles)
     return PICTURES[key]
 
 
 def framed(block: Figure, titles: Mapping[str, str]) -> str:
     """A plot with nothing in it."""
-    return plots._inline('<svg viewBox="0 0 1 1"></svg>', block)
+    return plots._inline_svg_element('<svg viewBox="0 0 1 1"></svg>', block)
 
 
 def unpainted(path: Path, blocks: Sequence[Figure], alt: str) -> None:
     """A picture's file with its text alone."""
-    disk.replace(path, alt)
+    disk.replace_atomically(path, alt)
 
 
 # What is imported and collected stays: looking through it for garbage again and again takes a tenth of the time.
@@ -161,7 +161,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     drawn = "reports" in item.path.parts or item.get_closest_marker("drawn")
-    html.svg, plot_files.save_frontier = (drawn_once, SAVE) if drawn else (framed, unpainted)
+    html.render_plot_svg, plot_files.save_frontier = (drawn_once, SAVE) if drawn else (framed, unpainted)
     _account("privacy" in item.path.parts or item.get_closest_marker("accounted") is not None)
 
 

@@ -26,18 +26,18 @@ from auditor.plugins.options import build_plugin, description_of
 from auditor.plugins.probe import DistributionProbe, Probe
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob, TrainingRecord
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.privacy.promises import read_privacy as read_privacy
+from auditor.privacy.promises import read_privacy_record
 from auditor.testing import (
     ContractBroken,
     check_attack,
     check_defense,
     check_model,
-    observed,
-    scenario,
+    make_small_plugin,
+    make_tiny_scenario,
+    make_view,
+    observe_by_id,
+    probe_subjects,
     secrets,
-    small,
-    subjects,
-    view,
 )
 from tests.conftest import DEFENSES, save_tiny, tiny
 
@@ -164,8 +164,8 @@ def test_unknown_options_name_the_nearest(kind: type[Attack]) -> None:
 @pytest.mark.parametrize("kind", DISTRIBUTION_PROBES.values(), ids=DISTRIBUTION_PROBES)
 class TestDistributionProbe:
     def test_measures_beside_the_floor(self, kind: type[DistributionProbe], neox: HuggingFaceModel) -> None:
-        probe, asked = small(kind), secrets(neox)
-        seen = observed(probe, view(neox, WHITE_BOX), asked)
+        probe, asked = make_small_plugin(kind), secrets(neox)
+        seen = observe_by_id(probe, make_view(neox, WHITE_BOX), asked)
         completed = probe.complete(asked, [seen[s.id] for s in asked])
         measured = probe.measurements(asked, completed)
         names = [m.name for m in measured]
@@ -188,14 +188,20 @@ class TestDistributionProbe:
 @pytest.mark.parametrize("kind", PROBES.values(), ids=PROBES)
 @pytest.mark.parametrize("defense", [DEFENSES[name] for name in SERVED], ids=SERVED)
 def test_probes_read_defended_distributions(kind: type[Probe], defense: type[Defense]) -> None:
-    model = defense().protect(scenario())
+    model = defense().protect(make_tiny_scenario())
     try:
-        whole = observed(small(kind), view(model, WHITE_BOX), subjects(small(kind), model))
+        whole = observe_by_id(
+            make_small_plugin(kind), make_view(model, WHITE_BOX), probe_subjects(make_small_plugin(kind), model)
+        )
     except NotApplicable as why:
-        claim = defense().claim(scenario(), 0)
+        claim = defense().claim(make_tiny_scenario(), 0)
         assert "makes no claim" in str(why) and (claim is None or claim.queries is None)
         return
-    single = observed(small(kind), view(model, WHITE_BOX, batch_size=1), subjects(small(kind), model)[:2])
+    single = observe_by_id(
+        make_small_plugin(kind),
+        make_view(model, WHITE_BOX, batch_size=1),
+        probe_subjects(make_small_plugin(kind), model)[:2],
+    )
     for name in single:
         # Float noise may decide between neighbours that differ by less: which one it was is then not compared.
         numbers = {key for key in whole[name].values if not key.startswith(("neighbour_", "position_"))}
@@ -252,7 +258,7 @@ def test_trainers_say_what_they_are_and_train(kind: type[Trainer], neox: Hugging
             model.log_probs(torch.tensor([[1, 2, 3]]), 1).exp() for model in (load(str(folder)), base)
         )
         assert float(distribution.sum()) == pytest.approx(1, abs=1e-5) and not torch.equal(distribution, before)
-    promised = read_privacy(tmp_path / "out")
+    promised = read_privacy_record(tmp_path / "out")
     assert (promised is None or promised.epsilon is None) == kind.claims.startswith("none")
 
 

@@ -199,6 +199,8 @@ def test_a_training_set_is_searched_within_rows() -> None:
     found = preflight.read_training_set([*rows, rows[0]])
     assert found is not None and (found.rows, found.copies) == (3, 1)
     text = found.ids.tobytes()
-    assert preflight._places(text, (3, 4)) == [2, 13] and preflight._places(text, (6, 7)) == []
+    assert (
+        preflight._find_token_positions(text, (3, 4)) == [2, 13] and preflight._find_token_positions(text, (6, 7)) == []
+    )
     assert found.learnt.tolist() == [*[True] * 6, False, False, False, True, False, *[True] * 6, False]
     assert preflight.read_training_set([{"text": "x"}]) is None and preflight.read_training_set(iter(rows)) is None

@@ -46,7 +46,7 @@ def _run_advice_lines(folder: Path) -> list[str]:
     found = advice.advice(words.clean_result(run.result), details.read_details(folder), shlex.quote(str(folder)))
     if not found:
         return ["nothing can be advised: nothing was measured"]
-    return [inert.clean(one.line) for one in found]
+    return [inert.to_printable_line(one.line) for one in found]
 
 
 def _last_checkpoint_below_limit(folder: Path, at_most: str | None) -> str:
@@ -59,4 +59,4 @@ def _last_checkpoint_below_limit(folder: Path, at_most: str | None) -> str:
         raise AuditError(
             f"expected --max NAME=LIMIT, as recall=0.05, for a line of checkpoints, got {at_most}"
         ) from None
-    return checkpoints.last_below(sweep.sweep_places(folder), name, most)
+    return checkpoints.last_checkpoint_below_bound(sweep.sweep_places(folder), name, most)

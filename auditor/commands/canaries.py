@@ -114,20 +114,23 @@ def make(
     """
     from auditor.benchmarks import canaries, manifests
 
-    own, of_audit = options.given(exposure), options.given(coins)
+    own, of_audit = options.given_flags(exposure), options.given_flags(coins)
     if of_audit:
         if own:
             raise AuditError(
                 f"expected {_comma_separated_flags(own)} without {_comma_separated_flags(of_audit)}: "
                 "canaries are for one or the other"
             )
-        _make_for_audit(coins, out, _counts("1" if counts is None else counts), seed)
+        _make_audit_canaries(coins, out, _parse_insertion_counts("1" if counts is None else counts), seed)
         return
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
     lists = dict(_named_word_list(item) for item in exposure.list_ or [])
     sizes = {name: own[name] for name in ("each", "controls") if name in own}
-    formats, many = exposure.format or ["My ID is {digits:6}"], _counts("1,2,4,8,16" if counts is None else counts)
+    formats, many = (
+        exposure.format or ["My ID is {digits:6}"],
+        _parse_insertion_counts("1,2,4,8,16" if counts is None else counts),
+    )
     manifest = canaries.make_manifest(formats, many, lists=lists, seed=seed or 0, **sizes)
     manifests.write_manifest(out, manifest)
     copies = len(manifest.copies())
@@ -135,14 +138,15 @@ def make(
     typer.echo(f"manifest: {out} ({made}, {counted(copies, 'copy', 'copies')} to insert)")
 
 
-def _make_for_audit(coins: AuditFlags, out: Path | None, counts: list[int], seed: int | None) -> None:
+def _make_audit_canaries(coins: AuditFlags, out: Path | None, counts: list[int], seed: int | None) -> None:
     from auditor.benchmarks import manifests
     from auditor.runs import coining
     from auditor.statistics import audited
 
     if (coins.audit is None) == (coins.for_epsilon is None):
         raise AuditError(
-            f"expected --audit N or --for-epsilon, one of them, with {_comma_separated_flags(options.given(coins))}"
+            f"expected --audit N or --for-epsilon, one of them, with "
+            f"{_comma_separated_flags(options.given_flags(coins))}"
         )
     if len(counts) != 1:
         raise AuditError(
@@ -159,9 +163,11 @@ def _make_for_audit(coins: AuditFlags, out: Path | None, counts: list[int], seed
             return
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
-    console.quiet()
+    console.silence_libraries()
     chosen = {
-        name: value for name, value in options.given(coins).items() if name not in ("audit", "for_epsilon", "delta")
+        name: value
+        for name, value in options.given_flags(coins).items()
+        if name not in ("audit", "for_epsilon", "delta")
     }
     manifest = coining.make_audit_canaries(coining.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen))
     manifests.write_manifest(out, manifest)
@@ -188,10 +194,10 @@ def extend(
     Examples:
         audit canaries extend canaries.json ./base -o base-with-tokens
     """
-    console.quiet()
+    console.silence_libraries()
     from auditor.runs import coining
 
-    typer.echo(f"model: {out} ({coining.extend(manifest, model, out):,} tokens more)")
+    typer.echo(f"model: {out} ({coining.write_token_extended_model(manifest, model, out):,} tokens more)")
 
 
 def insert(
@@ -212,10 +218,12 @@ def insert(
         audit canaries insert canaries.json train.jsonl -o train-with-canaries.jsonl
         audit canaries insert canaries.json train.jsonl --group patient -o train-with-canaries.jsonl
     """
-    console.quiet()
+    console.silence_libraries()
     from auditor.benchmarks import insertion, manifests
 
-    copies = insertion.insert(insertion.Copies(manifests.read_manifest(manifest), column, group, seed), data, out)
+    copies = insertion.write_data_with_canaries(
+        insertion.Copies(manifests.read_manifest(manifest), column, group, seed), data, out
+    )
     typer.echo(f"data: {out} ({copies} copies of canaries inserted)")
 
 
@@ -251,19 +259,19 @@ def score(
         audit canaries score canaries.json ./my-model
         audit canaries score canaries.json runs/latest --json
     """
-    console.quiet()
+    console.silence_libraries()
     from auditor.core.jsonable import to_json
     from auditor.core.plan_parts import LoadingOptions
     from auditor.runs import canary_scores
 
-    with console.terminal() as reporter:
+    with console.open_progress_terminal() as reporter:
         how = LoadingOptions(**loading)
-        scores = canary_scores.score(manifest, model, reporter, loading=how, **options.given(flags))
+        scores = canary_scores.score_canaries(manifest, model, reporter, loading=how, **options.given_flags(flags))
     if as_json:
         typer.echo(json.dumps(to_json(scores), indent=1))
         return
     for one in scores:
-        console.show(_table(one))
+        console.print_table(_canary_exposure_table(one))
 
 
 def bound(
@@ -280,7 +288,7 @@ def bound(
     Examples:
         audit canaries bound runs/a runs/b runs/c
     """
-    console.quiet()
+    console.silence_libraries()
     from auditor.core.jsonable import to_json
     from auditor.runs import trials
 
@@ -295,10 +303,10 @@ def bound(
 
 
 for command in (make, insert, extend, score, bound):
-    options.add(app, command)
+    options.add_command_to_app(app, command)
 
 
-def _table(score: TargetScores) -> Grid:
+def _canary_exposure_table(score: TargetScores) -> Grid:
     from auditor.reports import words
     from auditor.reports.tables import Grid
 
@@ -307,14 +315,14 @@ def _table(score: TargetScores) -> Grid:
         seen, low, high = (values[f"exposure_{which}bits"] for which in ("", "low_", "high_"))
         between = "" if values["exact"] else f" [{low:.1f}–{high:.1f}]"
         bits = f"{seen:.1f}{between} of {values['space_bits']:.1f}"
-        p_value = words.number(values["holm_p"]) if "holm_p" in values else words.NOTHING
-        return row.id, f"{row.count}", bits, words.number(values["rank"]), p_value
+        p_value = words.format_number(values["holm_p"]) if "holm_p" in values else words.NOTHING
+        return row.id, f"{row.count}", bits, words.format_number(values["rank"]), p_value
 
     head = ("canary", "inserted", "exposure, bits", "rank", "p, Holm")
     return Grid(score.title, head, tuple(cells(row) for row in score.rows), "; ".join(score.notes))
 
 
-def _counts(text: str) -> list[int]:
+def _parse_insertion_counts(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch("[0-9]{1,12}", part) for part in parts):
         raise AuditError(f"expected --counts as whole numbers with commas between them, got {text!r}")

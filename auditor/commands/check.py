@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from auditor.commands import console
-from auditor.commands.run import audited
+from auditor.commands.run import audit_plan_into_folder
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
@@ -79,31 +79,33 @@ def check(
     """
     begun = time.perf_counter()
     beside = {"--nonmembers": nonmembers, "--template": template != AUTO, "--deep": deep}
-    _refuse_parts(model, data, beside, minutes)
-    console.quiet()
+    _check_options_together(model, data, beside, minutes)
+    console.silence_libraries()
     from auditor.runs import cost, estimate, quick
     from auditor.runs.shared import Shared
 
     if model is None or data is None:
         typer.echo("demonstration: a small model is trained now on synthetic records, some of them many times")
         plan = Plan.of(seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick.quick_methods())
-        _run(plan, out, "demonstration", Shared(), (), your_own=_YOUR_OWN)
+        _audit_into_new_folder(plan, out, "demonstration", Shared(), (), your_own=_YOUR_OWN)
         return
     plan = quick.quick_plan(model, data, nonmembers, seed, template)
     shared, name = Shared(), f"check-{Path(model).name}"
     limits: quick.Limits = ()
-    with console.terminal(verbose=False) as reporter:
+    with console.open_progress_terminal(verbose=False) as reporter:
         if deep:
-            plan = quick.deep_plan(plan)
-            console.show(cost.table(estimate.estimate(plan, reporter, shared=shared)))
+            plan = quick.plan_of_slow_attacks(plan)
+            console.print_table(cost.cost_estimate_table(estimate.estimate_run_cost(plan, reporter, shared=shared)))
         else:
-            plan, limits = quick.fit_to_time(plan, reporter, shared, 60 * minutes, begun)
+            plan, limits = quick.limit_plan_to_time(plan, reporter, shared, 60 * minutes, begun)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]
     given += ["--template", template] if template != AUTO else []
-    _run(plan, out, name, shared, limits, deeper="" if deep else f"audit check {shlex.join(given)} --deep")
+    _audit_into_new_folder(
+        plan, out, name, shared, limits, deeper="" if deep else f"audit check {shlex.join(given)} --deep"
+    )
 
 
-def _refuse_parts(model: str | None, data: str | None, beside: Mapping[str, object], minutes: float) -> None:
+def _check_options_together(model: str | None, data: str | None, beside: Mapping[str, object], minutes: float) -> None:
     """Refuses options that are not given together, before anything heavy is imported. Raises AuditError."""
     if (model is None) != (data is None):
         raise AuditError(f"expected MODEL and --data together, got {'--data' if model is None else 'MODEL'} alone")
@@ -114,12 +116,14 @@ def _refuse_parts(model: str | None, data: str | None, beside: Mapping[str, obje
         raise AuditError(f"expected --minutes above 0 and at most {_MOST:,}, got {minutes:g}")
 
 
-def _run(plan: Plan, out: Path | None, name: str, shared: Shared, limits: tuple[str, ...], **after: str) -> None:
-    from auditor.records.folder import RunFolder, forget_latest
+def _audit_into_new_folder(
+    plan: Plan, out: Path | None, name: str, shared: Shared, limits: tuple[str, ...], **after: str
+) -> None:
+    from auditor.records.folder import RunFolder, remove_latest_link
     from auditor.reports.screen import Remarks
 
     if out is None:
-        forget_latest()
-    plan = plan.having(command=console.command())
+        remove_latest_link()
+    plan = plan.with_fields(command=console.current_command_line())
     folder = RunFolder.create(out, name, plan.to_json())
-    audited(plan, folder, shared=shared, remarks=Remarks(limits, **after))
+    audit_plan_into_folder(plan, folder, shared=shared, remarks=Remarks(limits, **after))

@@ -48,14 +48,14 @@ def check_base(
     Examples:
         audit check-base ./base --fresh ./trusted-1 --fresh ./trusted-2 --fresh ./trusted-3
     """
-    console.quiet()
+    console.silence_libraries()
     from auditor.core.plan import Plan
     from auditor.models.loading import load
     from auditor.runs.base_check import Tuning
-    from auditor.runs.base_check import check_base as check
+    from auditor.runs.base_check import check_base_for_backdoor as check
 
     how, tuning = Plan.of(**loading).loading, Tuning(canaries, epochs, rate, seed)
-    with console.terminal(verbose=False) as reporter:
+    with console.open_progress_terminal(verbose=False) as reporter:
         others = [load(one, how.beside()) for one in fresh or []]
         found = check(load(base, how), others, tuning, prompt or (), reporter.progress)
     typer.echo(json.dumps(to_json(found), indent=2) if as_json else "\n".join(_base_check_lines(found)))

@@ -38,10 +38,14 @@ def compare(
     from auditor.gate.decide import read_run
     from auditor.reports import comparison as reports
 
-    found = comparing.compare([read_run(folder) for folder in folders], metric or [])
+    found = comparing.compare_finished_runs([read_run(folder) for folder in folders], metric or [])
     out = Console()
-    for block in reports.terminal(found):
+    for block in reports.terminal_comparison_blocks(found):
         out.print(block)
-    for path, render in ((markdown, reports.markdown), (html, reports.page), (csv, reports.sheet)):
+    for path, render in (
+        (markdown, reports.markdown),
+        (html, reports.render_comparison_page),
+        (csv, reports.comparison_csv),
+    ):
         if path is not None:
-            disk.replace(path, render(found))
+            disk.replace_atomically(path, render(found))

@@ -32,35 +32,35 @@ debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
 
 
 @cache
-def err() -> Console:
+def stderr_console() -> Console:
     """stderr."""
     from rich.console import Console
 
     return Console(stderr=True)
 
 
-def say(text: str, code: int) -> int:
+def print_line_to_stderr(text: str, code: int) -> int:
     """One line on stderr; its parts may come from files and arguments. Returns the exit code that goes with it.
 
     The code says it too, where nobody reads the line.
     """
     try:
-        err().print(inert.terminal(text), soft_wrap=True)
+        stderr_console().print(inert.escape_for_terminal(text), soft_wrap=True)
     except (BrokenPipeError, SystemExit) as error:
-        if not unread(error):
+        if not is_output_pipe_closed(error):
             raise
-        mute()
+        redirect_output_to_devnull()
     return code
 
 
-def unread(error: BaseException) -> bool:
+def is_output_pipe_closed(error: BaseException) -> bool:
     """Whether this ended us because whoever read stdout or stderr is gone, as `head` is when it has its lines."""
     if isinstance(error, SystemExit):
         return isinstance(error.__context__, BrokenPipeError)  # what rich makes of it
-    return isinstance(error, BrokenPipeError) and any(map(_hung_up, (sys.stdout, sys.stderr)))
+    return isinstance(error, BrokenPipeError) and any(map(_is_stream_hung_up, (sys.stdout, sys.stderr)))
 
 
-def _hung_up(stream: Any) -> bool:
+def _is_stream_hung_up(stream: Any) -> bool:
     with suppress(OSError, ValueError, AttributeError):  # no stream, or none of the system's
         told = select.poll()
         told.register(stream.fileno(), 0)
@@ -68,33 +68,35 @@ def _hung_up(stream: Any) -> bool:
     return False
 
 
-def mute() -> None:
+def redirect_output_to_devnull() -> None:
     """Nothing more goes where nothing can be written: Python would fail again as it ends (exit 120)."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is sys.stdout or _hung_up(stream):
+        if stream is sys.stdout or _is_stream_hung_up(stream):
             with suppress(OSError, ValueError, AttributeError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def trace(error: BaseException) -> None:
+def print_error_traceback(error: BaseException) -> None:
     """Where an unexpected error came from. Its message may quote private text, so it is shown on request only."""
     if debugging:
-        err().print_exception(show_locals=False)
+        stderr_console().print_exception(show_locals=False)
         return
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
     for one in reversed(chain):
         for frame in traceback.extract_tb(one.__traceback__):
-            say(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)
-        say(f"{type(one).__module__}.{type(one).__name__} (its message may quote private text: audit --debug)", 3)
+            print_line_to_stderr(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)
+        print_line_to_stderr(
+            f"{type(one).__module__}.{type(one).__name__} (its message may quote private text: audit --debug)", 3
+        )
 
 
-def command() -> str:
+def current_command_line() -> str:
     return "audit " + " ".join(shlex.quote(word) for word in sys.argv[1:])
 
 
-def show(table: Any, styles: Sequence[str] = ()) -> None:
+def print_table(table: Any, styles: Sequence[str] = ()) -> None:
     from rich.console import Console
 
     from auditor.reports.tables import to_rich
@@ -102,16 +104,18 @@ def show(table: Any, styles: Sequence[str] = ()) -> None:
     Console().print(to_rich(table, styles))
 
 
-def resumably(folder: Path, walk: Callable[[Terminal], Any], verbose: bool = True) -> Any:
-    with terminal(verbose) as reporter:
+def run_with_resume_hint(folder: Path, walk: Callable[[Terminal], Any], verbose: bool = True) -> Any:
+    with open_progress_terminal(verbose) as reporter:
         try:
             return walk(reporter)
         except KeyboardInterrupt:
-            say(f"interrupted; finished points are kept in {folder}: the same command with -o {folder} goes on", 130)
+            print_line_to_stderr(
+                f"interrupted; finished points are kept in {folder}: the same command with -o {folder} goes on", 130
+            )
             raise
 
 
-def quiet() -> None:
+def silence_libraries() -> None:
     """Libraries speak through us: their own bars and advice would bury the report."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -133,7 +137,7 @@ def quiet() -> None:
 def _safe_text_after_lead(lead: str, text: str) -> Text:
     from rich.text import Text
 
-    return Text(lead).append(inert.terminal(text))
+    return Text(lead).append(inert.escape_for_terminal(text))
 
 
 class Terminal:
@@ -152,23 +156,23 @@ class Terminal:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        with self.bar(name):
+        with self.transient_progress_bar(name):
             yield
         if self._verbose:
-            err().print(_safe_text_after_lead(f"{time.perf_counter() - start:7.1f} s  ", name))
-            self._say_threads()
+            stderr_console().print(_safe_text_after_lead(f"{time.perf_counter() - start:7.1f} s  ", name))
+            self._report_threads_once()
 
     @contextmanager
-    def bar(self, name: str = "") -> Iterator[None]:
+    def transient_progress_bar(self, name: str = "") -> Iterator[None]:
         """Progress that leaves no line behind."""
-        self._task = task = self._progress.add_task(inert.clean(name), total=None)
+        self._task = task = self._progress.add_task(inert.to_printable_line(name), total=None)
         self._what, self._last = "", time.monotonic()
         try:
             yield
         finally:
             self._progress.remove_task(task)
 
-    def _say_threads(self) -> None:
+    def _report_threads_once(self) -> None:
         """Once, behind the first stage that ended: a refusal is one sentence and nothing else."""
         if not self._said_threads:
             import torch
@@ -185,25 +189,29 @@ class Terminal:
                 self._progress.reset(self._task, total=total)
         self._last = now
         if self._task is not None:
-            self._progress.update(self._task, description=inert.clean(what), completed=done, total=total)
-        if done and not err().is_terminal and now - self._told >= _A_LINE_EVERY:
+            self._progress.update(self._task, description=inert.to_printable_line(what), completed=done, total=total)
+        if done and not stderr_console().is_terminal and now - self._told >= _A_LINE_EVERY:
             from auditor.reports import words
 
-            self._told, left = now, words.duration((now - self._begun) * (total - done) / done)
-            err().print(inert.terminal(f"{what}: {done:,} of {total:,}, {left} left of this step"), soft_wrap=True)
+            self._told, left = now, words.format_duration((now - self._begun) * (total - done) / done)
+            stderr_console().print(
+                inert.escape_for_terminal(f"{what}: {done:,} of {total:,}, {left} left of this step"), soft_wrap=True
+            )
 
     def note(self, text: str) -> None:
         if self._verbose:
-            err().print(_safe_text_after_lead("           ", text), soft_wrap=True)
+            stderr_console().print(_safe_text_after_lead("           ", text), soft_wrap=True)
 
     def greedy(self, recall: Mapping[str, Measurement]) -> None:
         parts = [f"{key} → {m.value:.0%}" for key, m in recall.items()]
         if self._verbose:
-            err().print(f"           greedy recall by copies: {', '.join(parts)}", markup=False, highlight=False)
+            stderr_console().print(
+                f"           greedy recall by copies: {', '.join(parts)}", markup=False, highlight=False
+            )
 
 
 @contextmanager
-def terminal(verbose: bool = True) -> Iterator[Terminal]:
+def open_progress_terminal(verbose: bool = True) -> Iterator[Terminal]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
@@ -214,5 +222,7 @@ def terminal(verbose: bool = True) -> Iterator[Terminal]:
 
     what = TextColumn("{task.description}", markup=False)
     columns = (what, BarColumn(), MofNCompleteColumn(), Left())
-    with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as progress:
+    with Progress(
+        *columns, console=stderr_console(), transient=True, disable=not stderr_console().is_terminal
+    ) as progress:
         yield Terminal(progress, verbose)

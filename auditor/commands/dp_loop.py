@@ -58,19 +58,19 @@ def dp_loop(
     """
     if not 0 < minutes < 1e4:
         raise AuditError(f"expected --minutes above 0 and below 10,000, got {minutes:g}")
-    console.quiet()
+    console.silence_libraries()
     from auditor.crash import report
     from auditor.crash.trial import crash_test
 
-    found = _named(script, function)
+    found = _load_training_function(script, function)
     with (
-        _given_up(60 * minutes + 30),
-        console.terminal(verbose=False) as reporter,
+        _kill_after_timeout(60 * minutes + 30),
+        console.open_progress_terminal(verbose=False) as reporter,
         contextlib.redirect_stdout(sys.stderr),
-        reporter.bar(),
+        reporter.transient_progress_bar(),
     ):
         tested = crash_test(
-            _training_with_blamed_errors(found, script),
+            _wrap_training_errors(found, script),
             minutes=minutes,
             seed=seed,
             tell=partial(reporter.progress, "trainings watched"),
@@ -78,31 +78,34 @@ def dp_loop(
     source, again = str(script), f"audit dp-loop {shlex.quote(str(script))}"
     if function is not None:
         again += f" --function {shlex.quote(function)}"
-    for line in report.lines(tested, again):
+    for line in report.crash_test_terminal_lines(tested, again):
         typer.echo(line)
     if junit is not None:
-        disk.replace(junit, report.junit(tested, again))
+        disk.replace_atomically(junit, report.junit(tested, again))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        texts = {"html": report.page(tested, source, again), "md": report.marked(tested, source, again)}
-        for name, text in {**texts, "json": report.data(tested, again)}.items():
-            disk.replace(out / f"dp-loop.{name}", text)
+        texts = {
+            "html": report.render_crash_test_html(tested, source, again),
+            "md": report.render_crash_test_markdown(tested, source, again),
+        }
+        for name, text in {**texts, "json": report.crash_test_json_text(tested, again)}.items():
+            disk.replace_atomically(out / f"dp-loop.{name}", text)
         typer.echo(f"report  {out / 'dp-loop.html'}")
     if gate:
-        raise typer.Exit(_code(tested))
+        raise typer.Exit(_verdict_exit_code(tested))
 
 
 @contextlib.contextmanager
-def _given_up(seconds: float) -> Iterator[None]:
+def _kill_after_timeout(seconds: float) -> Iterator[None]:
     """Ends this process, and those that it starts meanwhile, behind so much time: for trainings that nothing ends."""
     import psutil  # needs a module of Unix: whoever asks for help alone does without
 
-    from auditor.crash.watch import LONG, started
+    from auditor.crash.watch import LONG, list_started_processes
 
     before = set(psutil.Process().children())
 
     def end() -> None:
-        for process in started(before):
+        for process in list_started_processes(before):
             with contextlib.suppress(psutil.Error):
                 process.kill()
         os.write(2, f"error: {LONG}\n".encode())
@@ -117,14 +120,14 @@ def _given_up(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _code(tested: CrashTest) -> int:
+def _verdict_exit_code(tested: CrashTest) -> int:
     return {"broken": 1, "cannot tell": 4}.get(tested.verdict, 0)
 
 
 _USUAL = ("train", "trainer", "main")  # what is looked for in a file where no name is given
 
 
-def _named(script: Path, function: str | None) -> Callable[..., Any]:
+def _load_training_function(script: Path, function: str | None) -> Callable[..., Any]:
     """The training in a user's file: its function of (model, records), or that of the Trainer that it makes.
 
     Without a name: the first of the usual ones, else what the file trains where it is run as a script. Raises
@@ -132,10 +135,10 @@ def _named(script: Path, function: str | None) -> Callable[..., Any]:
     """
     if not script.is_file():
         raise AuditError(f"expected a Python file with a training function, got {str(script)!r}, which does not exist")
-    module, made = _loaded(script, f"audit_training_{script.stem}")
+    module, made = _import_script_and_trainer(script, f"audit_training_{script.stem}")
     names = [name for name in _USUAL if hasattr(module, name)] if function is None else [function]
     if not names and made is None:
-        module, made = _loaded(script, "__main__")
+        module, made = _import_script_and_trainer(script, "__main__")
     if made is None:
         made = getattr(module, names[0], None) if names else None
         if not callable(made) and not _is_trainer(made):
@@ -143,10 +146,10 @@ def _named(script: Path, function: str | None) -> Callable[..., Any]:
                 "a function `train(model, records)` or a Trainer" if function is None else f"a function {function!r}"
             )
             raise AuditError(f"expected {named} in {str(script)!r}; name another with --function")
-    return _training_function(made, script, getattr(module, "CLAIM", None))
+    return _to_training_function(made, script, getattr(module, "CLAIM", None))
 
 
-def _training_function(made: Any, script: Path, claim: Any) -> Callable[..., Any]:
+def _to_training_function(made: Any, script: Path, claim: Any) -> Callable[..., Any]:
     from auditor.crash import trainers
 
     if not trainers.is_trainer(made):
@@ -156,10 +159,10 @@ def _training_function(made: Any, script: Path, claim: Any) -> Callable[..., Any
             found: Callable[..., Any] = made
             return found
         with _errors_blamed_on_script(f"cannot run {made.__name__!r} of", script):
-            made = trainers.made_by(made)
+            made = trainers.obtain_trainer_from_entry(made)
     if claim is None:
         raise AuditError(f"expected `CLAIM` in {str(script)!r}, a mapping of what its Trainer claims")
-    return trainers.training(made, claim)
+    return trainers.train_function_of_trainer(made, claim)
 
 
 def _is_trainer(made: Any) -> bool:
@@ -168,7 +171,7 @@ def _is_trainer(made: Any) -> bool:
     return trainers.is_trainer(made)
 
 
-def _loaded(script: Path, name: str) -> tuple[Any, Any]:
+def _import_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
     """The file's module under this name, and the Trainer that is about to train in it; None: none is."""
     spec = importlib.util.spec_from_file_location(name, script)
     if spec is None or spec.loader is None:
@@ -179,7 +182,7 @@ def _loaded(script: Path, name: str) -> tuple[Any, Any]:
     if (folder := str(script.parent.resolve())) not in sys.path:
         sys.path.insert(0, folder)  # as for a script that Python runs
     found: list[Any] = []
-    with _errors_blamed_on_script("cannot load", script), trainers.caught(found):
+    with _errors_blamed_on_script("cannot load", script), trainers.intercept_trainer_training(found):
         spec.loader.exec_module(module)
     return module, found[0] if found else None
 
@@ -195,7 +198,7 @@ def _errors_blamed_on_script(what: str, script: Path) -> Iterator[None]:
         raise AuditError(f"{what} {str(script)!r}: {type(error).__name__}: {error}") from error
 
 
-def _training_with_blamed_errors(train: Callable[..., Any], script: Path) -> Callable[..., Any]:
+def _wrap_training_errors(train: Callable[..., Any], script: Path) -> Callable[..., Any]:
     """The training, whose own errors are the user's."""
 
     def run(model: Any, records: Any) -> Any:

@@ -43,14 +43,16 @@ def export(
     from auditor.reports import export as exports
 
     results = [saved.read_result(folder) for folder in folders]
-    sheet = exports.measurements(results)
+    sheet = exports.measurement_sheet(results)
     forms: tuple[tuple[Path | None, Any], ...] = ((csv, exports.to_csv), (parquet, exports.to_parquet))
     contents: dict[Path, str | bytes] = {path: render(sheet) for path, render in forms if path}
     if latex:
         contents[latex] = exports.to_latex(results)
     if secrets:
         render = exports.to_csv if secrets.suffix == ".csv" else exports.to_parquet
-        contents[secrets] = render(exports.secrets([exports.by_alias(folder) for folder in folders]))
+        contents[secrets] = render(
+            exports.per_secret_sheet([exports.read_run_with_aliases(folder) for folder in folders])
+        )
     for path, content in contents.items():
-        disk.replace(path, content)
+        disk.replace_atomically(path, content)
         typer.echo(path)

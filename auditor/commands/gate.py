@@ -69,7 +69,7 @@ class Limits:
         held = policies.read_policy(self.policy) if self.policy is not None else policies.Policy()
         flags = policies.parse_limits(self.maximum or [])
         flags += policies.parse_limits(self.increase or [], "--max-increase", True)
-        rules = policies.without_repeated_limits([*held.rules, *flags])
+        rules = policies.refuse_repeated_limits([*held.rules, *flags])
         if not rules and self.baseline is not None:
             rules = (policies.NO_WORSE,)
         how = held.inconclusive
@@ -117,7 +117,7 @@ class Signed:
             raise AuditError("expected --attestation FILE and --key PUBLIC.pem together, got one of them")
         from auditor.gate import attest
 
-        return attest.ruling(folder, self.attestation, self.key)
+        return attest.judge_attestation(folder, self.attestation, self.key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,25 +180,25 @@ def gate(
         audit gate runs/latest --baseline runs/main --policy leakage.toml
     """
     if planning.plan is not None:
-        if folder is not None or any(map(options.given, (limits, scope, signed, outputs))):
+        if folder is not None or any(map(options.given_flags, (limits, scope, signed, outputs))):
             raise AuditError("--plan needs no run: give only --power and --rules with it")
-        _say_needs(planning.plan, planning.power, planning.rules)
+        _print_secrets_needed(planning.plan, planning.power, planning.rules)
         return
-    if options.given(planning):
+    if options.given_flags(planning):
         raise AuditError("--power and --rules go with --plan")
     if folder is None:
         raise AuditError("expected a run folder, got none")
-    policy, base = limits.read(), run_at(limits.baseline)
-    raise typer.Exit(hold(folder, policy, base, outputs, scope, signed.ruling(folder)))
+    policy, base = limits.read(), read_run_if_given(limits.baseline)
+    raise typer.Exit(judge_and_report_run(folder, policy, base, outputs, scope, signed.ruling(folder)))
 
 
-def run_at(folder: Path | None) -> Run | None:
+def read_run_if_given(folder: Path | None) -> Run | None:
     from auditor.gate.decide import read_run
 
     return None if folder is None else read_run(folder)
 
 
-def hold(
+def judge_and_report_run(
     folder: Path,
     policy: Policy,
     baseline: Run | None,
@@ -209,9 +209,9 @@ def hold(
     """Says, writes and keeps what the gate decides of a finished run; returns the exit code of the decision."""
     from auditor.runs import gating
 
-    with console.terminal() as reporter, reporter.bar():
+    with console.open_progress_terminal() as reporter, reporter.transient_progress_bar():
         asked = {**vars(scope or Scope()), "attested": attested}
-        decision = gating.gate(folder, policy, baseline, said=reporter.progress, **asked)
+        decision = gating.judge_run_by_policy(folder, policy, baseline, said=reporter.progress, **asked)
     _report_decision(decision, outputs)
     _save_decision_for_history(folder, decision)
     return decision.exit_code
@@ -224,25 +224,25 @@ def _save_decision_for_history(folder: Path, decision: Decision) -> None:
     try:
         save_decision(folder, decision)
     except AuditError as why:
-        console.say(f"audit history will not know of this decision: {why}", decision.exit_code)
+        console.print_line_to_stderr(f"audit history will not know of this decision: {why}", decision.exit_code)
 
 
 def _report_decision(decision: Decision, outputs: Outputs) -> None:
     from auditor.reports import decision as reports
     from auditor.reports import files
 
-    for line in reports.lines(decision):
+    for line in reports.ruling_terminal_lines(decision):
         typer.echo(line)
     if outputs.junit is not None:
-        disk.replace(outputs.junit, reports.junit(decision))
+        disk.replace_atomically(outputs.junit, reports.decision_junit_xml(decision))
     if outputs.markdown is not None:
-        disk.replace(outputs.markdown, reports.markdown(decision))
+        disk.replace_atomically(outputs.markdown, reports.markdown(decision))
     step = outputs.summary or (Path(named) if (named := os.environ.get("GITHUB_STEP_SUMMARY")) else None)
     if step is not None:
-        files.append(step, reports.markdown(decision))
+        files.append_to_shared_file(step, reports.markdown(decision))
 
 
-def _say_needs(changes: list[str], power: float | None, rules: int | None) -> None:
+def _print_secrets_needed(changes: list[str], power: float | None, rules: int | None) -> None:
     from auditor.gate import policy as policies
     from auditor.gate import power as powers
 
@@ -252,10 +252,10 @@ def _say_needs(changes: list[str], power: float | None, rules: int | None) -> No
         if item.endswith(".toml"):
             limits = policies.read_policy(Path(item)).rules
             rules = max(rules, len(limits))
-            found += powers.policy_needs(limits, power, rules)
+            found += powers.secrets_needed_for_policy(limits, power, rules)
             for rule in limits:
-                if rule.relative or rule.of_claim:
-                    typer.echo(f"not counted: {rule}" + " (say --plan METRIC=A:B)" * rule.relative)
+                if rule.is_paired_difference or rule.of_claim:
+                    typer.echo(f"not counted: {rule}" + " (say --plan METRIC=A:B)" * rule.is_paired_difference)
         else:
             found += powers.secrets_needed(powers.parse_change(item), power, rules)
     most, stopping, half = (max(getattr(need, name) for need in found) for name in ("secrets", "stopping", "half"))

@@ -28,12 +28,12 @@ def history(
         audit history runs/*
         audit history runs/* --by commit -o leakage.html
     """
-    from auditor.gate.history import history as ordered
+    from auditor.gate.history import build_run_history as ordered
     from auditor.reports import history as reports
 
     before = out.resolve()
     found = ordered([folder for folder in folders if folder.resolve() != before], by)  # runs/* may name the page
-    disk.replace(out, reports.page(found, out.parent))
+    disk.replace_atomically(out, reports.render_history_page(found, out.parent))
     for name, why in found.left_out:
         typer.echo(f"left out: {name}: {why}")
     typer.echo(out)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from auditor.commands import completion, console, options
-from auditor.plugins.catalogue import catalogue
+from auditor.plugins.catalogue import cached_plugin_classes
 
 if TYPE_CHECKING:
     from auditor.commands.listing import Found
@@ -19,7 +19,7 @@ def list_plugins(
         typer.Argument(
             metavar="NAME",
             help="Show one plug-in: its options, needs, claim, source and page.",
-            autocompletion=completion.plugins,
+            autocompletion=completion.complete_plugin_names,
         ),
     ] = None,
     plugin: options.Plugin = None,
@@ -40,17 +40,19 @@ def list_plugins(
 
     from auditor.commands import listing
 
-    found, out = _plugins(plugin or []), Console()
+    found, out = _plugin_classes_by_kind(plugin or []), Console()
     width = out.width if out.is_terminal else None
-    for line in listing.overview(found, width) if name is None else listing.page_of(found, name):
+    for line in (
+        listing.plugin_overview_lines(found, width) if name is None else listing.plugin_detail_lines(found, name)
+    ):
         out.print(line, soft_wrap=name is None or width is None)
 
 
-def _plugins(files: list[str]) -> Found:
+def _plugin_classes_by_kind(files: list[str]) -> Found:
     """By kind and name."""
     if not files:
-        return catalogue(console.quiet)
-    console.quiet()
+        return cached_plugin_classes(console.silence_libraries)
+    console.silence_libraries()
     from auditor.plugins import registry
 
     options.load_plugins(files)

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.text import Text
 
-from auditor.core.errors import unknown
-from auditor.plugins.options import description_of, options_of, values_of
+from auditor.core.errors import unknown_name_error
+from auditor.plugins.options import allowed_option_values, description_of, options_of
 from auditor.reports import inert
 
 Found = Mapping[str, Mapping[str, Any]]  # kind -> name -> class
@@ -32,7 +32,7 @@ _GUTTER, _NAME = 10, 23
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def overview(found: Found, width: int | None) -> Iterator[Text]:
+def plugin_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
     """A line each, but for forms and models, controls and data. What is a training too stands there.
 
     width: of a terminal, where a longer description ends with a part of its sentence that fits.
@@ -40,7 +40,9 @@ def overview(found: Found, width: int | None) -> Iterator[Text]:
     trained = found["Trainer"]
     every = {**found["Defense"], **trained}
     controls = [name for name, cls in sorted(every.items()) if cls.claims.startswith(_CONTROL)]
-    served = {n: c for n, c in found["Defense"].items() if n not in trained or _is_another_class(c, trained[n])}
+    served = {
+        n: c for n, c in found["Defense"].items() if n not in trained or _is_distinct_from_training(c, trained[n])
+    }
     forms = {name: cls for name, cls in served.items() if getattr(cls, "form", False)}
     groups = (
         ("attack", found["Attack"]),
@@ -50,36 +52,41 @@ def overview(found: Found, width: int | None) -> Iterator[Text]:
     )
     for title, plugins in groups:
         for i, (name, cls) in enumerate(plugins.items()):
-            yield _line("" if i else title, name, description_of(cls), width)
+            yield _plugin_summary_line("" if i else title, name, description_of(cls), width)
     models = ", ".join(found["Provider"])
-    yield _line("forms", f"{', '.join(_form(name, cls) for name, cls in forms.items())}; models {models}", "", width)
-    yield _line("controls", ", ".join(controls), "", width)
-    yield _line("data", ", ".join(found["Benchmark"]), "", width)
+    yield _plugin_summary_line(
+        "forms",
+        f"{', '.join(_deployed_form_syntax(name, cls) for name, cls in forms.items())}; models {models}",
+        "",
+        width,
+    )
+    yield _plugin_summary_line("controls", ", ".join(controls), "", width)
+    yield _plugin_summary_line("data", ", ".join(found["Benchmark"]), "", width)
     trains = "What trains: audit train NAME, --defense NAME, audit mitigate --by NAME."
     yield Text(f"audit list NAME: options, needs, claim, source, page. {trains}")
 
 
-def _form(name: str, cls: Any) -> str:
+def _deployed_form_syntax(name: str, cls: Any) -> str:
     """As `--forms` takes it."""
     return name + "".join(f":{option.upper()}" for option in options_of(cls))
 
 
-def _is_another_class(cls: Any, trained: Any) -> bool:
+def _is_distinct_from_training(cls: Any, trained: Any) -> bool:
     """Whether a defense is more than the training of its name: one that serves what was trained."""
     return (cls.__module__, cls.__name__) != (trained.__module__, trained.__name__)
 
 
-def _line(title: str, name: str, said: str, width: int | None) -> Text:
-    line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (inert.clean(name), "bold"))
+def _plugin_summary_line(title: str, name: str, said: str, width: int | None) -> Text:
+    line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (inert.to_printable_line(name), "bold"))
     if said:
         line.pad_right(max(1, _GUTTER + _NAME - line.cell_len))
-        line.append(_fitting(inert.clean(said), width and width - line.cell_len))
+        line.append(_shorten_at_clause_end(inert.to_printable_line(said), width and width - line.cell_len))
     if width is not None:
         line.truncate(width, overflow="ellipsis")
     return line
 
 
-def _fitting(said: str, room: int | None) -> str:
+def _shorten_at_clause_end(said: str, room: int | None) -> str:
     """The longest beginning that fits and ends where a part of the sentence does; all of it where none does."""
     if room is None or len(said) <= room:
         return said
@@ -91,17 +98,19 @@ def _fitting(said: str, room: int | None) -> str:
 # --- one of them ------------------------------------------------------------------------------------------------------
 
 
-def page_of(found: Found, name: str) -> Iterator[Text]:
+def plugin_detail_lines(found: Found, name: str) -> Iterator[Text]:
     """Every kind that has the name. Raises AuditError where none has."""
     own = [(kind, plugins[name]) for kind, plugins in found.items() if name in plugins]
     if not own:
-        raise unknown("plug-in", name, dict.fromkeys(n for plugins in found.values() for n in plugins))
+        raise unknown_name_error("plug-in", name, dict.fromkeys(n for plugins in found.values() for n in plugins))
     for i, (kind, cls) in enumerate(own):
         if i:
             yield Text()
         called, asked, page = _KINDS[kind]
-        yield Text.assemble((inert.clean(name), "bold"), f": {called} ({asked.format(inert.clean(name))})")
-        yield from (Text(inert.clean(paragraph)) for paragraph in (inspect.getdoc(cls) or "").split("\n\n"))
+        yield Text.assemble(
+            (inert.to_printable_line(name), "bold"), f": {called} ({asked.format(inert.to_printable_line(name))})"
+        )
+        yield from (Text(inert.to_printable_line(paragraph)) for paragraph in (inspect.getdoc(cls) or "").split("\n\n"))
         yield from _option_and_need_lines(kind, cls)
         yield from _titled_lines("source", [_source_file_of_class(cls)])
         if cls.__module__.startswith("auditor."):
@@ -113,7 +122,7 @@ def _option_and_need_lines(kind: str, cls: Any) -> Iterator[Text]:
     if kind == "Benchmark":
         return
     name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
-    few = {option: f" ({'|'.join(map(str, values))})" for option, values in values_of(cls).items()}
+    few = {option: f" ({'|'.join(map(str, values))})" for option, values in allowed_option_values(cls).items()}
     given = options_of(cls).items()
     listed = [
         f"{_FLAGS[kind]} {name}{option}={_command_line_value(value)}{few.get(option, '')}" for option, value in given
@@ -132,7 +141,7 @@ def _command_line_value(value: object) -> str:
 
 def _titled_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:
     for i, line in enumerate(lines):
-        yield Text.assemble((f"{'' if i else title:{_GUTTER}}", "dim"), inert.clean(line))
+        yield Text.assemble((f"{'' if i else title:{_GUTTER}}", "dim"), inert.to_printable_line(line))
 
 
 def _source_file_of_class(cls: Any) -> str:

@@ -24,7 +24,7 @@ def mitigate(
         typer.Option(
             metavar="NAME[:VALUE]",
             help="dedup, cap:N, drop, drop:N, early-stop, dp-sgd:EPSILON, ... (`audit list`: training).",
-            autocompletion=completion.ways_to_train,
+            autocompletion=completion.complete_training_methods,
         ),
     ],
     option: Annotated[
@@ -57,7 +57,7 @@ def mitigate(
         audit mitigate runs/latest --by dp-sgd:8 -o runs/private
         audit mitigate runs/latest --by cap:4 --train "python train.py --data {data} --out {out}"
     """
-    console.quiet()
+    console.silence_libraries()
     from auditor.gate.decide import read_run
     from auditor.runs import mitigation
     from auditor.runs.plan import parse_options
@@ -74,25 +74,25 @@ def mitigate(
     if what.recipe is not None:
         asks = {"plugin": what.recipe.plugin, "trust_remote_code": what.recipe.loading.trust_remote_code}
         allowed.check(asks, f"{what.plan.target.model}/training.json")
-    _mitigate(what, run)
+    _train_audit_and_compare(what, run)
 
 
-def _mitigate(what: Mitigation, run: Run) -> None:
+def _train_audit_and_compare(what: Mitigation, run: Run) -> None:
     from auditor.core import disk, locks
     from auditor.gate.decide import read_run
     from auditor.reports import before_after
     from auditor.runs import mitigation
 
     out = what.asked.out
-    with locks.locked_folder(out, mitigation.RECORD), console.terminal(verbose=False) as reporter:
+    with locks.locked_folder(out, mitigation.RECORD), console.open_progress_terminal(verbose=False) as reporter:
         try:
-            done = mitigation.train_and_audit(what, run, reporter, console.command())
+            done = mitigation.train_and_audit(what, run, reporter, console.current_command_line())
         except KeyboardInterrupt:
-            console.say(f"interrupted; the same command goes on from what is kept in {out}", 130)
+            console.print_line_to_stderr(f"interrupted; the same command goes on from what is kept in {out}", 130)
             raise
-        found = mitigation.before_after(what, run, read_run(out), done)
-        disk.replace(out / PAGE_MD, before_after.markdown(found))
-        disk.replace(out / PAGE, before_after.page(found))
-    for line in before_after.terminal(found):
+        found = mitigation.compare_before_and_after(what, run, read_run(out), done)
+        disk.replace_atomically(out / PAGE_MD, before_after.markdown(found))
+        disk.replace_atomically(out / PAGE, before_after.render_mitigation_page(found))
+    for line in before_after.terminal_summary_lines(found):
         typer.echo(line)
     typer.echo(f"page:       {out / PAGE}, .md; the run after: {out}")

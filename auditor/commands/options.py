@@ -34,10 +34,10 @@ Many = list[str] | None  # of a flag that may be repeated
 Values = dict[str, Any]  # fields of a plan, by name
 _GIVEN = tuple(name for name, one in FIELDS.items() if one.said.flags is not None)
 _COMPLETED = {
-    "attack": completion.attacks,
-    "attack_options": completion.attack_options,
-    "defense": completion.defenses,
-    "defense_options": completion.defense_options,
+    "attack": completion.complete_attack_names,
+    "attack_options": completion.complete_attack_options,
+    "defense": completion.complete_defense_names,
+    "defense_options": completion.complete_defense_options,
 }
 _WRITTEN = {int: "N", float: "X", Path: "PATH"}  # type of a value -> how it is written
 _RISKS = tuple(name for name, one in FIELDS.items() if one.said.risk)
@@ -61,7 +61,7 @@ class PlanFlags:
             option = typer.Option(
                 *(one.said.flags or ()),
                 help=self.told.get(name, one.help),
-                metavar=one.said.metavar or metavar(name, _flag_type_for_typer(name, one.kind)),
+                metavar=one.said.metavar or metavar_for_type(name, _flag_type_for_typer(name, one.kind)),
                 rich_help_panel=one.panel,
                 autocompletion=_COMPLETED.get(name),
             )
@@ -115,7 +115,7 @@ _SAFE = Annotated[
 ]
 
 
-def spelt_out(command: Callable[..., None], safe: bool | None = None) -> Callable[..., None]:
+def expand_flag_groups(command: Callable[..., None], safe: bool | None = None) -> Callable[..., None]:
     """The command with each of its groups replaced by the flags in it: typer reads flags from a signature alone.
 
     safe: the default of its flag --safe; None: it has none.
@@ -128,15 +128,15 @@ def spelt_out(command: Callable[..., None], safe: bool | None = None) -> Callabl
         with guard.safe_mode() if flags.pop("safe", False) else nullcontext():
             command(**{one.name: _value_from_flags(one.name, kinds[one.name], flags) for one in own})
 
-    flags = [flag for one in own for flag in _flags(one.name, kinds[one.name], one.default)]
+    flags = [flag for one in own for flag in _flag_parameters(one.name, kinds[one.name], one.default)]
     if safe is not None:
-        flags += _flags("safe", _SAFE, safe)
+        flags += _flag_parameters("safe", _SAFE, safe)
     spelt.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
     spelt.__annotations__ = {flag.name: flag.annotation for flag in flags}
     return spelt
 
 
-def add(
+def add_command_to_app(
     app: typer.Typer,
     command: Callable[..., None],
     name: str | None = None,
@@ -144,28 +144,28 @@ def add(
     panel: str = "",
     safe: bool | None = None,
 ) -> None:
-    """Makes it a command of the app. panel: of the app's --help; safe: see `spelt_out`."""
-    app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(spelt_out(command, safe))
+    """Makes it a command of the app. panel: of the app's --help; safe: see `expand_flag_groups`."""
+    app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(expand_flag_groups(command, safe))
 
 
 def _annotated_type_hints(where: Any) -> dict[str, Any]:
     return get_type_hints(where, include_extras=True)
 
 
-def _plan_flags(kind: Any) -> PlanFlags | None:
+def _plan_flags_of_annotation(kind: Any) -> PlanFlags | None:
     return next((one for one in getattr(kind, "__metadata__", ()) if isinstance(one, PlanFlags)), None)
 
 
-def _flags(name: str, kind: Any, default: Any, panel: str = "") -> Iterator[inspect.Parameter]:
+def _flag_parameters(name: str, kind: Any, default: Any, panel: str = "") -> Iterator[inspect.Parameter]:
     """The flags of a group, which may hold groups; of a flag, itself. panel: of --help, where it names none."""
-    if (asked := _plan_flags(kind)) is not None:
+    if (asked := _plan_flags_of_annotation(kind)) is not None:
         yield from asked.flags()
     elif dataclasses.is_dataclass(kind):
         kinds = _annotated_type_hints(kind)
         for one in dataclasses.fields(kind):
             needed = one.default is dataclasses.MISSING
             of = inspect.Parameter.empty if needed else one.default
-            yield from _flags(one.name, kinds[one.name], of, getattr(kind, "panel", panel))
+            yield from _flag_parameters(one.name, kinds[one.name], of, getattr(kind, "panel", panel))
     else:
         yield inspect.Parameter(
             name,
@@ -182,11 +182,11 @@ def _flag_annotation_for_help(name: str, panel: str, kind: Any) -> Any:
         return kind
     shown = copy.copy(option)
     shown.rich_help_panel = option.rich_help_panel or panel or None
-    shown.metavar = option.metavar or metavar(name, kind.__origin__)
+    shown.metavar = option.metavar or metavar_for_type(name, kind.__origin__)
     return Annotated[kind.__origin__, shown]
 
 
-def metavar(name: str, kind: Any) -> str | None:
+def metavar_for_type(name: str, kind: Any) -> str | None:
     """How the value of a flag of this type is written; None: it takes none."""
     kinds = (kind, *typing.get_args(kind))
     if bool in kinds:
@@ -196,7 +196,7 @@ def metavar(name: str, kind: Any) -> str | None:
 
 def _value_from_flags(name: str, kind: Any, flags: Mapping[str, Any]) -> Any:
     """The flag's value, or the group made of the values of its flags; of a plan's fields those that were given."""
-    if (asked := _plan_flags(kind)) is not None:
+    if (asked := _plan_flags_of_annotation(kind)) is not None:
         values = {one: flags[one] for one in asked.names.split() if flags[one] is not None}
         return _values_with_split_forms(values) if asked.forms else values
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
@@ -215,15 +215,15 @@ def _values_with_split_forms(values: Values) -> Values:
 # --- what was given ---------------------------------------------------------------------------------------------------
 
 
-def given(group: Any) -> dict[str, Any]:
+def given_flags(group: Any) -> dict[str, Any]:
     """The flags of a group, and of the groups in it, that were given."""
     found: dict[str, Any] = {}
     for name, value in vars(group).items():
-        found |= given(value) if dataclasses.is_dataclass(value) else {name: value}
+        found |= given_flags(value) if dataclasses.is_dataclass(value) else {name: value}
     return {name: value for name, value in found.items() if value is not None and value is not False}
 
 
-def plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
+def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) -> Values:
     """The flags given as values of a plan. The plug-in files that they name are loaded first.
 
     base: the values of the plan file, which may ask for no more at a risk than the flags name. Raises AuditError.
@@ -237,7 +237,7 @@ def plan_values(values: Values, base: Mapping[str, Any] = MappingProxyType({})) 
         "attack_options": lambda items: parse_options("-A", items, list(registry.attacks_and_probes())),
         "defense_options": lambda items: parse_options("-D", items, list(registry.defenses())),
         "model_args": lambda items: parse_options("--model-arg", items, []).get("", {}),
-        "batch_size": batch_size,
+        "batch_size": parse_batch_size,
     }
     return {name: read[name](value) if name in read else value for name, value in values.items()}
 
@@ -254,14 +254,14 @@ class Allowed:
         found = cls(_risky_field_values(values))
         for name, value in found._each():
             if name in ("plugin", "trust_remote_code"):
-                guard.refuse(f"{' '.join(_written(name, value))}: {FIELDS[name].said.risk}")
+                guard.refuse_in_safe_mode(f"{' '.join(_quoted_flag_and_value(name, value))}: {FIELDS[name].said.risk}")
         return found
 
     def flags(self) -> list[str]:
         """As the command line says it."""
-        return [word for name, value in self._each() for word in _written(name, value)]
+        return [word for name, value in self._each() for word in _quoted_flag_and_value(name, value)]
 
-    def check_whole(self, plan: Plan, where: str) -> None:
+    def check_plan_matches(self, plan: Plan, where: str) -> None:
         """Raises AuditError for a plan that asks for more, or for less: what is allowed beyond it would be ignored."""
         asked = Allowed.by(plan.values())
         self.check(asked.values, where)
@@ -269,7 +269,8 @@ class Allowed:
         for name, value in self._each():
             if _name_and_absolute_path((name, value)) not in named:
                 raise AuditError(
-                    f"expected no {' '.join(_written(name, value))}, as {where} does not ask for it, got it"
+                    f"expected no {' '.join(_quoted_flag_and_value(name, value))}, "
+                    f"as {where} does not ask for it, got it"
                 )
 
     def check(self, plan: Mapping[str, Any], where: str) -> None:
@@ -280,7 +281,7 @@ class Allowed:
                 to = "" if value is True else f" to {value!r}"
                 raise AuditError(
                     f"{where} sets {name}{to}, and {FIELDS[name].said.risk}: if that is meant, say it on the command "
-                    f"line as well, {' '.join(_written(name, value))}"
+                    f"line as well, {' '.join(_quoted_flag_and_value(name, value))}"
                 )
 
     def _each(self) -> Iterator[tuple[str, Any]]:
@@ -306,7 +307,7 @@ def _name_and_absolute_path(named: tuple[str, Any]) -> tuple[str, str]:
     return named[0], os.path.abspath(str(named[1]))
 
 
-def _written(name: str, value: Any) -> list[str]:
+def _quoted_flag_and_value(name: str, value: Any) -> list[str]:
     return [command_line_flag(name)] if value is True else [command_line_flag(name), shlex.quote(str(value))]
 
 
@@ -314,10 +315,10 @@ def load_plugins(files: list[str] | None) -> None:
     from auditor.plugins import registry
 
     for path in files or []:
-        registry.load_file(Path(path))
+        registry.load_plugin_file(Path(path))
 
 
-def batch_size(value: str) -> int | str:
+def parse_batch_size(value: str) -> int | str:
     if value == AUTO:
         return value
     if not re.fullmatch("[0-9]{1,9}", value) or int(value) < 1:

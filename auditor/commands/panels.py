@@ -40,7 +40,7 @@ class Said:
         return cls(first, tuple(more), tuple(line.strip() for line in shown.splitlines()))
 
 
-def sections(command: Any, context: Any) -> dict[str, Rows]:
+def flags_by_help_panel(command: Any, context: Any) -> dict[str, Rows]:
     """Panel -> its flags, in the order of the page. A command's own panels stand between --data and compute."""
     asked = [(one, one.get_help_record(context)) for one in command.get_params(context)]
     few = sum(one.param_type_name == "option" for one, _ in asked) <= _FEW
@@ -66,13 +66,13 @@ def _help_panel_title(one: Any, few: bool) -> str:
     return (None if few else getattr(one, "rich_help_panel", None)) or "options"
 
 
-def _write(formatter: Any, listed: dict[str, Rows]) -> None:
+def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
     """Every section with its second column where that of the others is."""
     column = 4 + max((len(name) for rows in listed.values() for name, _ in rows if len(name) <= _WIDEST), default=0)
     for title, rows in listed.items():
         with formatter.section(title.capitalize()):
             for name, told in rows:
-                first, *more = _wrapped(told, formatter.width - column) or [""]
+                first, *more = _wrap_at_spaces(told, formatter.width - column) or [""]
                 if len(name) > column - 4:
                     formatter.write(f"  {name}\n")
                     name = ""
@@ -80,7 +80,7 @@ def _write(formatter: Any, listed: dict[str, Rows]) -> None:
                 formatter.write("".join(f"{'':{column}}{line}\n" for line in more))
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrap_at_spaces(text: str, width: int) -> list[str]:
     """Lines that break at spaces alone: a flag stays whole."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
@@ -96,7 +96,7 @@ def _write_text_with_examples(formatter: Any, text: str) -> None:
 
 
 def _write_paragraph(formatter: Any, text: str) -> None:
-    formatter.write("\n" + "".join(f"  {line}\n" for line in _wrapped(text, formatter.width - 2)))
+    formatter.write("\n" + "".join(f"  {line}\n" for line in _wrap_at_spaces(text, formatter.width - 2)))
 
 
 class PanelCommand(TyperCommand):
@@ -106,7 +106,7 @@ class PanelCommand(TyperCommand):
         _write_text_with_examples(formatter, self.help or "")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write(formatter, sections(self, ctx))
+        _write_help_sections(formatter, flags_by_help_panel(self, ctx))
 
 
 class PanelGroup(TyperGroup):
@@ -136,4 +136,4 @@ class PanelGroup(TyperGroup):
         for name, command in self.commands.items():
             panel = getattr(command, "rich_help_panel", None) or "commands"
             found.setdefault(panel, []).append((name, command.get_short_help_str(1000)))
-        _write(formatter, found | sections(self, ctx))
+        _write_help_sections(formatter, found | flags_by_help_panel(self, ctx))

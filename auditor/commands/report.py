@@ -45,14 +45,14 @@ def report(
             raise AuditError("--format edpb is a page of its own: give no --baseline, --markdown or --reveal with it")
         _write_edpb_documents(folder, form)
         return
-    written = files.render_all(folder, None if baseline is None else changes(baseline, folder), reveal)
+    written = files.render_all(folder, None if baseline is None else compare_with_baseline(baseline, folder), reveal)
     if markdown is not None:
-        disk.replace(markdown, (folder / files.MARKDOWN).read_bytes())
+        disk.replace_atomically(markdown, (folder / files.MARKDOWN).read_bytes())
         written = (*written, markdown)
     for path in written:
         typer.echo(path)
     if reveal:
-        say_revealed(folder)
+        warn_private_text_shown(folder)
 
 
 def _write_edpb_documents(folder: Path, form: str) -> None:
@@ -60,18 +60,23 @@ def _write_edpb_documents(folder: Path, form: str) -> None:
 
     if form != "edpb":
         raise AuditError(f"expected --format edpb, got {form!r}")
-    document = edpb.document(folder)
-    for name, text in (("edpb.md", markdown.page(document)), ("edpb.html", html.page(document))):
-        disk.replace(folder / name, text)
+    document = edpb.document_from_run_folder(folder)
+    for name, text in (
+        ("edpb.md", markdown.render_markdown_document(document)),
+        ("edpb.html", html.render_html_document(document)),
+    ):
+        disk.replace_atomically(folder / name, text)
         typer.echo(folder / name)
 
 
-def say_revealed(folder: Path) -> None:
-    console.say(f"the reports show private text (--reveal); audit report {folder} takes it out again", 0)
+def warn_private_text_shown(folder: Path) -> None:
+    console.print_line_to_stderr(
+        f"the reports show private text (--reveal); audit report {folder} takes it out again", 0
+    )
 
 
-def changes(baseline: Path, folder: Path) -> Comparison:
-    from auditor.gate.compare import compare
+def compare_with_baseline(baseline: Path, folder: Path) -> Comparison:
+    from auditor.gate.compare import compare_finished_runs
     from auditor.gate.decide import read_run
 
-    return compare([read_run(baseline), read_run(folder)])
+    return compare_finished_runs([read_run(baseline), read_run(folder)])

@@ -67,14 +67,14 @@ def reproduce(
     from auditor.studies import papers
 
     if show or paper is None:
-        for name in papers.papers():
-            typer.echo(_listing(papers.load_paper(name)))
+        for name in papers.bundled_papers():
+            typer.echo(_paper_plans_text(papers.load_paper(name)))
         return
-    values = options.plan_values(flags) | ({} if seeds is None else {"seeds": grid.parse_seeds(seeds)})
+    values = options.flags_to_plan_values(flags) | ({} if seeds is None else {"seeds": grid.parse_seeds(seeds)})
     chosen = papers.load_paper(paper)
     lab = values.pop("lab", None)
     scale = _scale_or_lab_name(scale, lab)
-    plans = plan or chosen.plans_at(scale)
+    plans = plan or chosen.plans_at_scale(scale)
     allowed = options.Allowed.by(values)
     for name in plans:
         raw = chosen.at(name, scale)  # refused before torch is imported
@@ -84,7 +84,9 @@ def reproduce(
     small = Path("runs") / f"reproduce-{chosen.name}-{LAB}"
     if beside is None and scale == lab and (small / "ledger.json").is_file():
         beside = small
-    _reproduce(chosen, plans, scale, values, out or small.with_name(f"reproduce-{chosen.name}-{scale}"), beside)
+    _reproduce_and_show_ledger(
+        chosen, plans, scale, values, out or small.with_name(f"reproduce-{chosen.name}-{scale}"), beside
+    )
 
 
 def _scale_or_lab_name(scale: str, lab: str | None) -> str:
@@ -96,22 +98,24 @@ def _scale_or_lab_name(scale: str, lab: str | None) -> str:
     return lab
 
 
-def _reproduce(
+def _reproduce_and_show_ledger(
     paper: Paper, plans: list[str], scale: str, values: dict[str, Any], out: Path, beside: Path | None
 ) -> None:
-    console.quiet()
+    console.silence_libraries()
     from auditor.studies import reproduce as reproducing
 
     def walk(reporter: console.Terminal) -> Any:
-        return reproducing.reproduce(paper, plans, scale, values, out, reporter, console.command(), beside)
+        return reproducing.reproduce_paper_plans(
+            paper, plans, scale, values, out, reporter, console.current_command_line(), beside
+        )
 
-    shown, entries, failures = console.resumably(out, walk)
+    shown, entries, failures = console.run_with_resume_hint(out, walk)
     for table in shown:
-        console.show(table)
+        console.print_table(table)
     if entries:
         styles = {"holds": "green", "refuted": "red"}
-        other = reproducing.read(beside, paper) if beside else None
-        console.show(
+        other = reproducing.read_other_ledger(beside, paper) if beside else None
+        console.print_table(
             reproducing.ledger_for_terminal(paper, entries, scale, other),
             [styles.get(entry.verdict, "") for entry in entries],
         )
@@ -128,7 +132,7 @@ def _reproduce(
         )
 
 
-def _listing(paper: Paper) -> str:
+def _paper_plans_text(paper: Paper) -> str:
     wide = max(map(len, paper.plans), default=0)
     lines = [f"{name:{wide}}  {plan.get('title', '')}" for name, plan in paper.plans.items()]
     return "\n  ".join([f"{paper.name}: {paper.title}; scales: {', '.join(paper.scales)}", *lines])

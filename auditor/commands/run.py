@@ -13,7 +13,7 @@ import typer
 from auditor.commands import console, options
 from auditor.commands import gate as gates
 from auditor.commands.options import Many
-from auditor.commands.report import changes, say_revealed
+from auditor.commands.report import compare_with_baseline, warn_private_text_shown
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
@@ -126,25 +126,25 @@ def run(
         audit run --attack ethicist --defense pmixed
         audit run --model ./my-model --data private.jsonl --nonmembers fresh.jsonl --estimate
     """
-    from auditor.records.folder import forget_latest
+    from auditor.records.folder import remove_latest_link
 
     allowed = options.Allowed.by(plan)
-    if resume is not None and (set(plan) - set(allowed.values) or options.given(grid) or out is not None):
+    if resume is not None and (set(plan) - set(allowed.values) or options.given_flags(grid) or out is not None):
         raise AuditError(
             "--resume takes the plan from the run folder: give no other option with it, but those that must be named "
             "again, as --plugin and --base-url, where the plan asks for them"
         )
-    _check_estimate(single, resume, out, plan.get("submission"))
+    _check_estimate_conflicts(single, resume, out, plan.get("submission"))
     if out is None and resume is None and not single.estimate:
-        forget_latest()
-    base = gates.run_at(single.baseline)  # refused now rather than after hours
-    policy = None if single.gate is None else _policy(single.gate, base)
-    console.quiet()
+        remove_latest_link()
+    base = gates.read_run_if_given(single.baseline)  # refused now rather than after hours
+    policy = None if single.gate is None else _read_gate_policy(single.gate, base)
+    console.silence_libraries()
     asked = _plan_or_grid_points(plan, grid) if resume is None else _reopened_run_or_grid(resume, allowed)
     if isinstance(asked, list):
         for point in asked:  # a sweep may name more than the plan that it is of
             allowed.check(point.plan, point.name)
-        _check_grid(asked, options.given(single))
+        _check_single_run_options(asked, options.given_flags(single))
         _run_grid(asked, out, resume, grid.config, verbose)
         return
     if single.estimate and isinstance(asked, Plan):
@@ -153,13 +153,15 @@ def run(
     folder = _run_or_resume_plan(asked, out, (policy, base), single, verbose)
     if policy is not None:
         outputs = gates.Outputs(junit=folder / "gate.xml", markdown=folder / "gate.md")
-        raise typer.Exit(gates.hold(folder, policy, base, outputs))
+        raise typer.Exit(gates.judge_and_report_run(folder, policy, base, outputs))
 
 
-def _check_estimate(single: SingleFlags, resume: Path | None, out: Path | None, submission: str | None) -> None:
+def _check_estimate_conflicts(
+    single: SingleFlags, resume: Path | None, out: Path | None, submission: str | None
+) -> None:
     """Refuses what an estimate, which runs and writes nothing, would ignore. Raises AuditError."""
     beside = {"--resume": resume, "--out": out, "--submission": submission}
-    beside |= {f"--{name}": value for name, value in options.given(single).items() if name != "estimate"}
+    beside |= {f"--{name}": value for name, value in options.given_flags(single).items() if name != "estimate"}
     for name, value in beside.items():
         if single.estimate and value is not None:
             raise AuditError(f"--estimate runs and writes nothing: give no {name} with it")
@@ -168,12 +170,12 @@ def _check_estimate(single: SingleFlags, resume: Path | None, out: Path | None, 
 def _show_cost_estimate(plan: Plan) -> None:
     from auditor.runs import cost, estimate
 
-    with console.terminal() as reporter:
-        found = estimate.estimate(plan, reporter)
-    console.show(cost.table(found))
+    with console.open_progress_terminal() as reporter:
+        found = estimate.estimate_run_cost(plan, reporter)
+    console.print_table(cost.cost_estimate_table(found))
 
 
-def _policy(path: Path, baseline: Run | None) -> Policy:
+def _read_gate_policy(path: Path, baseline: Run | None) -> Policy:
     from auditor.gate.decide import check_policy
 
     policy = gates.Limits(policy=path).read()
@@ -189,18 +191,18 @@ def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan |
     if grid_flags.seeds is not None or "seed" in flags:
         base.pop("seeds", None)
     if grid_flags.checkpoints is not None:
-        base["sweep"] = {**base.get("sweep", {}), "model": _checkpoints(grid_flags.checkpoints, flags)}
+        base["sweep"] = {**base.get("sweep", {}), "model": _checkpoints_to_audit(grid_flags.checkpoints, flags)}
     if grid_flags.sweep:
         base["sweep"] = {**base.get("sweep", {}), **grid.parse_sweep(grid_flags.sweep)}
     if grid_flags.seeds is not None:
         base["seeds"] = grid.parse_seeds(grid_flags.seeds)
-    values = options.plan_values(flags, base)
+    values = options.flags_to_plan_values(flags, base)
     if grid.is_grid(base):
         return grid.expand_grid(plan.merge_values(base, values))
-    return plan.make_plan(base, {**values, "command": console.command()})
+    return plan.make_plan(base, {**values, "command": console.current_command_line()})
 
 
-def _checkpoints(folder: Path, flags: options.Values) -> list[str]:
+def _checkpoints_to_audit(folder: Path, flags: options.Values) -> list[str]:
     from auditor.studies import checkpoints
 
     if "model" in flags:
@@ -217,14 +219,14 @@ def _reopened_run_or_grid(folder: Path, allowed: options.Allowed) -> RunFolder |
         return sweep.reopen_sweep(folder)
     reopened = RunFolder.reopen(folder)
     try:
-        allowed.check_whole(Plan.from_json(reopened.plan()), str(folder / "plan.json"))
+        allowed.check_plan_matches(Plan.from_json(reopened.plan()), str(folder / "plan.json"))
     except AuditError:
         reopened.close()
         raise
     return reopened
 
 
-def _check_grid(points: list[Point], single: Mapping[str, Any]) -> None:
+def _check_single_run_options(points: list[Point], single: Mapping[str, Any]) -> None:
     for name, why in _ONE_ONLY.items():
         if name in single or any(name in point.plan for point in points):
             raise AuditError(why)
@@ -232,23 +234,25 @@ def _check_grid(points: list[Point], single: Mapping[str, Any]) -> None:
 
 def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config: Path | None, verbose: bool) -> None:
     from auditor.core import disk
-    from auditor.records.folder import new_folder
+    from auditor.records.folder import unused_run_path
     from auditor.reports import frontier
     from auditor.studies import checkpoints, sweep
 
-    folder = resume or out or new_folder(f"sweep-{config.stem if config else 'flags'}")
-    command = sweep.sweep_command(resume) if resume else console.command()
-    failures = console.resumably(folder, lambda reporter: sweep.run_points(points, folder, reporter, command), verbose)
+    folder = resume or out or unused_run_path(f"sweep-{config.stem if config else 'flags'}")
+    command = sweep.sweep_command(resume) if resume else console.current_command_line()
+    failures = console.run_with_resume_hint(
+        folder, lambda reporter: sweep.run_points(points, folder, reporter, command), verbose
+    )
     held = sweep.sweep_places(folder)
     table = sweep.sweep_table(f"{counted(len(points), 'run')} in {folder}", held)
     sweep.write_table(folder, table)
     if curve := checkpoints.training_curve(held):
-        disk.replace(folder / "checkpoints.svg", curve)
-    console.show(table)
-    compared = sweep.frontiers(folder)
+        disk.replace_atomically(folder / "checkpoints.svg", curve)
+    console.print_table(table)
+    compared = sweep.sweep_leakage_frontiers(folder)
     for found in compared:
         typer.echo(frontier.frontier_sentence(found))
-    if paths := frontier.write(folder, compared):
+    if paths := frontier.write_frontier_files(folder, compared):
         typer.echo(f"written: {', '.join(map(str, paths))}")
     if failures:
         name, why = next(iter(failures.items()))
@@ -259,7 +263,7 @@ def _run_or_resume_plan(
     asked: Plan | RunFolder, out: Path | None, held_to: HeldTo, single: SingleFlags, verbose: bool
 ) -> Path:
     """Runs a plan, or goes on with the folder of one. Returns the folder of the run, with its reports in it."""
-    from auditor.gate.decide import check_metrics, check_rows
+    from auditor.gate.decide import check_rule_metrics, check_ruled_rows_exist
     from auditor.records.folder import RunFolder
     from auditor.reports import files
     from auditor.runs.run import check_plan
@@ -267,17 +271,17 @@ def _run_or_resume_plan(
     plan = asked if isinstance(asked, Plan) else Plan.from_json(asked.plan())
     selection, policy = check_plan(plan, *held_to), held_to[0]
     if policy is not None:
-        check_rows(policy, selection.cells())
+        check_ruled_rows_exist(policy, selection.cells())
         if selection.ours:
-            check_metrics(policy.rules)
+            check_rule_metrics(policy.rules)
     folder = RunFolder.create(out, plan.title, plan.to_json()) if isinstance(asked, Plan) else asked
-    audited(plan, folder, single.reveal, verbose, held_to=held_to)
+    audit_plan_into_folder(plan, folder, single.reveal, verbose, held_to=held_to)
     if single.baseline is not None:
-        files.render_all(folder.path, changes(single.baseline, folder.path), single.reveal)
+        files.render_all(folder.path, compare_with_baseline(single.baseline, folder.path), single.reveal)
     return folder.path
 
 
-def audited(
+def audit_plan_into_folder(
     plan: Plan,
     folder: RunFolder,
     reveal: bool = False,
@@ -291,33 +295,33 @@ def audited(
     held_to: the policy and the baseline of the gate that will follow.
     """
     from auditor.reports import files
-    from auditor.runs.run import run as audit
-    from auditor.runs.sites import site_of
-    from auditor.runs.submission import submit
+    from auditor.runs.run import run_audit as audit
+    from auditor.runs.sites import make_site
+    from auditor.runs.submission import write_submission
 
-    with console.terminal(verbose) as reporter:
+    with console.open_progress_terminal(verbose) as reporter:
         try:
-            result = audit(plan, site_of(plan, reporter, shared), folder, policy=held_to[0], baseline=held_to[1])
-            files.write(folder.path, result, reveal)
+            result = audit(plan, make_site(plan, reporter, shared), folder, policy=held_to[0], baseline=held_to[1])
+            files.write_run_reports(folder.path, result, reveal)
         except KeyboardInterrupt:
             again = " ".join(
                 ("audit run --resume", shlex.quote(str(folder.path)), *options.Allowed.by(plan.values()).flags())
             )
-            console.say(f"interrupted; finished secrets are kept. Continue with: {again}", 130)
+            console.print_line_to_stderr(f"interrupted; finished secrets are kept. Continue with: {again}", 130)
             raise
         except (AuditError, OSError):
             folder.discard_if_empty()
             raise
-    _show(result, folder.path, verbose, remarks)
+    _print_result_screen(result, folder.path, verbose, remarks)
     if reveal:
-        say_revealed(folder.path)
+        warn_private_text_shown(folder.path)
     if plan.output.submission is not None:
-        cell, guesses = submit(Path(plan.output.submission), plan.attacks, folder)
+        cell, guesses = write_submission(Path(plan.output.submission), plan.attacks, folder)
         what = f"{guesses:,} guesses of {cell}; token ids of private text, readable by you only"
         typer.echo(f"submission: {plan.output.submission} ({what})")
 
 
-def _show(result: AuditResult, folder: Path, verbose: bool, remarks: Remarks | None) -> None:
+def _print_result_screen(result: AuditResult, folder: Path, verbose: bool, remarks: Remarks | None) -> None:
     from rich.console import Console
 
     from auditor.reports.screen import WIDTH, first_screen

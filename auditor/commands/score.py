@@ -45,14 +45,17 @@ def score(
     from auditor.core.jsonable import to_json
     from auditor.reports import plot_files, terminal
 
-    marked = scores.mark_submission(submission, answers)
-    scored, points = scores.score_submission(marked, answered_only), scores.submission_curve(marked, answered_only)
+    marked = scores.compare_submission_with_answers(submission, answers)
+    scored, points = (
+        scores.score_submission(marked, answered_only),
+        scores.recall_by_wrong_guesses(marked, answered_only),
+    )
     if plot is not None:
-        plot_files.save_curve(plot, [(wrong, recall) for wrong, _, recall in points])
+        plot_files.save_wrong_guesses_curve(plot, [(wrong, recall) for wrong, _, recall in points])
     if curve is not None:
         scores.write_curve(curve, points)
     if as_json:
         typer.echo(json.dumps(to_json(scored), indent=1))
     else:
         typer.echo(scored.headline)
-        Console().print(terminal.shares(scored.measurements))
+        Console().print(terminal.share_measurement_table(scored.measurements))

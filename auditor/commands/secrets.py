@@ -74,7 +74,7 @@ def make(
         audit secrets make --data corpus.jsonl -o secrets.jsonl
         audit secrets make --data corpus.jsonl --heldout fresh.jsonl --kinds email -o secrets.jsonl
     """
-    console.quiet()
+    console.silence_libraries()
     from auditor.benchmarks import picking as pick
     from auditor.benchmarks.whole_texts import read_corpus
 
@@ -84,7 +84,7 @@ def make(
     for path in (out, others):
         if path.exists():
             raise AuditError(f"expected a new file for -o, but {str(path)!r} exists")
-    chosen = options.given(picking)
+    chosen = options.given_flags(picking)
     if "kinds" in chosen:
         chosen["kinds"] = tuple(chosen["kinds"].split(","))
     asked, regions = pick.Picking(**chosen), phone_region.split(",") if phone_region else ()
@@ -105,4 +105,4 @@ def _keep_subcommand_name() -> None:
     """So that `make` is a command of its own even while it is the only one."""
 
 
-options.add(app, make)
+options.add_command_to_app(app, make)

@@ -55,13 +55,13 @@ def synthetic(
     from auditor.reports.screen import first_screen
     from auditor.runs import released
 
-    plan = released.plan_of(text, data, nonmembers, canaries, seed, console.command())
-    held = released.read(plan, text)
+    plan = released.plan_for_released_text(text, data, nonmembers, canaries, seed, console.current_command_line())
+    held = released.read_released_text(plan, text)
     folder = RunFolder.create(out, f"released-{text.stem}", plan.to_json())
-    with console.terminal(verbose=False) as reporter:
+    with console.open_progress_terminal(verbose=False) as reporter:
         try:
-            result = released.audit(held, words, folder, reporter)
-            files.write(folder.path, result, reveal)
+            result = released.audit_released_text(held, words, folder, reporter)
+            files.write_run_reports(folder.path, result, reveal)
         except (AuditError, OSError):
             folder.discard_if_empty()
             raise

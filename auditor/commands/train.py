@@ -93,7 +93,8 @@ def train(
     method: Annotated[
         str,
         typer.Argument(
-            autocompletion=completion.ways_to_train, help="How to train, see `audit list`: none, dedup, dp-sgd, ..."
+            autocompletion=completion.complete_training_methods,
+            help="How to train, see `audit list`: none, dedup, dp-sgd, ...",
         ),
     ],
     flags: TrainingFlags,
@@ -111,38 +112,38 @@ def train(
         audit train none --model ./base --data private.jsonl --lora -o tuned
         audit train dp-sgd --model ./base --data private.jsonl --lora -D epsilon=8 -o private-model
     """
-    console.quiet()
+    console.silence_libraries()
     from auditor.core.jsonable import from_json
     from auditor.core.plan_parts import EngineOptions, LoadingOptions
     from auditor.plugins import registry
     from auditor.runs import training
-    from auditor.runs.plan import options_for, parse_options
+    from auditor.runs.plan import merged_plugin_options, parse_options
 
     options.load_plugins(plan.get("plugin"))
     of_methods = parse_options("-D", option or [], list(registry.trainers()))
     asked = training.Training(
         method=method,
-        options=options_for(method, of_methods, {}, list(of_methods.get("", {}))),
+        options=merged_plugin_options(method, of_methods, {}, list(of_methods.get("", {}))),
         loading=LoadingOptions(**{name: plan[name] for name in options.HUB_LOADING.split() if name in plan}).exact(),
         engine=from_json(
             EngineOptions, {name: plan[name] for name in options.ENGINE.split() if name in plan}, "engine"
         ),
         plugin=tuple(plan.get("plugin", ())),
         **{name: plan[name] for name in ("template", "date", "seed") if name in plan},
-        **options.given(flags),
+        **options.given_flags(flags),
     )
-    for sentence in _train(asked):
+    for sentence in _train_with_progress(asked):
         typer.echo(sentence)
     typer.echo(f"model: {flags.out}")
 
 
-def _train(asked: Training) -> tuple[str, ...]:
+def _train_with_progress(asked: Training) -> tuple[str, ...]:
     from auditor.runs import training
 
-    with console.terminal() as reporter:
+    with console.open_progress_terminal() as reporter:
         try:
             with reporter.stage(f"train {asked.method}"):
-                return training.train(asked, reporter.progress)
+                return training.train_model(asked, reporter.progress)
         except KeyboardInterrupt:
-            console.say(f"interrupted; the same command goes on from what is kept in {asked.out}", 130)
+            console.print_line_to_stderr(f"interrupted; the same command goes on from what is kept in {asked.out}", 130)
             raise

@@ -96,24 +96,24 @@ def utility(
     from auditor.runs.grid import parse_sweep
     from auditor.runs.plan import make_plan
 
-    wanted = make_plan({}, {**options.plan_values(plan), "command": console.command()})
+    wanted = make_plan({}, {**options.flags_to_plan_values(plan), "command": console.current_command_line()})
     swept = parse_sweep(sweep or [])
-    console.quiet()
-    from auditor.records.folder import new_folder
+    console.silence_libraries()
+    from auditor.records.folder import unused_run_path
     from auditor.utility import measure, tradeoff
 
     asked = measure.UtilityPlan(wanted, measure.Settings(**vars(settings)), swept)
-    name = tradeoff.name_of(asked.points())
-    with console.terminal() as reporter:
-        result, examples = measure.measure(asked, reporter, text or [], reveal)
-    _write_and_show_utility(out or new_folder(name), result, examples)
+    name = tradeoff.utility_folder_name(asked.points())
+    with console.open_progress_terminal() as reporter:
+        result, examples = measure.measure_utility_points(asked, reporter, text or [], reveal)
+    _write_and_show_utility(out or unused_run_path(name), result, examples)
 
 
 def _write_and_show_utility(folder: Path, result: Utility, examples: list[Example]) -> None:
     from auditor.utility import tradeoff
 
     paths = tradeoff.write_utility(folder, result, examples)
-    console.show(tradeoff.table(result))
+    console.print_table(tradeoff.tradeoff_table(result))
     for line in tradeoff.examples_lines(examples):
         typer.echo(line)
     typer.echo(f"written: {', '.join(map(str, paths))}")

@@ -24,18 +24,18 @@ except ImportError:  # Windows, where nothing tells whether the process that mad
 _BEFORE, _BEHIND = ".audit-", ".tmp"  # names of files that are not there yet
 
 
-def replace(path: Path, content: str | bytes, *, sync: bool = False) -> None:
+def replace_atomically(path: Path, content: str | bytes, *, sync: bool = False) -> None:
     """Puts the content at `path` in one step, 0600; its folder is made where it is missing.
 
     sync: outlasts a power cut once this returns, for what a promise depends on. Raises AuditError where it cannot be
     written; what was there before is then still there.
     """
-    with replacing(path, sync=sync) as scratch:
+    with atomic_replacement_file(path, sync=sync) as scratch:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def replacing(path: Path, *, sync: bool = False) -> Iterator[Path]:
+def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]:
     """An empty file beside `path`, 0600, that takes its place when the block ends and goes away when it raises."""
     scratch = None
     try:
@@ -50,7 +50,7 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[Path]:
         if sync:
             fsync(path.parent)
     except OSError as error:
-        raise write_error(path, error) from error
+        raise unwritable_path_error(path, error) from error
     finally:
         if scratch is not None:
             with suppress(OSError):
@@ -76,7 +76,7 @@ def replace_symlink(link: Path, target: str) -> None:
     os.replace(scratch, link)
 
 
-def append(path: Path, text: str) -> int:
+def append_durably(path: Path, text: str) -> int:
     """Adds to a file, 0600 where it is new; on disk when this returns. Returns where in the file the text begins.
 
     Raises AuditError where it cannot be; what part of the text was written is then taken back.
@@ -95,7 +95,7 @@ def append(path: Path, text: str) -> int:
         if begin is not None:
             with suppress(OSError):
                 os.truncate(path, begin)
-        raise write_error(path, error) from error
+        raise unwritable_path_error(path, error) from error
     return begin
 
 
@@ -106,7 +106,7 @@ def truncate(path: Path, size: int) -> None:
             os.truncate(path, size)
             fsync(path)
     except OSError as error:
-        raise write_error(path, error) from error
+        raise unwritable_path_error(path, error) from error
 
 
 def fsync(path: Path) -> None:
@@ -124,22 +124,22 @@ def fsync_tree(folder: Path) -> None:
         for path in (*folder.rglob("*"), folder):
             fsync(path)
     except OSError as error:
-        raise write_error(folder, error) from error
+        raise unwritable_path_error(folder, error) from error
 
 
-def write_error(path: Path, error: OSError) -> AuditError:
+def unwritable_path_error(path: Path, error: OSError) -> AuditError:
     return AuditError(f"{path}: cannot be written: {error.strerror or error}")
 
 
-def is_scratch(path: Path) -> bool:
+def is_scratch_file(path: Path) -> bool:
     """Whether a process that was killed left it: a file that was never put in its place."""
     return path.name.startswith(_BEFORE) and path.name.endswith(_BEHIND)
 
 
-def clear_scratch(folder: Path) -> None:
+def remove_scratch_files(folder: Path) -> None:
     """Takes away what killed processes left. Only for who holds the folder's lock: others may be writing."""
     for path in folder.iterdir():
-        if is_scratch(path):
+        if is_scratch_file(path):
             path.unlink(missing_ok=True)
 
 
@@ -151,7 +151,7 @@ def _open_owner_only(path: str, flags: int) -> int:
 
 
 @contextmanager
-def private_files() -> Iterator[None]:
+def owner_only_umask() -> Iterator[None]:
     """Whatever is created meanwhile, by a library too, is for its owner only: folders 0700, files 0600."""
     before = os.umask(0o077)
     try:
@@ -168,11 +168,11 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """
     prefix = f".{name}.audit-scratch-"
     for left in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
-        with suppress(OSError), _locked(left):
+        with suppress(OSError), _hold_folder_lock(left):
             shutil.rmtree(left)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
-        with _locked(folder), private_files():
+        with _hold_folder_lock(folder), owner_only_umask():
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -198,7 +198,7 @@ class Nameless:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            raise write_error(Path(tempfile.gettempdir()), error) from error
+            raise unwritable_path_error(Path(tempfile.gettempdir()), error) from error
         self._end += len(data)
         return begin, len(data)
 
@@ -214,7 +214,7 @@ class Nameless:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _hold_folder_lock(folder: Path) -> Iterator[None]:
     """Raises BlockingIOError where another process holds it. Without locks of the system, nothing is held."""
     if fcntl is None:
         yield

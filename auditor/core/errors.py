@@ -18,7 +18,7 @@ class NotApplicable(Exception):
     """This attack cannot run at this access. It becomes a row "not applicable: why", never a zero."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> AuditError:
+def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError:
     """The refusal of a name nobody has, with the nearest one that somebody does."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -97,7 +97,7 @@ def _error_and_its_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 @contextmanager
-def library_errors(failed: str) -> Iterator[None]:
+def wrap_library_errors(failed: str) -> Iterator[None]:
     """Whatever a library raises, as one sentence that begins with what failed. Raises AuditError."""
     try:
         yield

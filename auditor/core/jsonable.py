@@ -42,10 +42,10 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
     from pydantic_core import ValidationError
 
     try:
-        return _validator(kind).validate_python(value)
+        return _type_validator(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-    raise AuditError(_validation_error_sentence(first, where, list(_fields(_core_schema(kind))), private))
+    raise AuditError(_validation_error_sentence(first, where, list(_record_field_names(_core_schema(kind))), private))
 
 
 def json_schema(kind: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def json_schema(kind: Any) -> dict[str, Any]:
 
 
 @cache
-def _validator(kind: Any) -> SchemaValidator:
+def _type_validator(kind: Any) -> SchemaValidator:
     from pydantic_core import SchemaValidator
 
     return SchemaValidator(_core_schema(kind), {"strict": True})
@@ -127,13 +127,13 @@ def _json_path_label(where: str, steps: Iterable[int | str], fields: Collection[
     return where + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
 
 
-def _fields(schema: Any) -> Iterator[str]:
+def _record_field_names(schema: Any) -> Iterator[str]:
     """The names of all fields of a record and those in it."""
     if isinstance(schema, list):
         for item in schema:
-            yield from _fields(item)
+            yield from _record_field_names(item)
     elif isinstance(schema, dict):
         if schema["type"] == "dataclass-field":
             yield schema["name"]
         for key in _INNER & schema.keys():
-            yield from _fields(schema[key])
+            yield from _record_field_names(schema[key])

@@ -19,7 +19,7 @@ def read_json(path: Path, what: str) -> Any:
         raise AuditError(f"cannot read {what} {str(path)!r}: it is not JSON ({type(error).__name__})") from None
 
 
-def read_object(path: Path, what: str) -> dict[str, Any]:
+def read_json_object(path: Path, what: str) -> dict[str, Any]:
     """As `read_json`, of an object."""
     value = read_json(path, what)
     if not isinstance(value, dict):

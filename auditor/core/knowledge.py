@@ -10,7 +10,7 @@ SYSTEM, USER, PARTIAL = "system", "user", "partial"
 TURNS, ALL = ("assistant", USER, SYSTEM, "tool"), "all"  # whose turns may be attacked
 
 
-def share_known(knows: str) -> float:
+def known_answer_share(knows: str) -> float:
     """The share of an answer that stands before what is attacked: 0 for `system` and `user`, F for `partial:F`.
 
     Raises AuditError for anything else.

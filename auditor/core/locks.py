@@ -30,13 +30,13 @@ def acquire_lock(folder: Path, patience: float = 0.0) -> FileLock:
         lock = FileLock(path.resolve(), timeout=0, mode=0o600, thread_local=False, is_singleton=True)
         lock.acquire(timeout=patience)
         path.write_text(str(os.getpid()))
-        disk.clear_scratch(folder)
+        disk.remove_scratch_files(folder)
     except Timeout:
         raise AuditError(
             f"{str(folder)!r} is in use by {_lock_holder_label(path)}: wait for it to end, or give another folder"
         ) from None
     except OSError as error:
-        raise disk.write_error(path, error) from error
+        raise disk.unwritable_path_error(path, error) from error
     return lock
 
 
@@ -51,7 +51,7 @@ def locked_folder(folder: Path, mark: str) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # what is trained and found here tells of the records
     except OSError as error:
-        raise disk.write_error(folder, error) from error
+        raise disk.unwritable_path_error(folder, error) from error
     with acquire_lock(folder):
         try:
             yield

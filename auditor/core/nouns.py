@@ -205,7 +205,7 @@ class Guesses:
     rankings: dict[str, float] = field(default_factory=dict)  # of the first, scores by other rankings, higher surer
 
 
-def evenly_spaced(secrets: Sequence[Secret], limit: int) -> list[Secret]:
+def evenly_spaced_secrets(secrets: Sequence[Secret], limit: int) -> list[Secret]:
     """At most `limit` secrets, evenly spaced."""
     count = min(limit, len(secrets))
     return [secrets[i * len(secrets) // count] for i in range(count)]

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.plan_fields import OWN, RECORDS, SUBJECT, FieldRule, PlanField, described
+from auditor.core.plan_fields import OWN, RECORDS, SUBJECT, FieldRule, PlanField, plan_field
 from auditor.core.plan_parts import (
     SMALL,
     AttackPlan,
@@ -48,14 +48,14 @@ class Plan:
     defenses: DefensePlan = field(default_factory=DefensePlan)
     compute: ComputePlan = field(default_factory=ComputePlan)
     output: OutputPlan = field(default_factory=OutputPlan)
-    seed: int = described(0, SUBJECT, panel="compute")
-    plugin: tuple[str, ...] = described((), metavar="FILE.py", risk="its code would run")
-    objects: dict[str, str] = described(dict, flags=None)  # role -> class, where Python gave them
+    seed: int = plan_field(0, SUBJECT, panel="compute")
+    plugin: tuple[str, ...] = plan_field((), metavar="FILE.py", risk="its code would run")
+    objects: dict[str, str] = plan_field(dict, flags=None)  # role -> class, where Python gave them
 
     def __post_init__(self) -> None:
         for part in (self.loading, self.data, self.attacks, self.defenses):
             part.check()
-        self._check_place()
+        self._check_fields_apply()
         self._check_unlearning()
         self._check_until_conflicts()
         for name, value in self.values().items():
@@ -66,13 +66,13 @@ class Plan:
         if not 0 <= self.seed < 2**63:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
 
-    def _check_place(self) -> None:
+    def _check_fields_apply(self) -> None:
         """Refuses fields that say nothing to this kind of model or data. Raises AuditError."""
         target = self.target
-        if target.in_lab != (self.data.data is None) and not self.canaries_alone:
+        if target.uses_builtin_lab != (self.data.data is None) and not self.is_canary_only:
             given, missing = ("--model", "--data") if self.data.data is None else ("--data", "--model")
             raise AuditError(f"expected --model and --data together, got {given} without {missing} (neither: the lab)")
-        if target.in_lab:
+        if target.uses_builtin_lab:
             for name in self.given(OWN):
                 raise AuditError(
                     f"{command_line_flag(name)} goes with --model and --data; the built-in lab has its own"
@@ -82,7 +82,7 @@ class Plan:
             raise AuditError(f"{name} changes the built-in lab, which --model and --data replace")
         elif target.lab != SMALL:
             raise AuditError(f"--lab {target.lab} names a built-in lab, which --model and --data replace")
-        if self.canaries_alone:
+        if self.is_canary_only:
             for name in self.given(RECORDS):
                 raise AuditError(f"{command_line_flag(name)} goes with --data, got --canaries alone")
 
@@ -97,7 +97,7 @@ class Plan:
                 )
         if self.defenses.relearn is None:
             return
-        if not self.target.in_lab and self.data.forget is None:
+        if not self.target.uses_builtin_lab and self.data.forget is None:
             raise AuditError("--relearn needs an unlearned model: expected --before and --forget, got neither")
         if self.compute.engine == "ray":
             raise AuditError("--relearn trains models that every worker would train anew: it goes with --engine local")
@@ -125,9 +125,9 @@ class Plan:
         return "-".join([what, *self.attacks.attack, *self.defenses.defense])[:80]
 
     @property
-    def canaries_alone(self) -> bool:
+    def is_canary_only(self) -> bool:
         """A model that is looked at for canaries only: there are no records to attack."""
-        return not self.target.in_lab and self.data.data is None and self.data.canaries is not None
+        return not self.target.uses_builtin_lab and self.data.data is None and self.data.canaries is not None
 
     @property
     def subject(self) -> dict[str, Any]:
@@ -140,9 +140,9 @@ class Plan:
     @classmethod
     def of(cls, **values: Any) -> Plan:
         """The plan with these fields, and the defaults of all others."""
-        return cls().having(**values)
+        return cls().with_fields(**values)
 
-    def having(self, **values: Any) -> Plan:
+    def with_fields(self, **values: Any) -> Plan:
         """The same with other values of these fields."""
         parts: dict[str, dict[str, Any]] = {}
         for name, value in values.items():

@@ -46,7 +46,7 @@ class PlanField:
     risky: str = ""
 
 
-def described(default: Any, rules: FieldRule | None = None, **said: Any) -> Any:
+def plan_field(default: Any, rules: FieldRule | None = None, **said: Any) -> Any:
     """A field of a part with this default, and what is said of it; `dict` stands for an empty one."""
     metadata = {PlanField: PlanField(rules, **said)}
     if default is dict:

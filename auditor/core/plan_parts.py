@@ -14,7 +14,7 @@ from datetime import date
 from typing import Any, ClassVar, Literal
 
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import SYSTEM, USER, share_known
+from auditor.core.knowledge import SYSTEM, USER, known_answer_share
 from auditor.core.plan_fields import (
     ATTACKS,
     AUTO,
@@ -25,7 +25,7 @@ from auditor.core.plan_fields import (
     RECORDS,
     SUBJECT,
     Options,
-    described,
+    plan_field,
 )
 
 SMALL = "small"  # the lab of no other name
@@ -54,21 +54,21 @@ class TargetPlan:
     """
 
     panel: ClassVar[str] = "target"
-    model: str | None = described(None, SUBJECT, risk=_SENT, risky="://")
-    lab: Literal["small", "smollm2"] = described(SMALL, SUBJECT, metavar="small|smollm2")
-    public: str | None = described(None, SUBJECT | OWN | COMPARED, metavar="MODEL")
-    reference: str | None = described(None, SUBJECT | OWN | COMPARED | ATTACKS, metavar="MODEL|none")
-    base_url: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="URL", risk=_SENT)
-    tokenizer: str | None = described(None, SUBJECT | OWN | PROVIDED)
-    max_tokens_total: int | None = described(None, OWN | PROVIDED, least=1)
-    forms: tuple[str, ...] = described((), metavar="FORM,...", risk=_SENT, risky="://")
-    before: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
-    retrained: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
-    lab_recipe: dict[str, Any] = described(dict, SUBJECT, flags=None)
-    mitigation: dict[str, Any] = described(dict, SUBJECT, flags=None)
+    model: str | None = plan_field(None, SUBJECT, risk=_SENT, risky="://")
+    lab: Literal["small", "smollm2"] = plan_field(SMALL, SUBJECT, metavar="small|smollm2")
+    public: str | None = plan_field(None, SUBJECT | OWN | COMPARED, metavar="MODEL")
+    reference: str | None = plan_field(None, SUBJECT | OWN | COMPARED | ATTACKS, metavar="MODEL|none")
+    base_url: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="URL", risk=_SENT)
+    tokenizer: str | None = plan_field(None, SUBJECT | OWN | PROVIDED)
+    max_tokens_total: int | None = plan_field(None, OWN | PROVIDED, least=1)
+    forms: tuple[str, ...] = plan_field((), metavar="FORM,...", risk=_SENT, risky="://")
+    before: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
+    retrained: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="privacy")
+    lab_recipe: dict[str, Any] = plan_field(dict, SUBJECT, flags=None)
+    mitigation: dict[str, Any] = plan_field(dict, SUBJECT, flags=None)
 
     @property
-    def in_lab(self) -> bool:
+    def uses_builtin_lab(self) -> bool:
         return self.model is None
 
     @property
@@ -86,7 +86,7 @@ def provider_and_name(model: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", model)
 
 
-def form_name(form: str) -> str:
+def deployed_form_name(form: str) -> str:
     """What the row of a form is called: `pruned:0.5` as it is, a place by its last part, a server by its host."""
     head, _, address = form.partition("://")
     if address:
@@ -111,22 +111,22 @@ class LoadingOptions:
     """
 
     panel: ClassVar[str] = "compute"
-    device: str = described("cpu", SUBJECT | OWN | PLACED)
-    dtype: str = described(AUTO, SUBJECT | OWN | PLACED, metavar="auto|float32|float16|bfloat16")
-    trust_remote_code: bool = described(
+    device: str = plan_field("cpu", SUBJECT | OWN | PLACED)
+    dtype: str = plan_field(AUTO, SUBJECT | OWN | PLACED, metavar="auto|float32|float16|bfloat16")
+    trust_remote_code: bool = plan_field(
         False,
         SUBJECT | OWN | PLACED,
         flags=("--trust-remote-code",),
         panel="advanced",
         risk="code in model folders would run",
     )
-    revision: str | None = described(None, SUBJECT | OWN | PROVIDED, panel="target")
-    model_args: dict[str, str] = described(
+    revision: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, panel="target")
+    model_args: dict[str, str] = plan_field(
         dict, SUBJECT | OWN | PROVIDED, metavar="K=V", flags=("--model-arg",), panel="advanced"
     )
-    device_map: str | None = described(None, SUBJECT | OWN | PLACED, metavar="auto|balanced|sequential|JSON")
-    quantise: Literal["4bit", "8bit"] | None = described(None, SUBJECT | OWN | PROVIDED, metavar="8bit|4bit")
-    base: str | None = described(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="target")
+    device_map: str | None = plan_field(None, SUBJECT | OWN | PLACED, metavar="auto|balanced|sequential|JSON")
+    quantise: Literal["4bit", "8bit"] | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="8bit|4bit")
+    base: str | None = plan_field(None, SUBJECT | OWN | PROVIDED, metavar="MODEL", panel="target")
 
     def places(self, model: str) -> dict[str, tuple[str, str | None]]:
         """By role, the folder or hub id, and its revision, that transformers reads a model from."""
@@ -187,32 +187,32 @@ class DataPlan:
     """
 
     panel: ClassVar[str] = "data"
-    data: str | None = described(None, SUBJECT)
-    nonmembers: str | None = described(None, SUBJECT | OWN | RECORDS | ATTACKS, metavar="DATA")
-    limit: int | None = described(None, SUBJECT | RECORDS, least=1)
-    prefix_length: int | None = described(None, SUBJECT | RECORDS)
-    suffix_length: int | None = described(None, SUBJECT | RECORDS)
-    known: str | None = described(None, SUBJECT | OWN | RECORDS | ATTACKS, metavar="DATA")
-    known_fraction: float = described(0.2, SUBJECT | OWN)
-    known_limit: int | None = described(None, COMPARED | ATTACKS | RECORDS, least=1)
-    group_column: str | None = described(None, SUBJECT | OWN, metavar="COLUMN")
-    user_column: str | None = described(None, SUBJECT | OWN, metavar="COLUMN")
-    knows: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="system|user|partial:F")
-    turns: Literal["assistant", "user", "system", "tool", "all"] | None = described(
+    data: str | None = plan_field(None, SUBJECT)
+    nonmembers: str | None = plan_field(None, SUBJECT | OWN | RECORDS | ATTACKS, metavar="DATA")
+    limit: int | None = plan_field(None, SUBJECT | RECORDS, least=1)
+    prefix_length: int | None = plan_field(None, SUBJECT | RECORDS)
+    suffix_length: int | None = plan_field(None, SUBJECT | RECORDS)
+    known: str | None = plan_field(None, SUBJECT | OWN | RECORDS | ATTACKS, metavar="DATA")
+    known_fraction: float = plan_field(0.2, SUBJECT | OWN)
+    known_limit: int | None = plan_field(None, COMPARED | ATTACKS | RECORDS, least=1)
+    group_column: str | None = plan_field(None, SUBJECT | OWN, metavar="COLUMN")
+    user_column: str | None = plan_field(None, SUBJECT | OWN, metavar="COLUMN")
+    knows: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="system|user|partial:F")
+    turns: Literal["assistant", "user", "system", "tool", "all"] | None = plan_field(
         None, SUBJECT | OWN | RECORDS, metavar="assistant|user|system|tool|all"
     )
-    template: str = described(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|model|alpaca|trl|FILE")
-    date: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="YYYY-MM-DD")
-    prefix_token: str = described(AUTO, COMPARED, metavar="auto|none|bos|eos|TEXT")
-    windows: int | None = described(None, SUBJECT | OWN | RECORDS, metavar="STRIDE", least=1)
-    canaries: str | None = described(None, SUBJECT | OWN, metavar="MANIFEST", panel="privacy")
-    phone_region: str | None = described(None, OWN | RECORDS | ATTACKS, metavar="DE,US", panel="privacy")
-    forget: str | None = described(None, SUBJECT | OWN | RECORDS, metavar="DATA", panel="privacy")
+    template: str = plan_field(AUTO, SUBJECT | OWN | RECORDS, metavar="auto|none|model|alpaca|trl|FILE")
+    date: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="YYYY-MM-DD")
+    prefix_token: str = plan_field(AUTO, COMPARED, metavar="auto|none|bos|eos|TEXT")
+    windows: int | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="STRIDE", least=1)
+    canaries: str | None = plan_field(None, SUBJECT | OWN, metavar="MANIFEST", panel="privacy")
+    phone_region: str | None = plan_field(None, OWN | RECORDS | ATTACKS, metavar="DE,US", panel="privacy")
+    forget: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="DATA", panel="privacy")
 
     def check(self) -> None:
         """Raises AuditError for what cannot be read as what it is."""
         if self.knows is not None:
-            share_known(self.knows)
+            known_answer_share(self.knows)
         if self.knows == SYSTEM and self.turns not in (None, "assistant"):
             raise AuditError(f"expected --knows {USER} or partial:F beside --turns {self.turns}, got {self.knows}")
         if not self.prefix_token:
@@ -220,7 +220,7 @@ class DataPlan:
         if not self.template:
             raise AuditError("expected --template as auto, none, model or a file, got an empty one")
         if self.date is not None:
-            check_day(self.date)
+            check_date_format(self.date)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,22 +237,22 @@ class AttackPlan:
     """
 
     panel: ClassVar[str] = "attacks"
-    attack: tuple[str, ...] = described(("ethicist",), flags=("--attack", "-a"))
-    attack_options: Options = described(dict, ATTACKS, metavar="[ATTACK.]OPTION=VALUE", flags=("-A",))
-    setting: Literal["text-only", "white-box", "both"] = described("both", metavar="text-only|white-box|both")
-    samples: int | None = described(None, ATTACKS, least=1)
-    until: str | None = described(None, metavar="decided|'METRIC ± N%'")
-    sizes: Literal["paper", "lab"] = described("paper", flags=None)
+    attack: tuple[str, ...] = plan_field(("ethicist",), flags=("--attack", "-a"))
+    attack_options: Options = plan_field(dict, ATTACKS, metavar="[ATTACK.]OPTION=VALUE", flags=("-A",))
+    setting: Literal["text-only", "white-box", "both"] = plan_field("both", metavar="text-only|white-box|both")
+    samples: int | None = plan_field(None, ATTACKS, least=1)
+    until: str | None = plan_field(None, metavar="decided|'METRIC ± N%'")
+    sizes: Literal["paper", "lab"] = plan_field("paper", flags=None)
 
     def check(self) -> None:
         """Raises AuditError for no attack at all, and for an --until that cannot be read."""
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
         if self.until not in (None, DECIDED):
-            assert self.wanted_width is not None
+            assert self.wanted_interval_width is not None
 
     @property
-    def wanted_width(self) -> tuple[str, float] | None:
+    def wanted_interval_width(self) -> tuple[str, float] | None:
         """Of `--until "recall ± 2%"`, the metric and how far off an end of its interval may be; None for another.
 
         Raises AuditError for what is none.
@@ -279,12 +279,12 @@ class DefensePlan:
     """
 
     panel: ClassVar[str] = "defenses"
-    defense: tuple[str, ...] = described((), flags=("--defense", "-d"))
-    defense_options: Options = described(dict, metavar="[DEFENSE.]OPTION=VALUE", flags=("-D",))
-    controls: bool = described(True, flags=("--controls/--no-controls",))
-    ensemble_limit: int | None = described(None, COMPARED, least=1)
-    relearn: int | None = described(None, PROVIDED, metavar="STEPS", panel="privacy", least=1)
-    relearn_rate: float | None = described(None, PROVIDED, panel="privacy")
+    defense: tuple[str, ...] = plan_field((), flags=("--defense", "-d"))
+    defense_options: Options = plan_field(dict, metavar="[DEFENSE.]OPTION=VALUE", flags=("-D",))
+    controls: bool = plan_field(True, flags=("--controls/--no-controls",))
+    ensemble_limit: int | None = plan_field(None, COMPARED, least=1)
+    relearn: int | None = plan_field(None, PROVIDED, metavar="STEPS", panel="privacy", least=1)
+    relearn_rate: float | None = plan_field(None, PROVIDED, panel="privacy")
 
     def check(self) -> None:
         """Raises AuditError for a learning rate that is none."""
@@ -307,12 +307,12 @@ class EngineOptions:
     """
 
     panel: ClassVar[str] = "compute"
-    engine: Literal["local", "ray"] = described("local", metavar="local|ray")
-    workers: int | None = described(None)
-    ray_address: str | None = described(
+    engine: Literal["local", "ray"] = plan_field("local", metavar="local|ray")
+    workers: int | None = plan_field(None)
+    ray_address: str | None = plan_field(
         None, metavar="HOST:PORT|auto", risk="the records would be read and attacked there"
     )
-    gpus_per_worker: float = described(0.0)
+    gpus_per_worker: float = plan_field(0.0)
 
     def check(self, device: str) -> None:
         """Raises AuditError for options that do not go together, or with models on this device."""
@@ -340,7 +340,7 @@ class ComputePlan(EngineOptions):
     batch_size: Prefixes or texts per batch; changes no result. [default: auto]
     """
 
-    batch_size: int | None = described(None, metavar="N|auto", least=1)
+    batch_size: int | None = plan_field(None, metavar="N|auto", least=1)
 
     @property
     def engine_options(self) -> EngineOptions:
@@ -356,10 +356,10 @@ class OutputPlan:
     """
 
     panel: ClassVar[str] = "output"
-    submission: str | None = described(
+    submission: str | None = plan_field(
         None, ATTACKS, metavar="FILE", risk="token ids of private text would be written there"
     )
-    command: str = described("audit run", flags=None)
+    command: str = plan_field("audit run", flags=None)
 
 
 # Names of what lets one in, and the tokens of a text, whose names end alike.
@@ -378,7 +378,7 @@ def _check_no_credentials(model_args: Mapping[str, str]) -> None:
             )
 
 
-def check_day(asked: str) -> None:
+def check_date_format(asked: str) -> None:
     """Raises AuditError for what is no day as --date takes it."""
     try:
         known = len(asked) == len("YYYY-MM-DD") and date.fromisoformat(asked)

@@ -50,7 +50,7 @@ class Audited:
     exact: float | None = None  # epsilon of these very games, from both next-token distributions
 
     @property
-    def played(self) -> str:
+    def canaries_or_games_label(self) -> str:
         """`1,000 canaries`, `768 games`."""
         return f"{self.canaries:,} {'canaries' if self.table is None else 'games'}"
 
@@ -350,6 +350,6 @@ class AuditResult:
     def target(self, name: str) -> TargetRecord:
         return next(target for target in self.targets if target.name == name)
 
-    def measuring(self, *what: str) -> tuple[str, ...]:
+    def methods_measuring(self, *what: str) -> tuple[str, ...]:
         """Names of the attacks and probes that measure any of this."""
         return tuple(name for name, measured in self.methods.items() if measured in what)

@@ -43,7 +43,7 @@ def is_safe_mode() -> bool:
     return _depth > 0
 
 
-def refuse(what: str) -> None:
+def refuse_in_safe_mode(what: str) -> None:
     """Raises AuditError while the block of `safe_mode` lasts."""
     if is_safe_mode():
         raise RefusedBySafeMode(errno.EPERM, f"--safe: {what}, which --no-safe allows")
@@ -70,4 +70,4 @@ def safe_mode() -> Iterator[None]:
 
 def _refuse_forbidden_audit_event(event: str, args: tuple[Any, ...]) -> None:
     if _depth and (what := _WHAT.get(event)):
-        refuse(what)
+        refuse_in_safe_mode(what)

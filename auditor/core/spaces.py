@@ -16,7 +16,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 
 CHARACTERS: Mapping[str, str] = {
     "digits": string.digits,
@@ -59,19 +59,19 @@ class Space:
     def _parts(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
         """The text before the first slot, and each slot's choices, with the text up to the next slot behind them."""
         pieces: list[list[str]] = [[""]]
-        for literal, slot in parse(self.format):
+        for literal, slot in parse_canary_format(self.format):
             pieces[-1] = [piece + literal for piece in pieces[-1]]
-            pieces += self._choices(slot) if slot else []
+            pieces += self._slot_choices(slot) if slot else []
             if len(pieces) > _LONGEST + 1:
                 raise AuditError(f"expected a format of at most {_LONGEST:,} characters and words to draw, got more")
         return pieces[0][0], tuple(map(tuple, pieces[1:]))
 
-    def _choices(self, slot: str) -> list[list[str]]:
+    def _slot_choices(self, slot: str) -> list[list[str]]:
         """The choices of each character or word of a slot. A list without words leaves no text at all."""
         name, _, count = slot.partition(":")
         words = dict(self.lists).get(name)
         if words is None and name not in CHARACTERS:
-            raise unknown(f"slot in the format {self.format!r}:", name, {*CHARACTERS, *dict(self.lists)})
+            raise unknown_name_error(f"slot in the format {self.format!r}:", name, {*CHARACTERS, *dict(self.lists)})
         if not re.fullmatch("[0-9]{1,4}", count or "1") or not 1 <= int(count or "1") <= _LONGEST:
             raise AuditError(
                 f"expected a whole number of at least 1 in the slot {{{slot}}} and at most {_LONGEST}, got {count!r}"
@@ -156,14 +156,16 @@ class Space:
         return found
 
 
-def parse(format: str) -> list[tuple[str, str]]:
+def parse_canary_format(format: str) -> list[tuple[str, str]]:
     """(text, slot behind it or "") in order. Raises AuditError for what is no format."""
     try:
         parsed = list(string.Formatter().parse(format))
     except ValueError as error:
         raise AuditError(f"expected a format such as 'My ID is {{digits:6}}', got {format!r}: {error}") from error
-    return [(text, "" if name is None else _slot(name, spec or "", how)) for text, name, spec, how in parsed]
+    return [
+        (text, "" if name is None else _slot_specification(name, spec or "", how)) for text, name, spec, how in parsed
+    ]
 
 
-def _slot(name: str, count: str, conversion: str | None) -> str:
+def _slot_specification(name: str, count: str, conversion: str | None) -> str:
     return f"{name or '?'}{'!' + conversion if conversion else ''}{':' * bool(count)}{count}"

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 CHANNELS = 3  # uniforms a draw may use: the token; for a randomised defense also the subset size and the member
 
 
-def generator(*key: str | int) -> np.random.Generator:
+def keyed_random_generator(*key: str | int) -> np.random.Generator:
     """A counter-based generator for this key. Equal keys give equal streams on every machine."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
     digest = hashlib.sha256(text.encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
-def uniforms(samples: int, length: int, *key: str | int) -> NDArray[np.float64]:
+def secret_uniform_draws(samples: int, length: int, *key: str | int) -> NDArray[np.float64]:
     """(samples, length, CHANNELS) uniforms in [0, 1) of one secret; the first k samples are those of a smaller run."""
-    return generator(*key).random((samples, length, CHANNELS))
+    return keyed_random_generator(*key).random((samples, length, CHANNELS))

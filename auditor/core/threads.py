@@ -37,7 +37,7 @@ def set_thread_count(count: int | None = None) -> None:
     """
     if count is not None and count < 1:
         raise AuditError(f"expected --threads >= 1, got {count}")
-    if torch := _loaded():  # its threads wait as they do
+    if torch := _loaded_torch():  # its threads wait as they do
         if count is not None:
             torch.set_num_threads(count)
         return
@@ -45,7 +45,7 @@ def set_thread_count(count: int | None = None) -> None:
         os.environ["OMP_NUM_THREADS"] = str(count)
     elif (
         "OMP_NUM_THREADS" not in os.environ
-        and (free := min(_cgroup_processor_quota(), _idle_processors())) < processors()
+        and (free := min(_cgroup_processor_quota(), _idle_processors())) < usable_processor_count()
     ):
         os.environ["OMP_NUM_THREADS"] = str(max(1, int(free)))
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -54,7 +54,7 @@ def set_thread_count(count: int | None = None) -> None:
 
 
 @contextmanager
-def at_most(count: int | None) -> Iterator[None]:
+def limit_torch_threads(count: int | None) -> Iterator[None]:
     """Of torch's, for work so small that more of them wait for each other: and its results are those of any machine.
 
     None: as many as there are.
@@ -69,14 +69,14 @@ def at_most(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def processors() -> int:
+def usable_processor_count() -> int:
     """Those that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_threads(count: int) -> str:
     """`2 of 2 processors`."""
-    return f"{count} of {processors()} processors"
+    return f"{count} of {usable_processor_count()} processors"
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def measure_gflops() -> float:
     return 2 * 1024**3 / best / 1e9
 
 
-def _loaded() -> Any:
+def _loaded_torch() -> Any:
     """torch, where something has loaded it."""
     return sys.modules.get("torch")
 

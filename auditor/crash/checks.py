@@ -13,9 +13,22 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from auditor.crash.doors import apart, empty, moved, printed, secret
-from auditor.crash.noise import batch, finite, fresh, noise, normal, number
-from auditor.crash.reach import clipped, kinds, sensitivity
+from auditor.crash.doors import (
+    check_batch_dependent_logits,
+    check_empty_batch_noise,
+    check_noise_seed_guessable,
+    check_printed_output_leaks,
+    check_weights_follow_steps,
+)
+from auditor.crash.noise import (
+    check_batch_size_leaks,
+    check_finite_gradients,
+    check_gaussian_noise,
+    check_noise_every_tensor,
+    check_noise_independence,
+    check_record_count_leaks,
+)
+from auditor.crash.reach import check_per_record_clipping, check_record_sensitivity, check_sensitivity_by_kind
 from auditor.crash.verdicts import (
     COUNTED,
     NO_FAULT,
@@ -25,9 +38,9 @@ from auditor.crash.verdicts import (
     LoopCheck,
     Runs,
     Witness,
-    counted,
-    errors_needed,
-    tested,
+    check_by_p_value,
+    check_without_chance,
+    standard_errors_for_power,
 )
 from auditor.crash.watch import ReadStep
 
@@ -37,13 +50,13 @@ def all_checks(runs: Runs) -> list[LoopCheck]:
     return [check(runs) for check in CHECKS]
 
 
-def _most(step: ReadStep) -> int:
+def _largest_record_multiplicity(step: ReadStep) -> int:
     return max(Counter(step.records).values(), default=0)
 
 
-def twice(runs: Runs) -> LoopCheck:
+def check_repeats_within_step(runs: Runs) -> LoopCheck:
     """No record goes into one step twice."""
-    found = [(_most(step), step) for step in runs.drawn if step.records]
+    found = [(_largest_record_multiplicity(step), step) for step in runs.drawn if step.records]
     most, worst = max(found, key=lambda one: one[0], default=(0, runs.first.steps[0]))
     said = f"no record twice in any of {len(found)} steps"
     if most > 1:
@@ -54,27 +67,27 @@ def twice(runs: Runs) -> LoopCheck:
         return Witness(f"read {most} times", "at most once", *runs.place(worst), record)
 
     noise = runs.claim.noise_multiplier / max(most, 1)
-    return counted("once a step", most > 1, said, "one such step", witness, lambda: runs.epsilon(noise))
+    return check_without_chance("once a step", most > 1, said, "one such step", witness, lambda: runs.epsilon(noise))
 
 
-def rate(runs: Runs) -> LoopCheck:
+def check_sampling_rate(runs: Runs) -> LoopCheck:
     """Records are read as often as the claimed rate says."""
     asked = runs.first.n * len(runs.drawn)
     seen = sum(len(set(step.records)) for step in runs.drawn)
     q = runs.claim.sample_rate
     error = math.sqrt(max(q * (1 - q), 1e-12) / asked)
-    return tested(
+    return check_by_p_value(
         "sampling rate", float(stats.binom.sf(seen - 1, asked, q)) if q < 1 else 1.0,
         f"a record is read in {seen / asked:.3f} of the steps, claimed is {q:.3f}",
         f"a record is read in {seen / asked:.3f} of the steps (claimed {q:.3f})",
-        f"{1 + errors_needed() * error / q:.2f} times the rate",
+        f"{1 + standard_errors_for_power() * error / q:.2f} times the rate",
         lambda: Witness(f"{seen:,} reads in {len(runs.drawn)} steps of {runs.first.n} records",
                         f"{asked * q:,.0f} ± {1.96 * asked * error:,.0f}"),
         lambda: runs.epsilon(runs.claim.noise_multiplier, sample_rate=min(1.0, seen / asked)),
     )  # fmt: skip
 
 
-def sampling(runs: Runs) -> LoopCheck:
+def check_poisson_batch_sizes(runs: Runs) -> LoopCheck:
     """Batches vary as Poisson sampling's do. Shuffled ones, all of one size, hide less than is accounted."""
     q, n = runs.claim.sample_rate, runs.first.n
     sizes = np.array([len(step.records) for step in runs.drawn])
@@ -82,7 +95,7 @@ def sampling(runs: Runs) -> LoopCheck:
         return LoopCheck("Poisson sampling", UNKNOWN, f"claimed is {runs.claim.sampling} sampling", "")
     varies = float(((sizes - n * q) ** 2).sum() / (n * q * (1 - q)))
     least = stats.chi2.ppf(SHARE, len(sizes)) / stats.chi2.ppf(POWER, len(sizes))
-    return tested(
+    return check_by_p_value(
         "Poisson sampling", float(stats.chi2.cdf(varies, len(sizes))),
         f"batches of {sizes.min()} to {sizes.max()} records vary less than Poisson sampling's: "
         "epsilon was accounted for another kind of sampling",
@@ -94,7 +107,7 @@ def sampling(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
-def even(runs: Runs) -> LoopCheck:
+def check_equal_record_frequency(runs: Runs) -> LoopCheck:
     """Every record is read about as often as the others."""
     times = Counter(record for step in runs.drawn for record in set(step.records))
     t = len(runs.drawn)
@@ -104,7 +117,7 @@ def even(runs: Runs) -> LoopCheck:
     p = min(1.0, runs.first.n * float(stats.binom.sf(counts[most] - 1, t, q)))
     needed = int(stats.binom.isf(SHARE / runs.first.n, t, q)) + 1
     least = float(stats.beta.ppf(POWER, needed, t - needed + 1)) if needed <= t else 1.0
-    return tested(
+    return check_by_p_value(
         "no record favoured", p, f"record {most} was read in {counts[most]} of {t} steps, expected are {t * q:.1f}",
         f"no record was read more often than by chance ({counts.min()} to {counts.max()} of {t} steps)",
         f"a record that is read in {least:.2f} of the steps",
@@ -113,18 +126,18 @@ def even(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
-def steps(runs: Runs) -> LoopCheck:
+def check_step_count(runs: Runs) -> LoopCheck:
     """As many steps as were accounted, and no more."""
     taken = [len(trace.steps) for trace in runs.traces]
     seen, claimed = max(taken), runs.claim.steps
-    return counted(
+    return check_without_chance(
         "steps", seen > claimed, f"{seen} steps were taken, {claimed} are claimed", "one step more",
         lambda: Witness(f"{seen} steps", str(claimed), taken.index(seen), claimed),
         lambda: runs.epsilon(runs.claim.noise_multiplier, sample_rate=runs.claim.sample_rate, steps=seen),
     )  # fmt: skip
 
 
-def accounting(runs: Runs) -> LoopCheck:
+def check_claimed_epsilon(runs: Runs) -> LoopCheck:
     """The epsilon that is told follows from the noise, rate and steps that are claimed."""
     told, follows = runs.claim.epsilon, runs.claim.implied_epsilon()
     if told is None:
@@ -133,13 +146,13 @@ def accounting(runs: Runs) -> LoopCheck:
     said = f"claimed is epsilon {told:g}, which follows ({follows:.2f})"
     if broken:
         said = f"claimed is epsilon {told:g}; its own noise, {runs.claim.sampling} batches and steps give {follows:.2f}"
-    return counted(
+    return check_without_chance(
         "accounting", broken, said, "2% of epsilon",
         lambda: Witness(f"epsilon {told:g}", f"{follows:.2f}"), lambda: follows,
     )  # fmt: skip
 
 
-def evaluated(runs: Runs) -> LoopCheck:
+def check_evaluation_on_records(runs: Runs) -> LoopCheck:
     """No step is chosen by private records that are read without a gradient."""
     name, would = "evaluation on private records", "a step but the last given back, of trainings that evaluate"
     read = max(runs.traces, key=lambda trace: len(trace.evaluated))
@@ -152,13 +165,32 @@ def evaluated(runs: Runs) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, said, would)
     at, trace = chosen[0]
     step, of = (trace.returned or 0) + 1, len(trace.steps)
-    return counted(
+    return check_without_chance(
         name, True, f"{said}, and the model given back is that of step {step} of {of}: chosen by them", would,
         lambda: Witness(f"the weights of step {step}", f"those of step {of}", at, step - 1),
     )  # fmt: skip
 
 
 CHECKS: tuple[Callable[[Runs], LoopCheck], ...] = (
-    sensitivity, clipped, kinds, noise, normal, fresh, finite, rate, sampling, even, twice, steps, accounting, number,
-    batch, secret, empty, apart, moved, evaluated, printed,
-)  # fmt: skip
+    check_record_sensitivity,
+    check_per_record_clipping,
+    check_sensitivity_by_kind,
+    check_noise_every_tensor,
+    check_gaussian_noise,
+    check_noise_independence,
+    check_finite_gradients,
+    check_sampling_rate,
+    check_poisson_batch_sizes,
+    check_equal_record_frequency,
+    check_repeats_within_step,
+    check_step_count,
+    check_claimed_epsilon,
+    check_record_count_leaks,
+    check_batch_size_leaks,
+    check_noise_seed_guessable,
+    check_empty_batch_noise,
+    check_batch_dependent_logits,
+    check_weights_follow_steps,
+    check_evaluation_on_records,
+    check_printed_output_leaks,
+)

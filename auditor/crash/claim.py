@@ -87,8 +87,8 @@ class LoopClaim:
         if self.sampling != "poisson":
             rate, steps = 1.0, math.ceil(round(steps * rate, 6))
         if quick and self.noise_multiplier > 0:
-            return gaussian.quick_epsilon(self.noise_multiplier, rate, steps, self.delta)
-        return epsilon(self.noise_multiplier, rate, steps, self.delta)
+            return gaussian.quick_rdp_epsilon(self.noise_multiplier, rate, steps, self.delta)
+        return subsampled_gaussian_epsilon(self.noise_multiplier, rate, steps, self.delta)
 
 
 def _claim_from_opacus_accountant(engine: Any, delta: Any) -> dict[str, Any]:
@@ -104,6 +104,6 @@ def _claim_from_opacus_accountant(engine: Any, delta: Any) -> dict[str, Any]:
     return found if delta is None else {**found, "epsilon": float(engine.get_epsilon(delta))}
 
 
-def epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
+def subsampled_gaussian_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
     """Of the Poisson-subsampled Gaussian mechanism, one record added or removed; infinite without noise."""
     return gaussian.reported_epsilon(noise, rate, steps, delta)[0] if noise > 0 else math.inf

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from auditor.crash.printed import differing
+from auditor.crash.printed import first_differing_line
 from auditor.crash.verdicts import (
     COUNTED,
     NO_FAULT,
@@ -19,16 +19,16 @@ from auditor.crash.verdicts import (
     LoopCheck,
     Runs,
     Witness,
-    counted,
-    tested,
-    unbounded,
+    check_by_p_value,
+    check_without_chance,
+    infinite_epsilon,
 )
 
 _TRIED, _READ = 1 << 16, 16  # seeds of torch's generator, and how many of its first numbers are looked at
 _APART = 0.05  # of the logits' size: rounding in half precision is below
 
 
-def secret(runs: Runs) -> LoopCheck:
+def check_noise_seed_guessable(runs: Runs) -> LoopCheck:
     """Nobody finds the noise by trying seeds: it is none of those that small ones give, and takes more than 32 bits.
 
     torch's generator on the processor reads the lowest 32 bits of its seed, whatever it is given.
@@ -37,8 +37,15 @@ def secret(runs: Runs) -> LoopCheck:
     seed, p, tensor = _most_likely_noise_seed(runs)
     if p < SHARE:
         said = f"the noise of {tensor} is what torch's generator gives under the seed {seed}"
-        return tested(name, p, said, "", would,
-                      lambda: Witness(said, "a seed that nobody can try", 0, 0, tensor=tensor), unbounded)  # fmt: skip
+        return check_by_p_value(
+            name,
+            p,
+            said,
+            "",
+            would,
+            lambda: Witness(said, "a seed that nobody can try", 0, 0, tensor=tensor),
+            infinite_epsilon,
+        )
     other, first = runs.other_seed, runs.first.steps[0]
     if other is None or not first.scale or other.noise.shape != first.noise.shape:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", would)
@@ -50,7 +57,7 @@ def secret(runs: Runs) -> LoopCheck:
 
 
 @functools.cache
-def _small_seeds() -> Array:
+def _small_seed_normal_draws() -> Array:
     """(seeds, 16) the first normal numbers of each, of unit length; those of any larger tensor begin so."""
     generator = torch.Generator()
     held = torch.empty(_TRIED, _READ)
@@ -69,7 +76,7 @@ def _most_likely_noise_seed(runs: Runs) -> tuple[int, float, str]:
     if not spans or not steps:
         return 0, 1.0, ""
     heads = np.stack([step.noise[at : at + _READ] for step in steps for _, at, _ in spans])
-    likely = np.abs(_small_seeds() @ heads.T.astype(np.float32)).argmax(0).reshape(len(steps), len(spans))
+    likely = np.abs(_small_seed_normal_draws() @ heads.T.astype(np.float32)).argmax(0).reshape(len(steps), len(spans))
     found = []
     for step, seeds in zip(steps, likely, strict=True):
         for (name, at, to), seed in zip(spans, seeds, strict=True):
@@ -90,7 +97,7 @@ def _no_fault_check(name: str, said: str, would: str) -> LoopCheck:
     return LoopCheck(name, NO_FAULT, said, would, source=COUNTED)
 
 
-def apart(runs: Runs) -> LoopCheck:
+def check_batch_dependent_logits(runs: Runs) -> LoopCheck:
     """What the model makes of a record does not depend on whom it is read with: else no clipping bounds its reach.
 
     Batch norm, padding that is attended to, experts of a fixed capacity.
@@ -103,22 +110,22 @@ def apart(runs: Runs) -> LoopCheck:
     said = f"a record's logits change by {most:.1%} with whom it is read"
     if most > _APART:
         said += ": so does its gradient, and one record moves all of its batch's"
-    return counted(
+    return check_without_chance(
         name, most > _APART, said, would, lambda: Witness(f"logits {most:.1%} off", "those of the record alone", at)
     )
 
 
-def moved(runs: Runs) -> LoopCheck:
+def check_weights_follow_steps(runs: Runs) -> LoopCheck:
     """What is given back follows from the steps alone: the same steps, on a record fewer, end in the same model."""
     name, would = "weights follow the steps", "any other change by the record that was left out"
     one, other = runs.first, runs.fewer
     if one.state and len(one.steps) == len(other.steps) and one.state.keys() == other.state.keys():
-        off = [key for key, value in one.state.items() if not _same(value, other.state[key])]
+        off = [key for key, value in one.state.items() if not _tensors_equal_ignoring_nan(value, other.state[key])]
         said = f"{len(off)} of {len(one.state)} weights and buffers follow the records past the steps: "
         said += ", ".join(off[:2])
         if off:
             largest = float((one.state[off[0]].double() - other.state[off[0]].double()).abs().max())
-            return counted(
+            return check_without_chance(
                 name, True, said, would,
                 lambda: Witness(f"{largest:.2g} apart after the same steps", "0", 0, tensor=off[0]),
             )  # fmt: skip
@@ -132,11 +139,11 @@ def moved(runs: Runs) -> LoopCheck:
     return _no_fault_check(name, "the weights are those that the steps leave", would)
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _tensors_equal_ignoring_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def printed(runs: Runs) -> LoopCheck:
+def check_printed_output_leaks(runs: Runs) -> LoopCheck:
     """What is printed follows from the steps alone, as the loss of private records does not."""
     name, would = "printed text", "a number, of standard output or a log, that follows the record that was left out"
     if len(runs.first.steps) != len(runs.fewer.steps):
@@ -144,11 +151,11 @@ def printed(runs: Runs) -> LoopCheck:
     if runs.again is None:
         return _no_fault_check(name, "the same on neighbouring records", would)
     one, other, again = runs.first.printed, runs.fewer.printed, runs.again.printed
-    if found := differing(one.text, other.text, again.text):
+    if found := first_differing_line(one.text, other.text, again.text):
         said = f"what is printed follows the records past the steps: {found[0]!r}"
         shown = Witness(repr(found[0]), f"{found[1]!r}, as on a record fewer")
-        return counted(name, True, said, would, lambda: shown)
-    if found := differing(one.early, other.early, again.early):
+        return check_without_chance(name, True, said, would, lambda: shown)
+    if found := first_differing_line(one.early, other.early, again.early):
         said = (
             f"{found[0]!r} on a record fewer is {found[1]!r}; printed before its step, it may be of what that releases"
         )
@@ -156,7 +163,7 @@ def printed(runs: Runs) -> LoopCheck:
     return _no_fault_check(name, "the same on neighbouring records, but for times", would)
 
 
-def empty(runs: Runs) -> LoopCheck:
+def check_empty_batch_noise(runs: Runs) -> LoopCheck:
     """A batch that Poisson sampling leaves empty is a step with noise, as any other."""
     name, would = "empty batches", "one that is left out, or has no noise"
     if runs.few is None or runs.claim.sampling != "poisson":
@@ -166,10 +173,14 @@ def empty(runs: Runs) -> LoopCheck:
     silent = sum(not step.scale for step in without)
     if silent:
         said = f"{silent} of {len(without)} steps without a record had no noise"
-        return counted(name, True, said, would, lambda: Witness("no noise", "the others'"), unbounded)
+        return check_without_chance(
+            name, True, said, would, lambda: Witness("no noise", "the others'"), infinite_epsilon
+        )
     if claimed and len(few.steps) < claimed and len(runs.first.steps) >= runs.claim.steps:
         said = f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty batches show"
-        return counted(name, True, said, would, lambda: Witness(f"{len(few.steps)} steps", str(claimed)), unbounded)
+        return check_without_chance(
+            name, True, said, would, lambda: Witness(f"{len(few.steps)} steps", str(claimed)), infinite_epsilon
+        )
     if not without:
         return _unknown_check(name, f"no batch of {few.n} records was empty", would)
     return _no_fault_check(name, f"{len(without)} steps without a record have noise", would)

@@ -18,39 +18,52 @@ from auditor.crash.verdicts import (
     LoopCheck,
     Runs,
     Witness,
-    counted,
-    errors_needed,
-    tested,
-    unbounded,
+    check_by_p_value,
+    check_without_chance,
+    infinite_epsilon,
+    standard_errors_for_power,
 )
 from auditor.crash.watch import ReadStep, Trace
-from auditor.privacy.gaussian import scale_epsilon
+from auditor.privacy.gaussian import noise_scale_epsilon
 
 # Dimensions that a step's records leave to a tensor's noise, in all of which it is that of rounding by chance never:
 # in a single one it is so in one step of some thousand (seed 171 of the honest trainings).
 _SURELY_SILENT = 3
 
 
-def noise(runs: Runs) -> LoopCheck:
+def check_noise_every_tensor(runs: Runs) -> LoopCheck:
     """Every tensor has the noise that the others have: forgotten on one, it hides nothing of it."""
     name = "noise in every tensor"
-    would = f"a tensor of 16 numbers with {100 * (1 - math.sqrt(_least_share(len(runs.steps)))):.0f}% less noise"
-    if not runs.noisy:
+    would = (
+        f"a tensor of 16 numbers with "
+        f"{100 * (1 - math.sqrt(_detectable_variance_ratio(len(runs.steps)))):.0f}% less noise"
+    )
+    if not runs.steps_with_noise:
         said = "no noise at all in any gradient that reached the optimizer"
-        return counted(name, True, said, would, lambda: _zero_noise_witness(runs, runs.steps[0]), unbounded)
+        return check_without_chance(
+            name, True, said, would, lambda: _zero_noise_witness(runs, runs.steps[0]), infinite_epsilon
+        )
     silent = {
-        name for step in runs.noisy for name, (one, free) in step.scales.items() if not one and free >= _SURELY_SILENT
+        name
+        for step in runs.steps_with_noise
+        for name, (one, free) in step.scales.items()
+        if not one and free >= _SURELY_SILENT
     }
     if silent:
         said = f"no noise on {len(silent)} of {len(runs.first.shapes)} tensors: {', '.join(sorted(silent)[:3])}"
-        return counted(
-            name, True, said, would, lambda: _zero_noise_witness(runs, runs.noisy[0], min(silent)), unbounded
+        return check_without_chance(
+            name,
+            True,
+            said,
+            would,
+            lambda: _zero_noise_witness(runs, runs.steps_with_noise[0], min(silent)),
+            infinite_epsilon,
         )
-    shares = {name: _relative_noise_variance(runs.noisy, name) for name in runs.first.shapes}
+    shares = {name: _relative_noise_variance(runs.steps_with_noise, name) for name in runs.first.shapes}
     ps = {name: float(stats.chi2.cdf(share * free, free)) for name, (share, free) in shares.items() if free}
     worst = min(ps, key=ps.__getitem__)
     least = math.sqrt(shares[worst][0])
-    return tested(
+    return check_by_p_value(
         name, min(1.0, ps[worst] * len(ps)),
         f"{worst} has {least:.2f} times the noise of the others",
         f"every one of {len(ps)} tensors has its noise (least: {least:.2f} times the mean)", would,
@@ -58,7 +71,7 @@ def noise(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
-def finite(runs: Runs) -> LoopCheck:
+def check_finite_gradients(runs: Runs) -> LoopCheck:
     """Every released number is finite: what overflows, in half precision say, shows through any noise."""
     found = [(i, *one) for i, trace in enumerate(runs.traces) for one in trace.overflowed]
     said = "every released number is finite"
@@ -69,7 +82,7 @@ def finite(runs: Runs) -> LoopCheck:
         training, step, tensor = found[0]
         return Witness("infinite or undefined numbers", "finite ones", training, step, tensor=tensor)
 
-    return counted("finite gradients", bool(found), said, "one such number", witness, unbounded)
+    return check_without_chance("finite gradients", bool(found), said, "one such number", witness, infinite_epsilon)
 
 
 def _zero_noise_witness(runs: Runs, step: ReadStep, tensor: str | None = None) -> Witness:
@@ -85,16 +98,18 @@ def _relative_noise_variance(steps: Sequence[ReadStep], name: str) -> tuple[floa
     return (sum((one / scale) ** 2 * free for (one, free), scale in held) / free if free else 1.0), free
 
 
-def _least_share(steps: int, elements: int = 8) -> float:
+def _detectable_variance_ratio(steps: int, elements: int = 8) -> float:
     """elements: of 16 numbers, those that a batch's records leave to noise."""
     free = max(1, steps * elements)
     return float(stats.chi2.ppf(SHARE / 16, free) / stats.chi2.ppf(POWER, free))
 
 
-def normal(runs: Runs) -> LoopCheck:
+def check_gaussian_noise(runs: Runs) -> LoopCheck:
     """The noise is Gaussian: the accounting holds for no other."""
     parts = [
-        step.noise[kept] / step.spread[kept] / step.scale for step in runs.noisy if (kept := step.spread > 0.5).any()
+        step.noise[kept] / step.spread[kept] / step.scale
+        for step in runs.steps_with_noise
+        if (kept := step.spread > 0.5).any()
     ]
     if not parts:
         return LoopCheck("Gaussian noise", UNKNOWN, "no noise that could be looked at", "")
@@ -102,7 +117,7 @@ def normal(runs: Runs) -> LoopCheck:
     found = stats.kstest(held, "norm")
     # Kolmogorov's critical value, and the spread of the empirical function where it is off: at most a half.
     least = (math.sqrt(-math.log(SHARE / 2) / 2) + stats.norm.ppf(POWER) / 2) / math.sqrt(len(held))
-    return tested(
+    return check_by_p_value(
         "Gaussian noise", float(found.pvalue), f"not normal: off by {found.statistic:.3f}", "normal",
         f"a distribution function that is off by {least:.3f} anywhere",
         lambda: Witness(f"off by {found.statistic:.4f} at {found.statistic_location:.2f} standard deviations",
@@ -110,9 +125,9 @@ def normal(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
-def fresh(runs: Runs) -> LoopCheck:
+def check_noise_independence(runs: Runs) -> LoopCheck:
     """Independent between any two steps of any training, and between tensors; each training has another seed."""
-    name, noisy = "fresh noise", runs.noisy
+    name, noisy = "fresh noise", runs.steps_with_noise
     if len(noisy) < 2:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", "")
     size = min(map(_noise_degrees_of_freedom, noisy))
@@ -124,8 +139,10 @@ def fresh(runs: Runs) -> LoopCheck:
     most, of_pairs, pair = _largest_noise_correlation([step.noise for step in noisy], size)
     found = {
         "in any two steps": (most, of_pairs),
-        "from step to step": _correlation(follow),
-        "in tensors of one size": _correlation([pair for step in runs.steps for pair in _alike(step, runs.first)]),
+        "from step to step": _pooled_noise_correlation(follow),
+        "in tensors of one size": _pooled_noise_correlation(
+            [pair for step in runs.steps for pair in _same_size_noise_pairs(step, runs.first)]
+        ),
     }
     where = min(found, key=lambda key: found[key][1])
     value, p = found[where]
@@ -139,10 +156,10 @@ def fresh(runs: Runs) -> LoopCheck:
         (one, at), (other, again) = (runs.place(noisy[i]) for i in pair)
         return Witness(f"correlation {most:.3f} with training {other + 1}, step {again + 1}", expected, one, at)
 
-    return tested(
+    return check_by_p_value(
         name, min(1.0, len(found) * p), f"the noise repeats {where}: correlation {value:.2f}",
         "no two steps, trainings or tensors share their noise",
-        f"a correlation of {least:.2f} between any two steps", witness, unbounded,
+        f"a correlation of {least:.2f} between any two steps", witness, infinite_epsilon,
     )  # fmt: skip
 
 
@@ -172,7 +189,7 @@ def _noise_degrees_of_freedom(step: ReadStep, of: slice = slice(None)) -> float:
 _Pair = tuple[Array, Array, float]  # noise, noise, and the first one's dimensions
 
 
-def _alike(step: ReadStep, trace: Trace) -> Iterator[_Pair]:
+def _same_size_noise_pairs(step: ReadStep, trace: Trace) -> Iterator[_Pair]:
     """Pairs of tensors of one size, of which noise from one generator seeded anew would be equal."""
     spans = sorted(trace.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
@@ -180,7 +197,7 @@ def _alike(step: ReadStep, trace: Trace) -> Iterator[_Pair]:
             yield step.noise[a:b], step.noise[c:d], _noise_degrees_of_freedom(step, slice(a, b))
 
 
-def _correlation(pairs: Sequence[_Pair]) -> tuple[float, float]:
+def _pooled_noise_correlation(pairs: Sequence[_Pair]) -> tuple[float, float]:
     """Of all pairs at once -> (correlation, p-value); (0, 1) of none.
 
     a @ b, given b, has at most the variance of an element of a, which is a @ a over its dimensions, times b @ b: two
@@ -196,43 +213,47 @@ def _correlation(pairs: Sequence[_Pair]) -> tuple[float, float]:
 # --- one record fewer, and other batches ------------------------------------------------------------------------------
 
 
-def number(runs: Runs) -> LoopCheck:
+def check_record_count_leaks(runs: Runs) -> LoopCheck:
     """One record fewer shows in nothing but its gradient: not in steps, learning rates, or the size of the noise."""
     name, a, b = "number of records", runs.first, runs.fewer
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
     free = round(sum(map(_noise_degrees_of_freedom, a.steps)))
     error = math.sqrt(1 / free) * 1.25  # of the logarithm of two medians' ratio
-    would = f"noise whose size differs by {100 * errors_needed(2) * error:.1f}%"
+    would = f"noise whose size differs by {100 * standard_errors_for_power(2) * error:.1f}%"
     if len(a.steps) != len(b.steps):
         said = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
-        return counted(name, True, said, would, lambda: Witness(str(len(b.steps)), str(len(a.steps))), unbounded)
+        return check_without_chance(
+            name, True, said, would, lambda: Witness(str(len(b.steps)), str(len(a.steps))), infinite_epsilon
+        )
     rates = [(i, x.rate, y.rate) for i, (x, y) in enumerate(zip(a.steps, b.steps, strict=True)) if x.rate != y.rate]
     if rates:
         at, x, y = rates[0]
         said = f"other learning rates with {b.n} records than {a.n}"
-        return counted(name, True, said, would, lambda: Witness(f"learning rate {y:g}", f"{x:g}", 0, at), unbounded)
-    one, other = _median_scale(a), _median_scale(b)
+        return check_without_chance(
+            name, True, said, would, lambda: Witness(f"learning rate {y:g}", f"{x:g}", 0, at), infinite_epsilon
+        )
+    one, other = _median_noise_scale(a), _median_noise_scale(b)
     if not one or not other:
         return LoopCheck(name, UNKNOWN, "no noise whose size could be compared", would)
     p = 2 * float(stats.norm.sf(abs(math.log(one / other)) / error))
-    return tested(
+    return check_by_p_value(
         name, p,
         f"the noise is {other / one:.3f} times as large with {b.n} records as with {a.n}: it tells how many there are",
         f"noise, steps and rates are the same with {a.n} and {b.n} records", would,
         lambda: Witness(f"noise of {other:.4g} with {b.n} records, {one:.4g} with {a.n}",
                         f"a ratio of 1 ± {1.96 * error:.4f}"),
-        lambda: scale_epsilon(free, one, other, runs.claim.delta),
+        lambda: noise_scale_epsilon(free, one, other, runs.claim.delta),
     )  # fmt: skip
 
 
-def _median_scale(trace: Trace) -> float:
+def _median_noise_scale(trace: Trace) -> float:
     return float(np.median([step.scale for step in trace.steps]))
 
 
-def batch(runs: Runs) -> LoopCheck:
+def check_batch_size_leaks(runs: Runs) -> LoopCheck:
     """The size of a batch, which is secret, does not show in the size of the noise."""
-    held = [(len(step.records), step.scale) for step in runs.noisy if step.records]
+    held = [(len(step.records), step.scale) for step in runs.steps_with_noise if step.records]
     if runs.few and len({size for size, _ in held}) < 2:  # the last batch of few records holds one alone
         held = [(len(step.records), step.scale) for step in runs.few.steps if step.records and step.scale]
     sizes, scales = np.array(held, dtype=float).reshape(-1, 2).T
@@ -242,8 +263,8 @@ def batch(runs: Runs) -> LoopCheck:
     x, y = np.log(sizes), np.log(scales)
     found = stats.linregress(x, y)
     p = float(found.pvalue) if abs(abs(found.slope) - 1) < 0.1 else 1.0
-    return tested(
+    return check_by_p_value(
         name, p, "the noise is divided by the number of records that a batch happens to have",
         "the size of the noise does not follow that of the batch", would,
-        lambda: Witness(f"noise goes with the batch's size to the power {found.slope:.2f}", "0"), unbounded, PLANTED,
-    )  # fmt: skip
+        lambda: Witness(f"noise goes with the batch's size " f"to the power {found.slope:.2f}", "0"),
+        infinite_epsilon, PLANTED, )  # fmt: skip

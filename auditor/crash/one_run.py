@@ -8,8 +8,8 @@ import numpy as np
 
 from auditor.crash import subject
 from auditor.crash.claim import LoopClaim
-from auditor.crash.watch import Train, watched
-from auditor.statistics.audited import audited
+from auditor.crash.watch import Train, run_watched_training
+from auditor.statistics.audited import audit_epsilon_bounds
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class OneRun:
     right: int
 
 
-def one_run(train: Train, claim: object, seed: int, until: float) -> OneRun:
+def bound_epsilon_by_guesses(train: Train, claim: object, seed: int, until: float) -> OneRun:
     """Each of our records is in by a fair coin; guessed "in" are those that moved the released gradients farthest.
 
     claim: as it was stated for all trainings; None: this one's own is read. The bound: `statistics/one_run.py`.
     """
     coins = np.random.default_rng(seed).random(subject.RECORDS) < 0.5
     chosen = [int(i) for i in np.flatnonzero(coins)]
-    trace, returned = watched(train, seed, subject.RECORDS, until, chosen=chosen)
+    trace, returned = run_watched_training(train, seed, subject.RECORDS, until, chosen=chosen)
     read = LoopClaim.read(returned[1] if claim is None and isinstance(returned, tuple) else claim or returned)
     scores = np.sum([step.reaches for step in trace.steps], axis=0)
-    found = audited(scores, coins, read.delta)[0]
+    found = audit_epsilon_bounds(scores, coins, read.delta)[0]
     return OneRun(found.epsilon, found.best, read.implied_epsilon(), found.canaries, found.guesses, found.right)

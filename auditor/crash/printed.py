@@ -35,7 +35,7 @@ class Printed:
             self.text += text
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def capture_printed_text(self) -> Iterator[None]:
         """Off again behind it; all that is printed goes on where it went."""
         handler = _Handler(self.add)
         logging.getLogger().addHandler(handler)
@@ -79,7 +79,7 @@ class _Handler(logging.Handler):
         self._said(record.getMessage() + "\n")
 
 
-def differing(one: str, other: str, again: str) -> tuple[str, str] | None:
+def first_differing_line(one: str, other: str, again: str) -> tuple[str, str] | None:
     """The first line whose numbers differ from one to the other, as each has it; None: there is none.
 
     again: of the same training once more. What differs there too, as times do, says nothing.

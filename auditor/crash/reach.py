@@ -9,7 +9,16 @@ import numpy as np
 from scipy import stats
 
 from auditor.crash.subject import RECORDS, SPECIMENS
-from auditor.crash.verdicts import UNKNOWN, Array, LoopCheck, Runs, Witness, errors_needed, tested, unbounded
+from auditor.crash.verdicts import (
+    UNKNOWN,
+    Array,
+    LoopCheck,
+    Runs,
+    Witness,
+    check_by_p_value,
+    infinite_epsilon,
+    standard_errors_for_power,
+)
 from auditor.crash.watch import ReadStep
 
 _SINGULAR = 1e10  # the condition number of a fit that determines nothing
@@ -17,21 +26,21 @@ _Chosen = Callable[[int, ReadStep], bool]
 _Columns = Callable[[ReadStep], Array]  # a step -> (records, m); the first column's coefficient is asked for
 
 
-def sensitivity(runs: Runs) -> LoopCheck:
+def check_record_sensitivity(runs: Runs) -> LoopCheck:
     """A record moves the gradient by at most 1 / noise multiplier, in units of the noise; on each model and on all."""
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
     turns = [[step for trace in runs.traces[turn::kinds] for step in trace.steps] for turn in range(kinds)]
-    found = [one for steps in (runs.steps, *turns) if (one := common(steps))]
+    found = [one for steps in (runs.steps, *turns) if (one := estimate_mean_sensitivity(steps))]
     if not found:
         return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
     mean, error = max(found, key=lambda one: (one[0] - promised) / one[1])
-    ratio, least = mean / promised, max(one[0] + errors_needed() * one[1] for one in found) / promised
-    would = f"a reach of {1 + errors_needed(len(found)) * found[0][1] / promised:.2f} times"
+    ratio, least = mean / promised, max(one[0] + standard_errors_for_power() * one[1] for one in found) / promised
+    would = f"a reach of {1 + standard_errors_for_power(len(found)) * found[0][1] / promised:.2f} times"
     if least < 1:  # another way of clipping, whose bound this fit of equal reaches does not show
         said = f"records move the gradient by {ratio:.2f} times what the noise is made for: the bound is not seen"
         return LoopCheck(name, UNKNOWN, said, would)
-    return tested(
+    return check_by_p_value(
         name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
         f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
         f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what the noise is made for",
@@ -39,16 +48,16 @@ def sensitivity(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
-def noise_multiplier(runs: Runs) -> tuple[float, float, float] | None:
+def estimate_noise_multiplier(runs: Runs) -> tuple[float, float, float] | None:
     """Seen: one over the mean reach, and the 95% interval's lower and upper end; None where no reach was seen."""
-    found = common(runs.steps)
+    found = estimate_mean_sensitivity(runs.steps)
     if found is None or found[0] <= 1.96 * found[1]:
         return None
     mean, error = found
     return 1 / mean, 1 / (mean + 1.96 * error), 1 / (mean - 1.96 * error)
 
 
-def kinds(runs: Runs) -> LoopCheck:
+def check_sensitivity_by_kind(runs: Runs) -> LoopCheck:
     """Long, short, first, last and lone records, and those at a batch's edge, reach no farther than the others."""
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
     steps = [*runs.steps, *(runs.few.steps if runs.few else ())]
@@ -61,8 +70,8 @@ def kinds(runs: Runs) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, "no noise that they could be held against", "")
     worst = max(found, key=lambda kind: (found[kind][0] - promised) / found[kind][1])
     mean, error = found[worst]
-    most = 1 + errors_needed(len(found)) * max(e for _, e in found.values()) / promised
-    return tested(
+    most = 1 + standard_errors_for_power(len(found)) * max(e for _, e in found.values()) / promised
+    return check_by_p_value(
         name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
         f"{worst} records reach {mean / promised:.2f} times as far as they may",
         f"none of {', '.join(found)} records reaches too far (most: {worst}, {mean / promised:.2f} times)",
@@ -85,7 +94,7 @@ _KINDS: dict[str, _Chosen] = {
 def _witness_farthest_above_bound(runs: Runs, mean: float, chosen: _Chosen = lambda record, step: True) -> Witness:
     """The record whose reach is above the bound by the most standard errors. mean: in units of the bound."""
     found = []
-    for step in (*runs.noisy, *(one for one in (runs.few.steps if runs.few else ()) if one.scale)):
+    for step in (*runs.steps_with_noise, *(one for one in (runs.few.steps if runs.few else ()) if one.scale)):
         deviations = np.sqrt(np.diag(np.linalg.pinv(step.gram, hermitian=True)))
         for record, reach, one in zip(sorted(set(step.records)), step.reaches, deviations, strict=True):
             if chosen(record, step) and one > 0:
@@ -98,10 +107,10 @@ def _witness_farthest_above_bound(runs: Runs, mean: float, chosen: _Chosen = lam
     return Witness(said, "at most 1", *runs.place(step), record)
 
 
-def clipped(runs: Runs) -> LoopCheck:
+def check_per_record_clipping(runs: Runs) -> LoopCheck:
     """How far a record reaches follows neither its gradient's norm, beyond the bound, nor who else is in the batch."""
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
-    shares = {what: _shared(runs.steps, parts) for what, parts in _COMPANY.items()}
+    shares = {what: _sensitivity_share_dependence(runs.steps, parts) for what, parts in _COMPANY.items()}
     found = {
         what: one for what, one in {_NORM: _norm_dependence_of_reach(runs.steps, promised), **shares}.items() if one
     }
@@ -110,21 +119,23 @@ def clipped(runs: Runs) -> LoopCheck:
     worst = max(found, key=lambda what: found[what][0] / found[what][1])
     slope, error = found[worst]
     among = 1 + len(shares)  # those that are no share of company were looked at too
-    least = errors_needed(among) * max(e for _, e in found.values()) / promised
+    least = standard_errors_for_power(among) * max(e for _, e in found.values()) / promised
 
     def witness() -> Witness:
         rise = f"{slope / promised:.2f} ± {1.96 * error / promised:.2f} clipping norms"
         said = f"the largest reach {rise} too far" if worst == _NORM else f"reach rises by {rise} with {worst}"
-        largest = max((step for step in runs.noisy if step.records), key=lambda step: float(step.norms.max()))
+        largest = max(
+            (step for step in runs.steps_with_noise if step.records), key=lambda step: float(step.norms.max())
+        )
         record = sorted(set(largest.records))[int(largest.norms.argmax())]
         return Witness(said, "0", *runs.place(largest), record)
 
-    return tested(
+    return check_by_p_value(
         name, min(1.0, among * float(stats.norm.sf(slope / error))),
         f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
         f"how far a record reaches follows neither {' nor '.join(found)}",
         f"a reach that rises by {least:.2f} times the bound by either", witness,
-        unbounded if worst == _NORM else lambda: runs.epsilon(runs.claim.noise_multiplier / 2),
+        infinite_epsilon if worst == _NORM else lambda: runs.epsilon(runs.claim.noise_multiplier / 2),
     )  # fmt: skip
 
 
@@ -154,7 +165,7 @@ _COMPANY: dict[str, Callable[[ReadStep], Sequence[Sequence[int]]]] = {
 }
 
 
-def _shared(
+def _sensitivity_share_dependence(
     steps: Sequence[ReadStep], parts: Callable[[ReadStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
     """What of a reach is its record's share of the gradient of those it is read with -> (estimate, standard error).
@@ -164,7 +175,7 @@ def _shared(
     None too where the record's own norm, or its logarithm, explains as much, as of records below the clipping norm; and
     where the shares are all alike, as those of records read one by one.
     """
-    found = _fit_column_and_constant(steps, lambda step: _shares(step, parts(step)))
+    found = _fit_column_and_constant(steps, lambda step: _gradient_norm_shares(step, parts(step)))
     own = [
         _fit_column_and_constant(steps, lambda step: step.norms),
         _fit_column_and_constant(steps, lambda step: np.log(step.norms)),
@@ -180,8 +191,8 @@ def _shared(
 def _fit_column_and_constant(
     steps: Sequence[ReadStep], column: Callable[[ReadStep], Array]
 ) -> tuple[Array, Array] | None:
-    """`_fit` on this column and on what all reach."""
-    return _fit(steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1))
+    """`_least_squares_sensitivity_fit` on this column and on what all reach."""
+    return _least_squares_sensitivity_fit(steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1))
 
 
 def _explained_squared_deviation(fit: tuple[Array, Array]) -> float:
@@ -190,7 +201,7 @@ def _explained_squared_deviation(fit: tuple[Array, Array]) -> float:
     return float(coefficients @ np.linalg.solve(covariance, coefficients))
 
 
-def _shares(step: ReadStep, parts: Sequence[Sequence[int]]) -> Array:
+def _gradient_norm_shares(step: ReadStep, parts: Sequence[Sequence[int]]) -> Array:
     """(records,) each one's norm over that of the gradient of those in its part."""
     records, found = sorted(set(step.records)), np.ones(len(step.norms))
     inner = step.gram * np.outer(step.norms, step.norms)
@@ -208,7 +219,7 @@ def _chosen_and_other_columns(chosen: _Chosen) -> _Columns:
     return columns
 
 
-def common(steps: Sequence[ReadStep]) -> tuple[float, float] | None:
+def estimate_mean_sensitivity(steps: Sequence[ReadStep]) -> tuple[float, float] | None:
     """The reach that all records share -> (estimate, its standard error); None: no noise to hold it against.
 
     A step's released gradient has length |u| * reach along u, the sum of its records' unit gradients, and noise of
@@ -224,12 +235,12 @@ def common(steps: Sequence[ReadStep]) -> tuple[float, float] | None:
 
 
 def _first_coefficient_and_error(steps: Sequence[ReadStep], columns: _Columns) -> tuple[float, float] | None:
-    """The first column's coefficient of `_fit`, and its standard error."""
-    found = _fit(steps, columns)
+    """The first column's coefficient of `_least_squares_sensitivity_fit`, and its standard error."""
+    found = _least_squares_sensitivity_fit(steps, columns)
     return found and (float(found[0][0]), float(found[1][0, 0] ** 0.5))
 
 
-def _fit(steps: Sequence[ReadStep], columns: _Columns) -> tuple[Array, Array] | None:
+def _least_squares_sensitivity_fit(steps: Sequence[ReadStep], columns: _Columns) -> tuple[Array, Array] | None:
     """Generalised least squares of all reaches on these columns -> coefficients of those that are not 0, covariance.
 
     A step's reaches have the inverse Gram matrix of its records' unit gradients for covariance. None: not determined.

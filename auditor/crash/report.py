@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from auditor.crash import subject
-from auditor.crash.trial import CrashTest, own_seed
+from auditor.crash.trial import CrashTest, seed_of_training
 from auditor.crash.verdicts import BROKEN, LEVEL, NO_FAULT, UNKNOWN, LoopCheck
 from auditor.reports import html, inert, markdown
 from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Section, Table
@@ -31,32 +31,32 @@ _SAYS = (
 )
 
 
-def lines(test: CrashTest, again: str) -> Iterator[str]:
+def crash_test_terminal_lines(test: CrashTest, again: str) -> Iterator[str]:
     """The verdict, what was broken with its reproduction, what would have been seen, and what is not covered.
 
     again: the command of this test, to which a reproduction adds the check.
     """
     yield f"RESULT  {headline(test)}"
-    yield f"LOOP    {observed(test)}"
-    yield f"BOUND   {bounded(test)}"
+    yield f"LOOP    {observed_loop_sentence(test)}"
+    yield f"BOUND   {one_run_bound_sentence(test)}"
     for check in _checks_worst_first(test):
         if check.verdict == UNKNOWN:
             yield f"        {check.name}: {check.verdict}: {check.said}"
         elif check.verdict == BROKEN:
             yield f"BROKEN  {check.name}: {check.said}. To paste into an issue:"
-            yield from (f"        {line}" for line in reproduction(test, check, again).splitlines())
+            yield from (f"        {line}" for line in broken_check_reproduction(test, check, again).splitlines())
     fine = [check for check in test.checks if check.verdict == NO_FAULT]
     if fine:
         yield f"SEEN    {len(fine)} of {len(test.checks)} checks saw no fault; each would have seen:"
-        yield from (f"        {check.name}: {_would_see(check)}" for check in fine if check.would_see)
+        yield from (f"        {check.name}: {_detectable_violation_text(check)}" for check in fine if check.would_see)
     yield from (f"LIMITS  {remark}" for remark in test.remarks)
 
 
-def _would_see(check: LoopCheck) -> str:
+def _detectable_violation_text(check: LoopCheck) -> str:
     return f"{check.would_see} ({check.source})" if check.would_see else "-"
 
 
-def observed(test: CrashTest) -> str:
+def observed_loop_sentence(test: CrashTest) -> str:
     """What the loop did, and the epsilon that follows from that."""
     seen = test.seen
     noise = "not seen" if seen.noise_multiplier is None else f"{seen.noise_multiplier:.2f}"
@@ -66,14 +66,14 @@ def observed(test: CrashTest) -> str:
     if math.isinf(seen.epsilon):
         return f"seen: {did}; with what is broken, epsilon is unbounded."
     if test.epsilon is not None and test.epsilon >= seen.epsilon:
-        return f"seen: {did}; with what is broken, epsilon is {_number(test.epsilon)}."
+        return f"seen: {did}; with what is broken, epsilon is {_epsilon_or_unbounded_text(test.epsilon)}."
     given = f"seen: {did}; they give epsilon {seen.epsilon:.2f} [{seen.low:.2f}-{seen.high:.2f}]"
-    if not test.doubted:
+    if not test.exceeds_claim_without_fault:
         return f"{given}."
     return f"{given}: above the claim's at 95%, as of one honest loop in 20. Try another --seed."
 
 
-def bounded(test: CrashTest) -> str:
+def one_run_bound_sentence(test: CrashTest) -> str:
     """The bound of one training, beside what it could have shown."""
     found = test.one_run
     if found is None:
@@ -85,26 +85,28 @@ def bounded(test: CrashTest) -> str:
     )
 
 
-def reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
+def broken_check_reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
     """A broken check in a few lines: the command, where it shows most, what it makes of epsilon, and the versions."""
     found = check.witness
     facts = {"check": f"{check.name}: {check.verdict}"}
     if found is not None:
         if found.training is not None:
-            facts["where"] = f"training {found.training + 1} (seed {own_seed(test.seed, found.training)})"
+            facts["where"] = f"training {found.training + 1} (seed {seed_of_training(test.seed, found.training)})"
         if found.step is not None:
             facts["where"] = f"{facts['where']}, step {found.step + 1}"
         if found.record is not None:
             facts["record"] = (
-                f"{found.record}: {subject.specimen(found.training or 0).records()[found.record]['input_ids']}"
+                f"{found.record}: "
+                f"{subject.specimen_for_training(found.training or 0).records()[found.record]['input_ids']}"
             )
         if found.tensor is not None:
             facts["tensor"] = found.tensor
         facts |= {"measured": found.measured, "expected": found.expected}
     facts["epsilon"] = (
-        f"{_number(check.epsilon)}; the claim gives {test.claim.implied_epsilon():.2f} at {test.claim.delta:g}"
+        f"{_epsilon_or_unbounded_text(check.epsilon)}; the claim gives "
+        f"{test.claim.implied_epsilon():.2f} at {test.claim.delta:g}"
     )
-    facts["loop"] = observed(test)
+    facts["loop"] = observed_loop_sentence(test)
     facts["versions"] = ", ".join((f"Python {platform.python_version()}", *_versions()))
     width = max(map(len, facts)) + 2
     command = f"{again} --seed {test.seed} --check {shlex.quote(check.name)}"
@@ -125,14 +127,19 @@ def headline(test: CrashTest) -> str:
         follows = f"its claim gives epsilon {test.claim.implied_epsilon():.2f} at delta {test.claim.delta:g}"
         if test.verdict == UNKNOWN:
             return f"Cannot tell; {follows}."
-        return f"No fault seen, but a doubt; {follows}." if test.doubted else f"No fault seen; {follows}."
+        return (
+            f"No fault seen, but a doubt; {follows}."
+            if test.exceeds_claim_without_fault
+            else f"No fault seen; {follows}."
+        )
     worst = _checks_worst_first(test)[0]
     return (
-        f"Broken: {worst.said}. Epsilon: {_number(test.epsilon)}; its claim gives {test.claim.implied_epsilon():.2f}."
+        f"Broken: {worst.said}. Epsilon: {_epsilon_or_unbounded_text(test.epsilon)}; "
+        f"its claim gives {test.claim.implied_epsilon():.2f}."
     )
 
 
-def _number(epsilon: float | None) -> str:
+def _epsilon_or_unbounded_text(epsilon: float | None) -> str:
     if epsilon is None:
         return "not known"
     return "unbounded" if math.isinf(epsilon) else f"at least {epsilon:.2f}"
@@ -143,37 +150,47 @@ def _checks_worst_first(test: CrashTest) -> list[LoopCheck]:
 
 
 def document(test: CrashTest, source: str, again: str) -> Document:
-    """What the page and the Markdown show. again: as in `lines`."""
+    """What the page and the Markdown show. again: as in `ruling_terminal_lines`."""
     claim = tuple((name.replace("_", " "), str(value)) for name, value in vars(test.claim).items() if value is not None)
-    rows = tuple((c.name, c.verdict, c.said, _would_see(c)) for c in _checks_worst_first(test))
+    rows = tuple((c.name, c.verdict, c.said, _detectable_violation_text(c)) for c in _checks_worst_first(test))
     head = ("Check", "Verdict", "What was seen", "Smallest violation caught with 80% probability")
-    broken = tuple(Code(check.name, reproduction(test, check, again)) for check in _checks_worst_first(test)
-                   if check.verdict == BROKEN)  # fmt: skip
+    broken = tuple(
+        Code(check.name, broken_check_reproduction(test, check, again))
+        for check in _checks_worst_first(test)
+        if check.verdict == BROKEN
+    )
     sections = [
         Section("checks", "Checks", (Table("checks", "Every check", head, (Group("", rows),)),)),
         *([Section("reproductions", "To paste into an issue", broken)] if broken else []),
         Section("claim", "The claim", (FactList("", claim),)),
         Section("again", "To see it again", (Code("", f"{again} --seed {test.seed}"),)),
-        Section("reading", "How to read it", (Bullets((f"End to end: {bounded(test)}", *test.remarks, *_SAYS)),)),
+        Section(
+            "reading",
+            "How to read it",
+            (Bullets((f"End to end: {one_run_bound_sentence(test)}", *test.remarks, *_SAYS)),),
+        ),
     ]
-    facts = (("Training", inert.clean(source)), ("Took", f"{test.seconds:.0f} s"))
-    verdict = f"The loop as {observed(test)} {_SAYS[0 if test.broken else 1]}"
+    facts = (("Training", inert.to_printable_line(source)), ("Took", f"{test.seconds:.0f} s"))
+    verdict = f"The loop as {observed_loop_sentence(test)} {_SAYS[0 if test.broken else 1]}"
     title = "Crash test of a private training"
     return Document(title, facts, headline(test), verdict, tuple(sections), source="Made by audit dp-loop")
 
 
-def page(test: CrashTest, source: str, again: str) -> str:
-    return html.page(document(test, source, again))
+def render_crash_test_html(test: CrashTest, source: str, again: str) -> str:
+    return html.render_html_document(document(test, source, again))
 
 
-def marked(test: CrashTest, source: str, again: str) -> str:
-    return markdown.page(document(test, source, again))
+def render_crash_test_markdown(test: CrashTest, source: str, again: str) -> str:
+    return markdown.render_markdown_document(document(test, source, again))
 
 
-def data(test: CrashTest, again: str) -> str:
+def crash_test_json_text(test: CrashTest, again: str) -> str:
     """JSON: the verdict, the claim, what was seen, and every check with its witness and reproduction."""
     checks = [
-        {**asdict(check), "reproduction": reproduction(test, check, again) if check.verdict == BROKEN else None}
+        {
+            **asdict(check),
+            "reproduction": broken_check_reproduction(test, check, again) if check.verdict == BROKEN else None,
+        }
         for check in test.checks
     ]
     whole = {
@@ -205,7 +222,7 @@ def junit(test: CrashTest, again: str) -> str:
         case = ET.SubElement(suite, "testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})
         if check.verdict == BROKEN:
             failure = ET.SubElement(case, "failure", {"type": BROKEN, "message": check.said})
-            failure.text = reproduction(test, check, again)
+            failure.text = broken_check_reproduction(test, check, again)
         elif check.verdict == UNKNOWN:
             ET.SubElement(case, "skipped", {"message": check.said})
         else:

@@ -34,7 +34,7 @@ class Specimen:
     one_hot: bool = False
 
     def model(self, seed: int = 0) -> GPTNeoXForCausalLM:
-        made = model(seed)
+        made = build_tiny_model(seed)
         with torch.no_grad():
             for name, value in made.named_parameters():
                 for end, factor in self.scales:
@@ -46,7 +46,7 @@ class Specimen:
         return made
 
     def records(self, n: int = RECORDS) -> list[Record]:
-        return records(0, n, self.alike)
+        return make_identifiable_records(0, n, self.alike)
 
 
 _IN, _POST, _FINAL = "input_layernorm.weight", "post_attention_layernorm.weight", "final_layer_norm.weight"
@@ -68,12 +68,12 @@ SPECIMENS = (
 )  # fmt: skip
 
 
-def specimen(training: int) -> Specimen:
+def specimen_for_training(training: int) -> Specimen:
     """What the training of this number gets, from 0: all of them by turns."""
     return SPECIMENS[training % len(SPECIMENS)]
 
 
-def model(seed: int) -> GPTNeoXForCausalLM:
+def build_tiny_model(seed: int) -> GPTNeoXForCausalLM:
     """A model of some 5,000 parameters, the same for the same seed. No dropout: a gradient is a function of its record.
 
     Layers that Opacus knows (linear, embedding, layer norm), weights that are not tied.
@@ -94,7 +94,7 @@ def model(seed: int) -> GPTNeoXForCausalLM:
     return made.train()
 
 
-def records(seed: int, n: int = RECORDS, alike: bool = False) -> list[Record]:
+def make_identifiable_records(seed: int, n: int = RECORDS, alike: bool = False) -> list[Record]:
     """Records of token ids, each with a first token that is its own: it names the record wherever it is read.
 
     alike: the rest is the beginning of one text, the same for all.
@@ -109,7 +109,7 @@ def records(seed: int, n: int = RECORDS, alike: bool = False) -> list[Record]:
     return found
 
 
-def read(ids: Tensor) -> list[int | None]:
+def identify_records_in_batch(ids: Tensor) -> list[int | None]:
     """ids: (b, n) as the model got them -> the record of each row; None: a row that is no record of ours."""
     firsts = ids.gt(_WORDS - 1).float().argmax(1)
     named = ids.gather(1, firsts.unsqueeze(1)).squeeze(1).tolist()
@@ -129,7 +129,9 @@ class Gradients:
             for name, value in self.twin.named_parameters():
                 value.copy_(weights[name])
         trained = {name: value.detach() for name, value in self.twin.named_parameters() if name in names}
-        found: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0))(trained, padded(self.records, wanted))
+        found: dict[str, Tensor] = vmap(grad(self._loss), in_dims=(None, 0))(
+            trained, padded_token_ids(self.records, wanted)
+        )
         return found
 
     def _loss(self, weights: dict[str, Tensor], row: Tensor) -> Tensor:
@@ -139,7 +141,7 @@ class Gradients:
         return nn.functional.cross_entropy(logits, row[1:], ignore_index=PAD)
 
 
-def padded(records: list[Record], wanted: list[int]) -> Tensor:
+def padded_token_ids(records: list[Record], wanted: list[int]) -> Tensor:
     """(records wanted, longest) token ids."""
     rows = [records[i]["input_ids"] for i in wanted]
     width = max(map(len, rows))

@@ -25,7 +25,7 @@ def is_trainer(given: Any) -> bool:
     return loaded is not None and isinstance(given, loaded.Trainer)
 
 
-def training(made: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any], Any]:
+def train_function_of_trainer(made: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any], Any]:
     """`train(model, records)` of a Trainer; its claim's steps are those that it takes, where none are stated.
 
     Raises AuditError where the Trainer was given an optimizer of its own, which trains another model.
@@ -83,12 +83,12 @@ def _collator_that_pads(made: Any) -> Any:
         own.pad_token_id = subject.PAD
         return own
     if getattr(own, "__module__", type(own).__module__).startswith("transformers."):
-        return _padded
+        return _collate_with_padding
     return own
 
 
-def _padded(rows: Any) -> dict[str, torch.Tensor]:
-    ids = subject.padded(rows, list(range(len(rows))))
+def _collate_with_padding(rows: Any) -> dict[str, torch.Tensor]:
+    ids = subject.padded_token_ids(rows, list(range(len(rows))))
     return {"input_ids": ids, "attention_mask": (ids != subject.PAD).long(),
             "labels": ids.masked_fill(ids == subject.PAD, -100)}  # fmt: skip
 
@@ -102,7 +102,7 @@ class _Caught(BaseException):
 
 
 @contextmanager
-def caught(found: list[Any]) -> Iterator[None]:
+def intercept_trainer_training(found: list[Any]) -> Iterator[None]:
     """Runs what makes a Trainer, up to its training -> the Trainer, in `found`."""
     from transformers import Trainer
 
@@ -116,10 +116,10 @@ def caught(found: list[Any]) -> Iterator[None]:
             found.append(one.trainer)
 
 
-def made_by(entry: Callable[[], Any]) -> Any:
+def obtain_trainer_from_entry(entry: Callable[[], Any]) -> Any:
     """The Trainer that an entry point returns, or is about to train. Raises AuditError where there is none."""
     found: list[Any] = []
-    with caught(found):
+    with intercept_trainer_training(found):
         found.append(entry())
     if not is_trainer(found[0]):
         raise AuditError(

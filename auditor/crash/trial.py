@@ -14,9 +14,9 @@ from auditor.core.errors import AuditError
 from auditor.crash import reach, subject, trainers
 from auditor.crash.checks import all_checks
 from auditor.crash.claim import LoopClaim
-from auditor.crash.one_run import OneRun, one_run
+from auditor.crash.one_run import OneRun, bound_epsilon_by_guesses
 from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, Runs
-from auditor.crash.watch import ReadStep, Trace, Train, watched
+from auditor.crash.watch import ReadStep, Trace, Train, run_watched_training
 
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
 _NEEDED = ("one record's reach", "weights follow the steps")  # what says nothing where these cannot tell
@@ -73,7 +73,7 @@ class CrashTest:
         return UNKNOWN if UNKNOWN in needed else NO_FAULT
 
     @property
-    def doubted(self) -> bool:
+    def exceeds_claim_without_fault(self) -> bool:
         """Whether what was seen gives more than is claimed, by its own interval, while no check is sure of a fault."""
         return not self.broken and self.seen.low is not None and self.seen.low > self.claim.implied_epsilon()
 
@@ -102,42 +102,52 @@ def crash_test(
     begun = time.monotonic()
     until = begun + 60 * minutes
     if trainers.is_trainer(train):
-        train = trainers.training(train, None)
+        train = trainers.train_function_of_trainer(train, None)
     stated = claim
     tell(0, _LEAST + 2)
-    first, returned = watched(train, own_seed(seed, 0), subject.RECORDS, until)
+    first, returned = run_watched_training(train, seed_of_training(seed, 0), subject.RECORDS, until)
     if claim is None:
         claim = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else returned
     read = LoopClaim.read(claim)
     if not read.noise_multiplier:
         raise AuditError("expected a claim with noise, got noise_multiplier 0: no epsilon follows from it")
-    other_seed = _first_step_of_equivalent_seed(train, first, own_seed(seed, 0), until)
-    fewer, again = _neighbouring_trainings(train, read, first, own_seed(seed, 0), until)
-    few, few_claimed = _training_on_few_records(train, stated, first, own_seed(seed, _MOST + 1), until)
+    other_seed = _first_step_of_equivalent_seed(train, first, seed_of_training(seed, 0), until)
+    fewer, again = _neighbouring_trainings(train, read, first, seed_of_training(seed, 0), until)
+    few, few_claimed = _training_on_few_records(train, stated, first, seed_of_training(seed, _MOST + 1), until)
     traces = [first]
     # How often depends on how much is read, not on what is found: the level holds.
     while len(traces) < 2 or (_may_need_more_trainings(traces) and _has_time_for_another_training(begun, until)):
         tell(len(traces) + 1, _planned_training_count(traces) + 2)
         at = len(traces)
-        traces.append(watched(train, own_seed(seed, at), subject.RECORDS, until, at)[0])
+        traces.append(run_watched_training(train, seed_of_training(seed, at), subject.RECORDS, until, at)[0])
     runs = Runs(read, tuple(traces), fewer, again, few, few_claimed, other_seed)
     checks = tuple(all_checks(runs))
     bound = (
-        one_run(train, stated, own_seed(seed, _MOST), until) if _has_time_for_another_training(begun, until) else None
+        bound_epsilon_by_guesses(train, stated, seed_of_training(seed, _MOST), until)
+        if _has_time_for_another_training(begun, until)
+        else None
     )
-    return CrashTest(read, checks, tuple(_remarks(runs)), time.monotonic() - begun, seen(runs, checks), seed, bound)
+    return CrashTest(
+        read,
+        checks,
+        tuple(_foreign_row_remarks(runs)),
+        time.monotonic() - begun,
+        measure_loop_epsilon(runs, checks),
+        seed,
+        bound,
+    )
 
 
 def _first_step_of_equivalent_seed(train: Train, first: Trace, seed: int, until: float) -> ReadStep:
     """Raises AuditError where a seed gives another first step -> that of a seed with the same lowest 32 bits."""
-    (one, *_), (again, *_) = first.steps, watched(train, seed, subject.RECORDS, until, most=1)[0].steps
+    (one, *_), (again, *_) = first.steps, run_watched_training(train, seed, subject.RECORDS, until, most=1)[0].steps
     same = one.records == again.records and one.noise.shape == again.noise.shape
     if not same or not np.allclose(one.noise, again.noise, rtol=1e-3, atol=1e-3 * one.scale):
         raise AuditError(
             "the training is not the same again under the same seed: draw batches and noise from torch's or numpy's "
             "generator, or from one seeded by torch.initial_seed()"
         )
-    return watched(train, seed + 2**32, subject.RECORDS, until, most=1)[0].steps[0]
+    return run_watched_training(train, seed + 2**32, subject.RECORDS, until, most=1)[0].steps[0]
 
 
 def _neighbouring_trainings(
@@ -148,10 +158,10 @@ def _neighbouring_trainings(
     Beside it the first one once more with its steps, where the two print something else.
     """
     n = subject.RECORDS - (not claim.public_size)
-    fewer, _ = watched(train, seed, n, until, replayed=first.released, other_last=claim.public_size)
+    fewer, _ = run_watched_training(train, seed, n, until, replayed=first.released, other_last=claim.public_size)
     if (fewer.printed.text, fewer.printed.early) == (first.printed.text, first.printed.early):
         return fewer, None
-    return fewer, watched(train, seed, subject.RECORDS, until, replayed=first.released)[0]
+    return fewer, run_watched_training(train, seed, subject.RECORDS, until, replayed=first.released)[0]
 
 
 def _training_on_few_records(
@@ -165,7 +175,7 @@ def _training_on_few_records(
     if n > subject.RECORDS // 2:
         return None, None
     try:
-        few, returned = watched(train, seed, n, until)
+        few, returned = run_watched_training(train, seed, n, until)
         claim = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else returned
         return few, None if stated is not None else LoopClaim.read(claim).steps
     except Exception:
@@ -174,7 +184,7 @@ def _training_on_few_records(
         return None, None
 
 
-def own_seed(seed: int, training: int) -> int:
+def seed_of_training(seed: int, training: int) -> int:
     """Of one of a test's trainings, from 0: 32 bits that nobody would choose.
 
     No two tests share one: another seed is another draw of all of them.
@@ -182,15 +192,18 @@ def own_seed(seed: int, training: int) -> int:
     return (seed * (_MOST + 2) + training + 1) * 2654435769 % 2**32  # an odd factor: one to one
 
 
-def seen(runs: Runs, checks: tuple[LoopCheck, ...]) -> LoopSeen:
+def measure_loop_epsilon(runs: Runs, checks: tuple[LoopCheck, ...]) -> LoopSeen:
     """The loop's own numbers: unbounded where a check says so, else what its noise, rate, sampling and steps give.
 
     Where one kind of record, or one record, is worse off than all together, epsilon is its.
     """
     broken = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
-    noise = reach.noise_multiplier(runs) if runs.noisy else (0.0, 0.0, 0.0)
-    if any(check.verdict == UNKNOWN for check in checks if check.name == "one record's reach") and runs.noisy:
+    noise = reach.estimate_noise_multiplier(runs) if runs.steps_with_noise else (0.0, 0.0, 0.0)
+    if (
+        any(check.verdict == UNKNOWN for check in checks if check.name == "one record's reach")
+        and runs.steps_with_noise
+    ):
         noise = None  # a reach below the bound, which is not seen, says nothing of the noise
     if any(check.epsilon == math.inf for check in broken.values()):
         return LoopSeen(noise and noise[0], runs.rate, steps, math.inf, math.inf, math.inf)
@@ -214,7 +227,7 @@ def _epsilon_interval(
     def part(one: float, rate: float) -> float:
         return epsilon * runs.epsilon(one, quick=True, sample_rate=min(rate, 1.0), **more) / middle - epsilon
 
-    middle, error = runs.epsilon(noise[0], quick=True, **more), 1.96 * runs.rate_error
+    middle, error = runs.epsilon(noise[0], quick=True, **more), 1.96 * runs.sampling_rate_standard_error
     if not 0 < middle < math.inf:
         return epsilon, epsilon
     high = math.hypot(part(noise[1], runs.rate), part(noise[0], runs.rate + error))
@@ -222,17 +235,17 @@ def _epsilon_interval(
     return max(0.0, epsilon - low), epsilon + high
 
 
-def _seen(traces: list[Trace]) -> int:
+def _total_records_read(traces: list[Trace]) -> int:
     return sum(len(step.records) for trace in traces for step in trace.steps)
 
 
 def _may_need_more_trainings(traces: list[Trace]) -> bool:
-    return len(traces) < _LEAST or (_seen(traces) < _ENOUGH and len(traces) < _MOST)
+    return len(traces) < _LEAST or (_total_records_read(traces) < _ENOUGH and len(traces) < _MOST)
 
 
 def _planned_training_count(traces: list[Trace]) -> int:
     """Trainings, by what is read in one."""
-    return min(_MOST, max(_LEAST, math.ceil(_ENOUGH * len(traces) / _seen(traces))))
+    return min(_MOST, max(_LEAST, math.ceil(_ENOUGH * len(traces) / _total_records_read(traces))))
 
 
 def _has_time_for_another_training(begun: float, until: float) -> bool:
@@ -240,7 +253,7 @@ def _has_time_for_another_training(begun: float, until: float) -> bool:
     return time.monotonic() - begun < (until - begun) / 2
 
 
-def _remarks(runs: Runs) -> list[str]:
+def _foreign_row_remarks(runs: Runs) -> list[str]:
     said = []
     if runs.first.foreign:
         said.append(f"{runs.first.foreign} rows were none of the records given: not looked at")

@@ -52,7 +52,7 @@ class Runs:
         return [step for trace in self.traces for step in trace.steps[1:]]
 
     @property
-    def noisy(self) -> list[ReadStep]:
+    def steps_with_noise(self) -> list[ReadStep]:
         return [step for step in self.steps if step.scale]
 
     @property
@@ -62,7 +62,7 @@ class Runs:
         return min(1.0, max(seen / max(1, self.first.n * len(self.drawn)), 1e-9))
 
     @property
-    def rate_error(self) -> float:
+    def sampling_rate_standard_error(self) -> float:
         """Its standard error, where batches are drawn by chance."""
         chance = self.claim.sampling == "poisson" and self.rate < 1
         return math.sqrt(self.rate * (1 - self.rate) / (self.first.n * len(self.drawn))) if chance else 0.0
@@ -103,7 +103,7 @@ class LoopCheck:
     source: str = STATISTIC  # that would_see is from
 
 
-def tested(
+def check_by_p_value(
     name: str, p: float, fault: str, fine: str, would_see: str, witness: Callable[[], Witness],
     epsilon: Callable[[], float] | None = None, source: str = STATISTIC,
 ) -> LoopCheck:  # fmt: skip
@@ -113,7 +113,7 @@ def tested(
     return LoopCheck(name, NO_FAULT, fine, would_see, p, source=source)
 
 
-def counted(
+def check_without_chance(
     name: str, broken: bool, said: str, would_see: str, witness: Callable[[], Witness],
     epsilon: Callable[[], float] | None = None,
 ) -> LoopCheck:  # fmt: skip
@@ -123,10 +123,10 @@ def counted(
     return LoopCheck(name, BROKEN, said, would_see, 0.0, epsilon and epsilon(), witness(), COUNTED)
 
 
-def unbounded() -> float:
+def infinite_epsilon() -> float:
     return math.inf
 
 
-def errors_needed(among: int = 1) -> float:
+def standard_errors_for_power(among: int = 1) -> float:
     """How many standard errors a violation needs to be caught with 80% probability, one of so many looked at."""
     return float(stats.norm.isf(SHARE / among) + stats.norm.ppf(POWER))

@@ -103,7 +103,7 @@ class StepWatch:
         self._gradients: Gradients | None = None
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def install_hooks_temporarily(self) -> Iterator[None]:
         """Off again behind it, whatever happens."""
         hooks = [
             self._model.register_forward_pre_hook(self._record_forward_pass, with_kwargs=True),
@@ -112,7 +112,7 @@ class StepWatch:
             register_optimizer_step_post_hook(self._record_weights_after_step),
         ]
         try:
-            with self.trace.printed.heard():
+            with self.trace.printed.capture_printed_text():
                 yield
         finally:
             for hook in hooks:
@@ -126,7 +126,7 @@ class StepWatch:
             return
         while torch._C._functorch.is_functorch_wrapped_tensor(ids):  # inside vmap or grad of torch.func
             ids = torch._C._functorch.get_unwrapped(ids)
-        rows = subject.read(ids.detach().cpu().reshape(-1, ids.shape[-1]))
+        rows = subject.identify_records_in_batch(ids.detach().cpu().reshape(-1, ids.shape[-1]))
         self.trace.foreign += rows.count(None)
         known = [row for row in rows if row is not None]
         if torch.is_grad_enabled():
@@ -150,7 +150,7 @@ class StepWatch:
             return None
         off = []
         for row, logits in [*zip(*self._together, strict=True)][:4]:
-            (name,) = subject.read(row.unsqueeze(0))
+            (name,) = subject.identify_records_in_batch(row.unsqueeze(0))
             if name is None or name >= len(self._records):
                 continue
             own = torch.tensor(self._records[name]["input_ids"])
@@ -178,7 +178,7 @@ class StepWatch:
         at = len(self.trace.steps)
         self.trace.overflowed += [(at, name) for name, value in taken.items() if not value.isfinite().all()]
         rate = float(optimizer.param_groups[0]["lr"])
-        if self._after and self.trace.elsewhere is None and not torch.equal(self._weights(), self._after[-1]):
+        if self._after and self.trace.elsewhere is None and not torch.equal(self._flattened_weights(), self._after[-1]):
             self.trace.elsewhere = at
         self.trace.steps.append(self._read_released_step(taken, read, passes, rate))
         self.trace.printed.before_step = False
@@ -192,24 +192,24 @@ class StepWatch:
 
     def _record_weights_after_step(self, _optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if len(self._after) < len(self.trace.steps):
-            self._after.append(self._weights())
+            self._after.append(self._flattened_weights())
         elif self._after:  # an optimizer that calls another: the outer one ends later
-            self._after[-1] = self._weights()
+            self._after[-1] = self._flattened_weights()
 
-    def _weights(self) -> Tensor:
+    def _flattened_weights(self) -> Tensor:
         return torch.cat([value.detach().flatten() for value in self._parameters])
 
     def ended(self) -> None:
         """Looks for the step whose weights the model has now, the last one first."""
         self.trace.state = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
-        now, held = self._weights(), enumerate(self._after)
+        now, held = self._flattened_weights(), enumerate(self._after)
         self.trace.returned = next((at for at, one in reversed(list(held)) if torch.equal(one, now)), None)
 
     def _read_released_step(
         self, taken: dict[str, Tensor], read: tuple[int, ...], passes: tuple[tuple[int, ...], ...], rate: float
     ) -> ReadStep:
         if self._gradients is None:
-            self._gradients = Gradients(bare(self._model), self._records)
+            self._gradients = Gradients(copy_model_without_hooks(self._model), self._records)
             ends = np.cumsum([len(part) for part in taken.values()])
             self.trace.shapes = {
                 name: (int(end) - len(taken[name]), int(end)) for name, end in zip(taken, ends, strict=True)
@@ -225,7 +225,7 @@ class StepWatch:
             own = torch.cat([parts[name].flatten(1) for name in taken], dim=1).T.double()
         if self.trace.overflowed:  # broken, and the weights with it: what follows is read as far as it is a number
             released, own = (value.nan_to_num(0.0, 0.0, 0.0) for value in (released, own))
-        left, free, spread = _outside(released, own, [len(part) for part in taken.values()])
+        left, free, spread = _project_out_record_gradients(released, own, [len(part) for part in taken.values()])
         least = _SILENT * float(released.abs().max())
         kept = zip(taken, left.split([len(part) for part in taken.values()]), free, strict=True)
         scales = {
@@ -246,7 +246,7 @@ class StepWatch:
         )  # fmt: skip
 
 
-def bare(model: nn.Module) -> nn.Module:
+def copy_model_without_hooks(model: nn.Module) -> nn.Module:
     """A copy without hooks: Opacus hangs its own on every layer, and ours would count our reading.
 
     Trainers replace `forward` of the model itself (autocast, TRL's loss in chunks) by one bound to the original. Batch
@@ -266,7 +266,7 @@ def bare(model: nn.Module) -> nn.Module:
     return made
 
 
-def _outside(released: Tensor, own: Tensor, sizes: list[int]) -> tuple[Tensor, list[int], Tensor]:
+def _project_out_record_gradients(released: Tensor, own: Tensor, sizes: list[int]) -> tuple[Tensor, list[int], Tensor]:
     """Of each tensor by itself: what is outside the span of its records' gradients, its dimensions, and its spread.
 
     released: (d,), own: (d, k), sizes: (tensors,), of sum d -> (d,), (tensors,), (d,).
@@ -303,7 +303,7 @@ def _least_squares_reaches(gradient: Tensor, own: Tensor) -> tuple[_Array, _Arra
 Train = Callable[..., Any]
 
 
-def watched(
+def run_watched_training(
     train: Train, seed: int, n: int, until: float, training: int = 0, chosen: Sequence[int] | None = None,
     most: int | None = None, replayed: Sequence[dict[str, Tensor]] = (), other_last: bool = False,
 ) -> tuple[Trace, Any]:  # fmt: skip
@@ -317,7 +317,7 @@ def watched(
     Raises AuditError where it reads none of its records, takes no step that is seen, gives back another model, or lasts
     too long. Processes that it started and left are ended with it.
     """
-    specimen = subject.specimen(training)
+    specimen = subject.specimen_for_training(training)
     model, records = specimen.model(), specimen.records(n)
     if other_last:
         name, *words = records[-1]["input_ids"]
@@ -328,7 +328,7 @@ def watched(
     random.seed(seed)
     given = [dict(records[i]) for i in (range(n) if chosen is None else chosen)]
     returned = None
-    with watch.watching(), _ended(until), contextlib.suppress(_EnoughSteps):
+    with watch.install_hooks_temporarily(), _enforce_time_limit(until), contextlib.suppress(_EnoughSteps):
         returned = train(model, given)
     watch.ended()
     trace = watch.trace
@@ -353,7 +353,7 @@ class _Late(BaseException):
 
 
 @contextmanager
-def _ended(until: float) -> Iterator[None]:
+def _enforce_time_limit(until: float) -> Iterator[None]:
     """Ends what runs in it where it lasts longer, whatever it does then, and the processes that it started.
 
     By an alarm, again every few seconds, which Python has in its main thread alone; elsewhere the reads of the model
@@ -382,12 +382,12 @@ def _ended(until: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)  # first: an alarm that nobody handles ends the process
             signal.signal(signal.SIGALRM, handler)
             signal.setitimer(signal.ITIMER_REAL, left and max(left - (time.monotonic() - begun), 1e-3))
-        for process in started(before):
+        for process in list_started_processes(before):
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
 
-def started(before: Collection[psutil.Process] = ()) -> list[psutil.Process]:
+def list_started_processes(before: Collection[psutil.Process] = ()) -> list[psutil.Process]:
     """The processes that this one started, and those that they did, but for what multiprocessing keeps of its own.
 
     before: those of them that were there, which go on starting their own.

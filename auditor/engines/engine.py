@@ -77,7 +77,7 @@ class There:
     folder: str = field(default_factory=os.getcwd)
     version: str = __version__
 
-    def enter(self) -> None:
+    def enter_folder_checking_version(self) -> None:
         """Raises AuditError where a worker has another version, or no such folder."""
         if self.version != __version__:
             raise AuditError(f"expected audit {self.version} on every worker, got {__version__} on {node()}")

@@ -59,9 +59,9 @@ class RayEngine:
         self._held = contextlib.ExitStack()  # the connection, unless a notebook made it before, and its folder
         os.environ.setdefault(_QUIET, "1")
         try:
-            if not _ray().is_initialized():
+            if not _import_ray().is_initialized():
                 self._connect_to_ray_cluster()
-            self._check_room()
+            self._wait_for_cluster_resources()
         except BaseException:
             self.close()
             raise
@@ -76,11 +76,11 @@ class RayEngine:
         self._elsewhere = elsewhere
 
     def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        ray, pool, shared = _ray(), self._started_worker_pool(), _ray().put(work)
+        ray, pool, shared = _import_ray(), self._started_worker_pool(), _import_ray().put(work)
         streams = [
             worker.do.options(num_returns="streaming").remote(shared, list(portion))
             for i, worker in enumerate(pool)
-            for portion in _portions(items[i :: len(pool)], work.portion)
+            for portion in _split_into_portions(items[i :: len(pool)], work.portion)
         ]
         try:
             while streams:
@@ -97,15 +97,15 @@ class RayEngine:
     def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         from ray.util import ActorPool
 
-        shared, pool = _ray().put(work), ActorPool(self._started_worker_pool())
+        shared, pool = _import_ray().put(work), ActorPool(self._started_worker_pool())
         for item in items:
             pool.submit(lambda worker, one: worker.all.remote(shared, [one]), item)
         while pool.has_next():
             yield from _result_from_ray(pool.get_next_unordered)
 
-    def pids(self) -> list[int]:
+    def worker_process_ids(self) -> list[int]:
         """The process of each worker."""
-        pids: list[int] = _ray().get([worker.pid.remote() for worker in self._started_worker_pool()])
+        pids: list[int] = _import_ray().get([worker.pid.remote() for worker in self._started_worker_pool()])
         return pids
 
     def close(self) -> None:
@@ -114,12 +114,12 @@ class RayEngine:
 
     def _kill_worker_pool(self) -> None:
         for worker in self._pool:
-            _ray().kill(worker)
+            _import_ray().kill(worker)
         self._pool = []
 
     def _started_worker_pool(self) -> list[Any]:
         if not self._pool:
-            kind = _ray().remote(_Worker)
+            kind = _import_ray().remote(_Worker)
             kind = kind.options(num_cpus=1, num_gpus=self.gpus, max_restarts=_LOSSES, max_task_retries=_LOSSES)
             self._pool = [kind.remote(self._elsewhere) for _ in range(self.workers)]
         return self._pool
@@ -134,7 +134,7 @@ class RayEngine:
                 )
             where: dict[str, Any] = {"address": self.address}
         else:
-            if self.workers > (most := threads.processors()):
+            if self.workers > (most := threads.usable_processor_count()):
                 raise AuditError(f"expected --workers of at most the {most} processors here, got {self.workers}")
             if os.environ.get(_MODE, "token") != "token":
                 raise AuditError(f"expected {_MODE}=token or none for a cluster of our own, got {os.environ[_MODE]!r}")
@@ -142,7 +142,7 @@ class RayEngine:
                 os.environ.setdefault(_TOKEN, secrets.token_hex(32))  # kept for the process: Ray reads it once
             # What travels is private: not below the folder that Ray shares with everybody on this machine. Ray lets
             # everybody into its own folder, so that one lies in one of ours.
-            scratch = self._held.enter_context(disk.scratch_folder(_short_place(), "r"))
+            scratch = self._held.enter_context(disk.scratch_folder(_find_short_socket_folder(), "r"))
             where = {
                 "address": "local",
                 "num_cpus": self.workers,
@@ -150,32 +150,32 @@ class RayEngine:
                 "object_store_memory": _STORE,
             }
             where |= {"_temp_dir": str(scratch / "r"), "_system_config": AS_NICE}
-        self._held.callback(_ray().shutdown)
+        self._held.callback(_import_ray().shutdown)
         handler = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place, which knows nothing of runs
         try:
-            _ray().init(**where, logging_level=logging.ERROR, log_to_driver=False)
+            _import_ray().init(**where, logging_level=logging.ERROR, log_to_driver=False)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise AuditError(
-                f"cannot reach a Ray cluster at {self.address or 'this machine'!r}: {_first(error)}"
+                f"cannot reach a Ray cluster at {self.address or 'this machine'!r}: {_first_line_of_error(error)}"
             ) from None
         if os.environ.get(_MODE) != "token":  # which Ray sets where nobody has, from 2.60 on
             raise AuditError(
-                f"expected a Ray that closes its cluster by tokens (2.60 or newer), got {_ray().__version__}"
+                f"expected a Ray that closes its cluster by tokens (2.60 or newer), got {_import_ray().__version__}"
             )
         if hasattr(os, "pidfd_open"):
-            node = str(_ray().get_runtime_context().get_node_id())
+            node = str(_import_ray().get_runtime_context().get_node_id())
             self._held.enter_context(
-                _exit_when_process_is_lost(_of_node(node) if self.address else _own_cluster_process_ids())
+                _exit_when_process_is_lost(_raylet_process_ids(node) if self.address else _own_cluster_process_ids())
             )
 
-    def _check_room(self) -> None:
+    def _wait_for_cluster_resources(self) -> None:
         """Ray itself would wait for ever. What a cluster has it says some moments after its start."""
         until = time.monotonic() + PATIENCE
         while (
-            room := self._missing_resources_sentence(_ray().cluster_resources())
-            or self._missing_resources_sentence(_ray().available_resources())
+            room := self._missing_resources_sentence(_import_ray().cluster_resources())
+            or self._missing_resources_sentence(_import_ray().available_resources())
         ) and time.monotonic() < until:
             time.sleep(0.1)
         if room:
@@ -189,7 +189,7 @@ class RayEngine:
         return ""
 
 
-def _short_place() -> Path:
+def _find_short_socket_folder() -> Path:
     """Where Ray's folder can lie so that the paths of its sockets are short enough. Raises AuditError for nowhere."""
     own = Path(tempfile.gettempdir())
     room = _LONGEST - _SOCKET - len("/.r.audit-scratch-01234567/r")
@@ -214,7 +214,7 @@ def _own_cluster_process_ids() -> list[int]:
     return found
 
 
-def _of_node(node: str) -> list[int]:
+def _raylet_process_ids(node: str) -> list[int]:
     """The raylet of a node of somebody's cluster on this machine, through which this process reaches it."""
     found = psutil.process_iter(["name", "cmdline"])
     return [
@@ -271,7 +271,7 @@ class _Worker:
 
 def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
     """What Ray has; what work, or the opening of a place, refused is refused here in its own words."""
-    ray = _ray()
+    ray = _import_ray()
     try:
         found = ask(*of)
         return ray.get(found) if isinstance(found, ray.ObjectRef) else found
@@ -280,11 +280,11 @@ def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
     except ray.exceptions.RayActorError as error:
         raise AuditError(
             f"a worker was lost {_LOSSES + 1} times, so this run stops; what is finished is kept for --resume "
-            f"({_first(error)})"
+            f"({_first_line_of_error(error)})"
         ) from None
 
 
-def _portions(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+def _split_into_portions(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
@@ -304,7 +304,7 @@ def _check_cluster_listens(address: str) -> None:
         ) from None
 
 
-def _ray() -> Any:
+def _import_ray() -> Any:
     try:
         import ray
     except ImportError:
@@ -312,5 +312,5 @@ def _ray() -> Any:
     return ray
 
 
-def _first(error: BaseException) -> str:
+def _first_line_of_error(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -26,7 +26,7 @@ PREDICATE = "https://pypi.org/project/audit-lm/leakage-audit/v1"
 _SIGNED = "the attestation is signed and fits the run"
 
 
-def statement(folder: Path) -> dict[str, Any]:
+def in_toto_run_statement(folder: Path) -> dict[str, Any]:
     """What can be signed of a finished run. Raises AuditError for one that is about no weights in files."""
     result = saved.read_result(folder)
     if not result.weights:
@@ -54,13 +54,13 @@ def statement(folder: Path) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, key: Path | None) -> str:
+def attestation_json(folder: Path, key: Path | None) -> str:
     """The statement as JSON; with a private key: in a signed envelope."""
-    text = json.dumps(statement(folder), indent=1, sort_keys=True, allow_nan=False)
+    text = json.dumps(in_toto_run_statement(folder), indent=1, sort_keys=True, allow_nan=False)
     return text if key is None else dsse.sign_payload(text.encode(), key)
 
 
-def ruling(folder: Path, attestation: Path, key: Path) -> Ruling:
+def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
     """Held where the key signed this run as the folder holds it, about these weights; else failed, and why.
 
     Raises AuditError for files that are no attestation or no key.
@@ -73,7 +73,7 @@ def ruling(folder: Path, attestation: Path, key: Path) -> Ruling:
         payload, keyid = dsse.verify_envelope(text, key)
     except dsse.Unsigned as why:
         return _attestation_ruling("failed", f"{attestation}: {why}")
-    wrong = next(_differences(folder, json.loads(payload)), "")
+    wrong = next(_find_statement_mismatches(folder, json.loads(payload)), "")
     if wrong:
         return _attestation_ruling("failed", f"{attestation} does not fit the run: {wrong}")
     return _attestation_ruling(
@@ -81,7 +81,7 @@ def ruling(folder: Path, attestation: Path, key: Path) -> Ruling:
     )
 
 
-def missing_attestation() -> Ruling:
+def missing_attestation_ruling() -> Ruling:
     """Where a policy requires an attestation and none was given."""
     return _attestation_ruling("failed", "the policy requires one: give --attestation FILE --key PUBLIC_KEY")
 
@@ -90,7 +90,7 @@ def _attestation_ruling(verdict: Verdict, reason: str) -> Ruling:
     return Ruling("", "", "", "", math.nan, math.nan, math.nan, verdict, f"attestation: {reason}", _SIGNED)
 
 
-def _differences(folder: Path, stated: Any) -> Iterator[str]:
+def _find_statement_mismatches(folder: Path, stated: Any) -> Iterator[str]:
     """What the folder is not as a signed statement says it. Raises AuditError for a folder without a result."""
     if not isinstance(stated, dict) or stated.get("_type") != STATEMENT:
         yield "it is no in-toto statement of version 1"

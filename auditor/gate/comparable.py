@@ -37,12 +37,12 @@ def check_comparable(run: Run, base: Run, what: str) -> None:
             raise AuditError(
                 f"{one.name} holds no {TABLE}, by which runs are paired: it was taken away, or nothing was measured"
             )
-    found = list(dict.fromkeys(differences(run, base)))
+    found = list(dict.fromkeys(run_setup_differences(run, base)))
     if found:
         raise AuditError(f"{base.name} is no {what} for {run.name}: {'; '.join(found)}")
 
 
-def differences(run: Run, base: Run) -> Iterator[str]:
+def run_setup_differences(run: Run, base: Run) -> Iterator[str]:
     """What keeps the two from being compared, as `what: mine against theirs`."""
     mine, theirs = run.result, base.result
     yield from _setting_difference("model family", mine.family or "not recorded", theirs.family or "not recorded")
@@ -54,7 +54,7 @@ def differences(run: Run, base: Run) -> Iterator[str]:
         yield from _setting_difference("data set", mine.benchmark.description, theirs.benchmark.description)
     elif mine.benchmark.digest != theirs.benchmark.digest:
         seeds = f"; seeds {mine.seed} and {theirs.seed}" if mine.seed != theirs.seed else ""
-        digests = f"{_short(mine.benchmark.digest)} against {_short(theirs.benchmark.digest)}"
+        digests = f"{_shortened_digest(mine.benchmark.digest)} against {_shortened_digest(theirs.benchmark.digest)}"
         yield f"data set: other secrets (digest {digests}{seeds})"
     if mine.benchmark.text_form and theirs.benchmark.text_form:
         yield from _setting_difference(
@@ -65,13 +65,13 @@ def differences(run: Run, base: Run) -> Iterator[str]:
     others = {finding.key: finding for finding in theirs.findings}
     for finding in mine.findings:
         if (other := others.get(finding.key)) is not None:
-            yield from _options(finding.attack, finding.options, other.options)
+            yield from _attack_option_differences(finding.attack, finding.options, other.options)
             yield from _setting_difference(f"decoding of {finding.key.title}", finding.decoding, other.decoding)
             yield from _setting_difference(f"access of {finding.key.title}", finding.access, other.access)
             yield from _secret_set_differences(run, base, finding.key)
 
 
-def _options(attack: str, mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
+def _attack_option_differences(attack: str, mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
     for name in dict.fromkeys((*mine, *theirs)):
         yield from _setting_difference(f"attack settings: {attack}.{name}", mine.get(name), theirs.get(name))
 
@@ -92,7 +92,7 @@ def _setting_difference(what: str, mine: Any, theirs: Any) -> Iterator[str]:
         yield f"{what} {_value_label(mine)} against {_value_label(theirs)}"
 
 
-def _short(digest: str) -> str:
+def _shortened_digest(digest: str) -> str:
     public, _, answers = digest.partition("-")
     return f"{public[:8]}-{answers}"
 

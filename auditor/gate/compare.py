@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from auditor.core.counts import counted
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.gate.comparable import check_comparable
@@ -20,7 +20,7 @@ from auditor.records import outcomes
 from auditor.records.outcomes import Run
 from auditor.statistics import bounds
 from auditor.statistics.bounds import LEVEL, Evidence
-from auditor.statistics.holm import level_of_each
+from auditor.statistics.holm import adjusted_test_level
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Comparison:
     lines: tuple[ComparisonRow, ...]
 
 
-def compare(runs: Sequence[Run], metrics: Sequence[str] = ()) -> Comparison:
+def compare_finished_runs(runs: Sequence[Run], metrics: Sequence[str] = ()) -> Comparison:
     """The runs by row, in the order of the first. metrics: which; each row's main one where none is given.
 
     Raises AuditError for fewer than two runs, runs that are not comparable with the first, a metric no row has.
@@ -61,30 +61,30 @@ def compare(runs: Sequence[Run], metrics: Sequence[str] = ()) -> Comparison:
     known = {m.name for run in runs for finding in run.result.findings for m in finding.measurements}
     for name in metrics:
         if name not in known:
-            raise unknown("metric", name, known)
+            raise unknown_name_error("metric", name, known)
     findings: dict[CellKey, list[Finding | None]] = {}
     for i, run in enumerate(runs):
         for finding in run.result.findings:
             findings.setdefault(finding.key, [None] * len(runs))[i] = finding
     lines = [
-        _line(runs, row, metric, found)
+        _build_comparison_row(runs, row, metric, found)
         for row, found in findings.items()
         for metric in metrics or _main_metric_names(found)
     ]
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
     lowest = [_index_of_lowest_value(line) for line in lines]
     rivals = [_excess_leak_of_other_runs(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
-    level = level_of_each([partial(_is_lower_than_all_rivals, others) for others in rivals], LEVEL)
+    level = adjusted_test_level([partial(_is_lower_than_all_rivals, others) for others in rivals], LEVEL)
     marked = (
         replace(line, best=candidate if _is_lower_than_all_rivals(others, level) else None)
         for line, candidate, others in zip(lines, lowest, rivals, strict=True)
     )
     record = runs[0].result.benchmark
     secrets = f"{record.name}: {counted(record.members, 'member')}, {counted(record.nonmembers, 'non-member')}"
-    return Comparison(_names(runs), secrets, tuple(marked))
+    return Comparison(_distinct_run_names(runs), secrets, tuple(marked))
 
 
-def _names(runs: Sequence[Run]) -> tuple[str, ...]:
+def _distinct_run_names(runs: Sequence[Run]) -> tuple[str, ...]:
     """The runs' own names where they tell them apart, else the folders."""
     short = tuple(run.result.name for run in runs)
     return short if len(set(short)) == len(runs) else tuple(run.name for run in runs)
@@ -94,11 +94,15 @@ def _main_metric_names(found: Sequence[Finding | None]) -> list[str]:
     return list(dict.fromkeys(f.main.name for f in found if f and f.main))
 
 
-def _line(runs: Sequence[Run], row: CellKey, metric: str, found: Sequence[Finding | None]) -> ComparisonRow:
-    return ComparisonRow(row, metric, tuple(_cell(runs, i, row, metric, finding) for i, finding in enumerate(found)))
+def _build_comparison_row(
+    runs: Sequence[Run], row: CellKey, metric: str, found: Sequence[Finding | None]
+) -> ComparisonRow:
+    return ComparisonRow(
+        row, metric, tuple(_compare_to_first_run(runs, i, row, metric, finding) for i, finding in enumerate(found))
+    )
 
 
-def _cell(runs: Sequence[Run], i: int, row: CellKey, metric: str, finding: Finding | None) -> Comparand:
+def _compare_to_first_run(runs: Sequence[Run], i: int, row: CellKey, metric: str, finding: Finding | None) -> Comparand:
     if finding is None:
         return Comparand(None, why="not in this run")
     measured = finding.measurement(metric)
@@ -109,10 +113,10 @@ def _cell(runs: Sequence[Run], i: int, row: CellKey, metric: str, finding: Findi
     first, own = (runs[j].outcomes.get(row) for j in (0, i))
     if first is None or own is None:
         return Comparand(measured, why="nothing to pair")
-    seen = outcomes.difference(metric, None, own, first)
+    seen = outcomes.paired_metric_difference(metric, None, own, first)
     if isinstance(seen, str):
         return Comparand(measured, why=seen)
-    return Comparand(measured, bounds.measured(f"{metric}_difference", seen, measured.unit))
+    return Comparand(measured, bounds.measurement_from_evidence(f"{metric}_difference", seen, measured.unit))
 
 
 def _index_of_lowest_value(line: ComparisonRow) -> int:
@@ -130,7 +134,7 @@ def _excess_leak_of_other_runs(runs: Sequence[Run], line: ComparisonRow, candida
         other = run.outcomes.get(line.row)
         if own is None or other is None or line.cells[i].measured is None:
             return []  # nobody is best of what was not measured
-        seen = outcomes.difference(line.metric, None, other, own)
+        seen = outcomes.paired_metric_difference(line.metric, None, other, own)
         if isinstance(seen, str):
             return []
         found.append(seen)

@@ -18,7 +18,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey, Claim, SettingName
 from auditor.core.plan import FIELDS
-from auditor.core.plan_parts import form_name
+from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.listed import NOT_KEPT, PLAN, SECRETS, Answers, Listed, SecretFacts
@@ -26,19 +26,19 @@ from auditor.records.outcomes import PerSecret
 from auditor.records.table import TABLE as _WHERE
 from auditor.statistics.audited import METRICS, audit_at_level
 from auditor.statistics.metrics import SHARES, find_metric
-from auditor.statistics.recomputed import recomputed
+from auditor.statistics.recomputed import recompute_metric
 
 _RUN = CellKey("", "", "")
 _ROUNDING = 1e-9
 _SOLVED = 1e-6  # of a bound that was found by bisection
 
 
-def contradictions(
+def find_result_contradictions(
     result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: Listed = NOT_KEPT
 ) -> Iterator[tuple[CellKey, str]]:
     """(row, what does not fit) of everything in the result that cannot be; nothing where all of it can."""
     yield from _planned_rows_missing(result)
-    yield from _otherwise_listed(result, outcomes, listed)
+    yield from _plan_and_secret_mismatches(result, outcomes, listed)
     claims = {target.name: target.claim for target in result.targets}
     for row in outcomes.keys() - {finding.key for finding in result.findings}:
         yield row, f"{_WHERE} holds the row, and the result does not"
@@ -50,7 +50,7 @@ def contradictions(
             if count > 1:
                 yield finding.key, f"{name} stands there {count} times"
         for name, measured in _named_measurements(finding):
-            if why := why_impossible(measured):
+            if why := impossible_measurement_reason(measured):
                 yield finding.key, f"{name} is {why}"
         for why in (
             *_epsilon_bound_contradictions(finding),
@@ -68,7 +68,7 @@ def contradictions(
 def _planned_rows_missing(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
     """Rows that the plan asks for and the result does not have. A control has those of the widest access."""
     plan, there = result.plan, {finding.key for finding in result.findings}
-    asked = dict.fromkeys((UNDEFENDED, *plan.get("defense", ()), *map(form_name, plan.get("forms", ()))))
+    asked = dict.fromkeys((UNDEFENDED, *plan.get("defense", ()), *map(deployed_form_name, plan.get("forms", ()))))
     settings = [name for name in get_args(SettingName) if plan.get("setting", "both") in (name, "both")]
     for name in dict.fromkeys((*asked, *(target.name for target in result.targets))):
         for setting in settings if name in asked else settings[-1:]:
@@ -77,7 +77,7 @@ def _planned_rows_missing(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
                     yield row, "the plan asks for the row, and the result does not have it"
 
 
-def _otherwise_listed(
+def _plan_and_secret_mismatches(
     result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: Listed
 ) -> Iterator[tuple[CellKey, str]]:
     """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
@@ -98,7 +98,7 @@ def _otherwise_listed(
                 yield row, why
     if listed.guesses is not None and listed.observations is not None:
         members = {id for id, fact in (listed.secrets or {}).items() if fact.member}
-        yield from _otherwise_answered(result, outcomes, members, listed.guesses, listed.observations)
+        yield from _answered_secret_mismatches(result, outcomes, members, listed.guesses, listed.observations)
 
 
 def _secret_mismatch_sentence(kept: PerSecret, secrets: Mapping[str, SecretFacts]) -> str:
@@ -115,7 +115,7 @@ def _secret_mismatch_sentence(kept: PerSecret, secrets: Mapping[str, SecretFacts
     return f"{_secret_count_label(others)} {_WHERE} disagrees with {SECRETS} on membership or copies" if others else ""
 
 
-def _otherwise_answered(
+def _answered_secret_mismatches(
     result: AuditResult,
     outcomes: Mapping[CellKey, PerSecret],
     members: Collection[str],
@@ -169,17 +169,20 @@ def _game_contradictions(finding: Finding, claim: Claim | None) -> Iterator[str]
             continue
         covered = None if claim is None else claim.queries
         if audit.covered != covered:
-            yield f"its games are said to be of a claim of {_tokens(audit.covered)}, and it is of {_tokens(covered)}"
+            yield (
+                f"its games are said to be of a claim of {_token_count_label(audit.covered)}, "
+                f"and it is of {_token_count_label(covered)}"
+            )
         exact = finding.measurement("epsilon_exact")
-        if audit.exact is not None and (exact is None or not _equal(audit.exact, exact.value)):
+        if audit.exact is not None and (exact is None or not _approximately_equal(audit.exact, exact.value)):
             other = "no epsilon_exact" if exact is None else f"epsilon_exact {exact.value:.6g}"
             yield f"its games give away {audit.exact:.6g} exactly where they stand, and {other} among the measurements"
         asked = finding.options.get("tokens")
         if isinstance(asked, int) and audit.tokens is not None and audit.tokens > asked:
-            yield f"its games are said to be of {_tokens(audit.tokens)}, and {asked:,} were asked for"
+            yield f"its games are said to be of {_token_count_label(audit.tokens)}, and {asked:,} were asked for"
 
 
-def _tokens(count: int | None) -> str:
+def _token_count_label(count: int | None) -> str:
     return "any number of tokens" if count is None else f"{count:,} tokens"
 
 
@@ -193,7 +196,7 @@ def _named_measurements(finding: Finding) -> Iterator[tuple[str, Measurement]]:
             yield f"{m.name}(kind={kind})", m
 
 
-def why_impossible(m: Measurement) -> str:
+def impossible_measurement_reason(m: Measurement) -> str:
     """Why no measurement can be this, or nothing."""
     said = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:
@@ -204,10 +207,10 @@ def why_impossible(m: Measurement) -> str:
         return f"{said}, a number of nothing"
     if not find_metric(m.name).bounded:
         return ""
-    if not (_at_most(m.low, m.value) and _at_most(m.value, m.high)):
+    if not (_at_most_with_tolerance(m.low, m.value) and _at_most_with_tolerance(m.value, m.high)):
         return f"{said}, outside its own bounds"
     least = -1.0 if find_metric(m.name).signed else 0.0
-    if m.unit in SHARES and not (_at_most(least, m.low) and _at_most(m.high, 1.0)):
+    if m.unit in SHARES and not (_at_most_with_tolerance(least, m.low) and _at_most_with_tolerance(m.high, 1.0)):
         return f"{said}, no share"
     return ""
 
@@ -218,7 +221,7 @@ def _outcome_contradictions(finding: Finding, kept: PerSecret) -> Iterator[str]:
         yield f"{_WHERE} holds a secret twice"
     members, others = kept.chosen(True, None), kept.chosen(False, None)
     for m in finding.measurements:
-        if (found := recomputed(find_metric(m.name), members, others)) is not None:
+        if (found := recompute_metric(find_metric(m.name), members, others)) is not None:
             yield from _measurement_contradiction(m.name, m, *found)
     if finding.main is not None and finding.main.name in kept.values:
         for count, m in finding.by_repeats.items():
@@ -235,16 +238,16 @@ def _outcome_contradictions(finding: Finding, kept: PerSecret) -> Iterator[str]:
 def _measurement_contradiction(name: str, m: Measurement, value: float, n: int) -> Iterator[str]:
     if m.n != n:
         yield f"{name} is of {m.n} secrets, {_WHERE} holds {n}"
-    elif n and not _equal(m.value, value):
+    elif n and not _approximately_equal(m.value, value):
         yield f"{name} is {m.value:.6g}, {_WHERE} makes it {value:.6g}"
 
 
-def _equal(one: float, other: float) -> bool:
+def _approximately_equal(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
-def _at_most(one: float, other: float) -> bool:
-    return one <= other or _equal(one, other)
+def _at_most_with_tolerance(one: float, other: float) -> bool:
+    return one <= other or _approximately_equal(one, other)
 
 
 def _mean(values: NDArray[np.float64]) -> float:

@@ -17,24 +17,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import Audited, AuditResult, Finding, Measurement
 from auditor.gate import attest, required
 from auditor.gate.comparable import check_comparable
-from auditor.gate.contradictions import contradictions
-from auditor.gate.policy import Policy, Rule, check_share
+from auditor.gate.contradictions import find_result_contradictions
+from auditor.gate.policy import Policy, Rule, check_share_limit
 from auditor.gate.rulings import Decision, Ruling, Verdict
-from auditor.gate.scope import check_names, judged_targets, rows_of, rules_of_rows
+from auditor.gate.scope import check_scope_names, judged_targets, pair_rows_with_rules, rows_in_scope
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import PerSecret, Run
 from auditor.records.signals import Assessment, assess_signals
-from auditor.statistics.audit_power import SURE, epsilon_caught, power_said
+from auditor.statistics.audit_power import SURE, detectable_epsilon, detection_power_sentence
 from auditor.statistics.audited import METRICS as BOUNDS
-from auditor.statistics.audited import audit_at_level, why_powerless
+from auditor.statistics.audited import audit_at_level, powerless_audit_reason
 from auditor.statistics.bounds import LEVEL, BinomialCount, EitherWay, Evidence, RecordedInterval
-from auditor.statistics.holm import level_of_each
-from auditor.statistics.metrics import METRICS, SHARES, find_metric, is_own_metric
+from auditor.statistics.holm import adjusted_test_level
+from auditor.statistics.metrics import METRICS, SHARES, find_metric, is_builtin_metric
 from auditor.statistics.roc import AUC
 
 
@@ -48,7 +48,7 @@ def read_run(folder: Path) -> Run:
     return Run(str(folder), result, kept, listed.read_listed(folder), edits)
 
 
-def decide(
+def apply_policy(
     run: Run,
     policy: Policy,
     baseline: Run | None = None,
@@ -65,7 +65,7 @@ def decide(
     of a judged target, unless the policy says that it need not. attested: what `gate.attest` says of its attestation.
     """
     check_policy(policy, baseline)
-    check_metrics(policy.rules, {m.name for finding in run.result.findings for m in finding.measurements})
+    check_rule_metrics(policy.rules, {m.name for finding in run.result.findings for m in finding.measurements})
     for name, given in (("target", target), ("setting", setting), ("attack", attack)):
         if given == "":
             raise AuditError(f"expected the name of a {name} to judge, got an empty one")
@@ -83,28 +83,30 @@ def decide(
     )
     if not contradicted:  # else its numbers may be such as no secrets make
         seen = assess_signals(run.result)
-        rulings = [why_undecidable(run.result, seen, ruling) for ruling in rulings]
+        rulings = [downgrade_doubtful_ruling(run.result, seen, ruling) for ruling in rulings]
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
-    rulings += required.judge_required(run, policy.require, judged)
+    rulings += required.judge_required_attacks(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
-        rulings.append(attested or attest.missing_attestation())
+        rulings.append(attested or attest.missing_attestation_ruling())
     if not policy.allow_not_applicable:
-        rulings += _never_applied(run.result, judged, attack)
+        rulings += _never_applied_attack_rulings(run.result, judged, attack)
     return Decision(run.name, baseline.name if baseline else "", tuple(rulings), policy.inconclusive)
 
 
 def _contradiction_rulings(run: Run, what: str) -> list[Ruling]:
-    found = contradictions(run.result, run.outcomes, run.listed)
-    return [_failed(row, f"the result contradicts itself: {why}", f"{what} agrees with itself") for row, why in found]
+    found = find_result_contradictions(run.result, run.outcomes, run.listed)
+    return [
+        _failed_ruling(row, f"the result contradicts itself: {why}", f"{what} agrees with itself") for row, why in found
+    ]
 
 
 def _edited_run_rulings(run: Run, what: str, whole: bool) -> list[Ruling]:
     said = run.edits.said(whole) if run.edits else ()
     rule = f"{what} is as it was when it ended"
-    return [_failed(CellKey("", "", ""), f"{run.name}: {why} since the run ended", rule) for why in said]
+    return [_failed_ruling(CellKey("", "", ""), f"{run.name}: {why} since the run ended", rule) for why in said]
 
 
-def why_undecidable(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ruling:
+def downgrade_doubtful_ruling(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ruling:
     """No rule on leakage is held in doubt of the text form; none on drawn answers where some did not come through, or
     too few hits contradict the model."""
     drawn = any(row.key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
@@ -119,7 +121,7 @@ def why_undecidable(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ru
     return replace(ruling, verdict="inconclusive", unmeasured=True, missed=None, reason=reason)
 
 
-def _never_applied(result: AuditResult, targets: Collection[str], attack: str | None) -> list[Ruling]:
+def _never_applied_attack_rulings(result: AuditResult, targets: Collection[str], attack: str | None) -> list[Ruling]:
     """Of the judged targets, the attacks and probes that say nothing of it though they were to."""
     rulings = []
     for target in targets:
@@ -127,11 +129,11 @@ def _never_applied(result: AuditResult, targets: Collection[str], attack: str | 
             rows = [f for f in result.findings if (f.target, f.attack) == (target, asked)]
             if rows and attack in (None, asked) and all(row.not_applicable for row in rows):
                 why = f"asked for and never applied ({rows[-1].not_applicable}); --allow-not-applicable lets it pass"
-                rulings.append(_failed(CellKey(target, "", asked), why, "every attack applies"))
+                rulings.append(_failed_ruling(CellKey(target, "", asked), why, "every attack applies"))
     return rulings
 
 
-def _failed(row: CellKey, reason: str, rule: str) -> Ruling:
+def _failed_ruling(row: CellKey, reason: str, rule: str) -> Ruling:
     return Ruling(*row, "", math.nan, math.nan, math.nan, "failed", reason, rule)
 
 
@@ -144,18 +146,18 @@ def check_policy(policy: Policy, baseline: Run | None) -> None:
             raise AuditError(f"the rule '{rule}' needs a baseline: give --baseline RUN")
 
 
-def check_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) -> None:
+def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) -> None:
     """Raises AuditError for a rule on what neither the table of metrics nor a row has: a name mistyped is no leak."""
     for rule in rules:
-        if not is_own_metric(rule.metric) and rule.metric not in measured:
-            raise unknown("metric", rule.metric, {metric.name for metric in METRICS}.union(measured))
+        if not is_builtin_metric(rule.metric) and rule.metric not in measured:
+            raise unknown_name_error("metric", rule.metric, {metric.name for metric in METRICS}.union(measured))
 
 
-def check_rows(policy: Policy, rows: Collection[CellKey]) -> None:
+def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
     """Raises AuditError for a rule about a row that a run with these rows will not have."""
     for rule in policy.rules:
         scope = (rule.target, rule.setting, rule.attack)
-        check_names(scope, rows)
+        check_scope_names(scope, rows)
         if not any(all(wanted in (None, held) for wanted, held in zip(scope, row, strict=True)) for row in rows):
             asked = CellKey(*(part or "" for part in scope)).title
             raise AuditError(f"the rule '{rule}' is for {asked}, a configuration this run does not have")
@@ -185,21 +187,23 @@ def judge_rules(
             "setting": rule.setting or setting,
             "attack": rule.attack or attack,
         }
-        check_names(tuple(scope.values()), [finding.key for finding in result.findings])
+        check_scope_names(tuple(scope.values()), [finding.key for finding in result.findings])
         for name in [scope["target"]] if scope["target"] else judged_targets(result, rule):
-            rows = rows_of(result, {**scope, "target": name})
+            rows = rows_in_scope(result, {**scope, "target": name})
             if rule.of_claim:
                 cases.append(_claim_rule_case(result, name, rule, scope["setting"], scope["attack"]))
                 continue
-            each = rules_of_rows(rule, rows, result)
-            cases += [_case(row, of_it, own, baseline) for row, of_it in each]
+            each = pair_rows_with_rules(rule, rows, result)
+            cases += [_rule_case_for_finding(row, of_it, own, baseline) for row, of_it in each]
             if not each:  # another target's rows do not answer for this one
                 row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
                 cases.append(
                     _Case(row, rule, "no row was measured" if name else "this run has no forms: --forms names them")
                 )
-    level = level_of_each([partial(_exceeds, case) for case in cases if not isinstance(case.seen, str)], LEVEL)
-    return [_ruling(case, level) for case in cases]
+    level = adjusted_test_level(
+        [partial(_limit_exceeded_at_level, case) for case in cases if not isinstance(case.seen, str)], LEVEL
+    )
+    return [_ruling_at_level(case, level) for case in cases]
 
 
 @dataclass(frozen=True)
@@ -251,17 +255,19 @@ def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | 
     return _Case(row, rule, _Claimed(stands))
 
 
-def _case(finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None, baseline: Run | None) -> _Case:
+def _rule_case_for_finding(
+    finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None, baseline: Run | None
+) -> _Case:
     measured, derived = _measurement_for_rule(finding, rule, own)
     if isinstance(measured, str):
         return _Case(finding.key, rule, measured)
-    if rule.metric in BOUNDS.values() and not rule.relative:
+    if rule.metric in BOUNDS.values() and not rule.is_paired_difference:
         return _Case(finding.key, rule, _lower_bound(finding, rule.metric))
     if measured.unit in SHARES:
-        check_share(rule)
-    if rule.relative:
+        check_share_limit(rule)
+    if rule.is_paired_difference:
         return _Case(finding.key, rule, _paired_difference(finding.key, rule, own or {}, baseline))
-    return _Case(finding.key, rule, _number_of_own_row(rule, measured, (own or {}).get(finding.key), derived))
+    return _Case(finding.key, rule, _evidence_for_absolute_limit(rule, measured, (own or {}).get(finding.key), derived))
 
 
 def _nearest_metrics_phrase(wanted: str, known: Sequence[str]) -> str:
@@ -275,7 +281,7 @@ def _measurement_for_rule(
     finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None
 ) -> tuple[Measurement | str, bool]:
     """The rule's number in this row, or why it has none; and whether it is worked out of each secret."""
-    count = None if rule.relative else rule.count
+    count = None if rule.is_paired_difference else rule.count
     if rule.kind is not None:
         recorded = finding.by_kind.get(rule.kind)
         known = f" (kinds of personal data: {', '.join(finding.by_kind) or 'none'})"
@@ -318,10 +324,12 @@ def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
     return f"this row has no counts behind its {metric}"
 
 
-def _number_of_own_row(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: bool) -> _Number:
+def _evidence_for_absolute_limit(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: bool) -> _Number:
     """A rate of false positives is bounded anew at each level: its threshold takes more non-members at a lower one."""
-    betting = kept.betting(rule.metric, rule.count, rule.kind) if kept is not None and kept.anytime else None
-    seen = betting or outcomes.evidence_of_rate(rule.metric, kept) or one_sided_bounds(measured)
+    betting = (
+        kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind) if kept is not None and kept.anytime else None
+    )
+    seen = betting or outcomes.tpr_evidence(rule.metric, kept) or one_sided_bounds(measured)
     other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
     return _Number(seen, f"{rule.name} {measured.value:.4g}{other}", derived)
 
@@ -336,17 +344,17 @@ def _paired_difference(
         if mine is not None and theirs is not None and set(mine.ids) != set(theirs.ids):
             return f"this row and that of {other} are of other secrets"
     else:
-        assert baseline is not None  # `decide` has seen to it
+        assert baseline is not None  # `apply_policy` has seen to it
         mine, theirs, other = own.get(row), baseline.outcomes.get(row), "the baseline"
     if mine is None or theirs is None:
         return f"{'this run' if mine is None else other} has no outcomes of this row to pair"
-    found = outcomes.difference(rule.metric, rule.count, mine, theirs)
+    found = outcomes.paired_metric_difference(rule.metric, rule.count, mine, theirs)
     if isinstance(found, str):
         return found
     return _Number(found, f"{rule.name} minus {other}'s: {found.value:+.4g}, paired by secret,")
 
 
-def _exceeds(case: _Case, level: float) -> bool:
+def _limit_exceeded_at_level(case: _Case, level: float) -> bool:
     match case.seen:
         case _Number(evidence):
             return evidence.low(level) > case.rule.limit
@@ -357,7 +365,7 @@ def _exceeds(case: _Case, level: float) -> bool:
     return False
 
 
-def _ruling(case: _Case, level: float) -> Ruling:
+def _ruling_at_level(case: _Case, level: float) -> Ruling:
     limit, metric, words = case.rule.limit, case.rule.name, str(case.rule)
     if isinstance(case.seen, str):
         return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.seen, words)
@@ -371,7 +379,7 @@ def _ruling(case: _Case, level: float) -> Ruling:
         why = f"the result contradicts itself: {case.seen.words} with bounds that are no numbers"
         return Ruling(*case.row, metric, limit, low, high, "failed", why, words)
     verdict: Verdict = "held" if high <= limit else "failed" if low > limit else "inconclusive"
-    allowed = "allowed" if case.rule.relative else "limit"
+    allowed = "allowed" if case.rule.is_paired_difference else "limit"
     reason = f"{case.seen.words} between {low:.4f} and {high:.4f} (n = {seen.n}), {allowed} {limit:g}"
     unmeasured = verdict == "held" and not case.seen.derived
     if unmeasured:
@@ -392,14 +400,14 @@ _OF_A_CLAIM: dict[claims.Verdict, Verdict] = {
 def _ruling_of_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     """A number as the limit of a lower bound: held only where it could have shown more."""
     limit = rule.limit
-    weak = why_powerless(audit, limit)
+    weak = powerless_audit_reason(audit, limit)
     verdict: Verdict = "failed" if audit.epsilon > limit else "inconclusive" if weak else "held"
-    said = {"inconclusive": weak, "held": power_said(audit, limit, SURE)}.get(verdict, "")
+    said = {"inconclusive": weak, "held": detection_power_sentence(audit, limit, SURE)}.get(verdict, "")
     reason = (
-        f"{rule.name} {audit.epsilon:.4f} (of {audit.best:.4f} provable by {audit.played} at "
+        f"{rule.name} {audit.epsilon:.4f} (of {audit.best:.4f} provable by {audit.canaries_or_games_label} at "
         f"{1 - audit.level:.4g}), limit {limit:g}" + (f": {said}" if said else "")
     )
-    missed = epsilon_caught(audit, limit, SURE) if verdict == "held" else None
+    missed = detectable_epsilon(audit, limit, SURE) if verdict == "held" else None
     bound, high = audit.epsilon, math.inf
     return Ruling(*row, rule.name, limit, bound, high, verdict, reason, str(rule), bound, audit.canaries, missed=missed)
 
@@ -411,7 +419,7 @@ def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> 
     seen = [
         f"{bound.row.attack} ({bound.row.setting}) {bound.audit.epsilon:.4f} of {bound.audit.best:.4f} provable"
         + ("" if bound.promised == claimed else f", against {bound.promised:.4g}")
-        + (f", but {bound.powerless}" if bound.powerless and bound.audit.best > bound.promised else "")
+        + (f", but {bound.powerless_reason}" if bound.powerless_reason and bound.audit.best > bound.promised else "")
         for bound in bounds
     ]
     seen += [f"{other.row.attack} ({other.row.setting}) is {other.why}" for other in stands.unheld]
@@ -420,8 +428,8 @@ def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> 
     verdict: Verdict = _OF_A_CLAIM[stands.verdict] if stands.verdict else "inconclusive"
     strongest, missed = stands.strongest if verdict == "held" else None, None
     if strongest is not None:
-        missed = epsilon_caught(strongest.audit, strongest.promised, SURE)
-        said += f"; {power_said(strongest.audit, strongest.promised, SURE)}"
+        missed = detectable_epsilon(strongest.audit, strongest.promised, SURE)
+        said += f"; {detection_power_sentence(strongest.audit, strongest.promised, SURE)}"
     reason = f"claimed epsilon {claimed:.4g}: {stands.verdict or 'not audited'} ({said})"
     most = max((bound.audit.epsilon for bound in bounds), default=math.nan)
     n = sum(bound.audit.canaries for bound in bounds)

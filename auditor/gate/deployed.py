@@ -14,7 +14,7 @@ from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult
 from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling, Verdict
-from auditor.records.weights import changed_files, roles
+from auditor.records.weights import changed_files, model_roles
 
 _MODEL = "model"  # the target among the digests, and among the objects that Python gave
 ANSWERS = "model/answer to the handshake"  # its digest, where it was asked over a network: nobody reads its weights
@@ -37,14 +37,14 @@ def compare_deployed(
     """What lies at `place` now, by `role/file` -> SHA-256, held against what the run read. at: what time it is."""
     age = (at - made).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
-    here = _MODEL in roles(result.weights) & roles(now) and not in_memory
+    here = _MODEL in model_roles(result.weights) & model_roles(now) and not in_memory
     found = [f"{name} {how}" for name, how in changed_files(result.weights, now)] if here else []
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     differs = f"{', '.join(found[:_SHOWN])}{more}" if found else ""
-    name = "the built-in lab" if target.in_lab else f"model {place}"
-    date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_ago(age)})"
+    name = "the built-in lab" if target.uses_builtin_lab else f"model {place}"
+    date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_age_label(age)})"
     asked = ANSWERS in result.weights
-    stands = _deployed_model_phrase(in_memory, target.in_lab, asked, here, differs)
+    stands = _deployed_model_phrase(in_memory, target.uses_builtin_lab, asked, here, differs)
     return Deployed(f"{name}, {date}: {stands}", here, age, differs)
 
 
@@ -60,7 +60,7 @@ def _deployed_model_phrase(in_memory: bool, lab: bool, asked: bool, here: bool, 
     return f"another model lies there now: {differs}" if differs else "unchanged since"
 
 
-def _ago(days: float) -> str:
+def _age_label(days: float) -> str:
     if days < 0:
         return "in the future"
     for length, unit in ((1.0, "day"), (1 / 24, "hour"), (1 / 1440, "minute")):
@@ -72,15 +72,15 @@ def _ago(days: float) -> str:
 def judge_deployed(found: Deployed, require: Required) -> Iterator[Ruling]:
     """A ruling for another model, and for each thing that the policy requires of it."""
     if found.differs:
-        yield _ruling(
+        yield _deployment_ruling(
             "failed", f"the judged model is not the deployed one: {found.said}", "the judged model is deployed"
         )
     if require.model_here:
-        yield _ruling("held" if found.here else "failed", found.said, "model_here")
+        yield _deployment_ruling("held" if found.here else "failed", found.said, "model_here")
     if require.max_age is not None:
         held = 0 <= found.age <= require.max_age
-        yield _ruling("held" if held else "failed", found.said, f"max_age = {require.max_age:g} days")
+        yield _deployment_ruling("held" if held else "failed", found.said, f"max_age = {require.max_age:g} days")
 
 
-def _ruling(verdict: Verdict, reason: str, rule: str) -> Ruling:
+def _deployment_ruling(verdict: Verdict, reason: str, rule: str) -> Ruling:
     return Ruling("", "", "", "", math.nan, math.nan, math.nan, verdict, reason, rule)

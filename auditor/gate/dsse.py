@@ -25,12 +25,12 @@ def pre_authentication_encoding(kind: str, payload: bytes) -> bytes:
 
 def sign_payload(payload: bytes, key: Path) -> str:
     """The envelope, as JSON. key: an Ed25519 private key, PEM without a password. Raises AuditError for another."""
-    private = _load(key, "private")
+    private = _load_ed25519_key(key, "private")
     signature = {
-        "keyid": _keyid(private.public_key()),
-        "sig": _base64(private.sign(pre_authentication_encoding(IN_TOTO, payload))),
+        "keyid": _public_key_digest(private.public_key()),
+        "sig": _encode_base64(private.sign(pre_authentication_encoding(IN_TOTO, payload))),
     }
-    return json.dumps({"payload": _base64(payload), "payloadType": IN_TOTO, "signatures": [signature]})
+    return json.dumps({"payload": _encode_base64(payload), "payloadType": IN_TOTO, "signatures": [signature]})
 
 
 def verify_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
@@ -39,7 +39,7 @@ def verify_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
     A key id in the envelope is a hint that nobody signed: it is not looked at. Raises AuditError for what is no
     envelope of this type, and `Unsigned` where the key signed nothing of it.
     """
-    public, held = _load(key, "public"), _envelope(envelope)
+    public, held = _load_ed25519_key(key, "public"), _parse_envelope(envelope)
     from cryptography.exceptions import InvalidSignature
 
     payload = _decoded_base64(held["payload"])
@@ -48,7 +48,7 @@ def verify_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
             public.verify(_decoded_base64(one["sig"]), pre_authentication_encoding(IN_TOTO, payload))
         except InvalidSignature:
             continue
-        return payload, _keyid(public)
+        return payload, _public_key_digest(public)
     raise Unsigned(f"no signature of it is by the key {str(key)!r}")
 
 
@@ -56,7 +56,7 @@ class Unsigned(AuditError):
     """The envelope holds no valid signature by the key."""
 
 
-def _envelope(text: str) -> dict[str, Any]:
+def _parse_envelope(text: str) -> dict[str, Any]:
     try:
         held = json.loads(text)
     except (ValueError, RecursionError):
@@ -73,7 +73,7 @@ def _envelope(text: str) -> dict[str, Any]:
     return held
 
 
-def _load(path: Path, which: str) -> Any:
+def _load_ed25519_key(path: Path, which: str) -> Any:
     try:
         from cryptography.hazmat.primitives import serialization as keys
         from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -93,14 +93,14 @@ def _load(path: Path, which: str) -> Any:
     return key
 
 
-def _keyid(public: Any) -> str:
+def _public_key_digest(public: Any) -> str:
     from cryptography.hazmat.primitives import serialization as keys
 
     encoding, form = keys.Encoding.DER, keys.PublicFormat.SubjectPublicKeyInfo
     return hashlib.sha256(public.public_bytes(encoding, form)).hexdigest()
 
 
-def _base64(data: bytes) -> str:
+def _encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 

@@ -12,10 +12,10 @@ from typing import Literal, get_args
 
 from auditor.core.errors import AuditError
 from auditor.gate.comparable import check_comparable
-from auditor.gate.compare import Comparison, compare
-from auditor.gate.contradictions import contradictions
+from auditor.gate.compare import Comparison, compare_finished_runs
+from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
-from auditor.gate.kept import KeptDecision, load_decisions, why_decisions_edited
+from auditor.gate.kept import KeptDecision, decision_edits_sentence, load_decisions
 from auditor.records.listed import PLAN
 from auditor.records.outcomes import Run
 from auditor.records.saved import RESULT, creation_time
@@ -60,7 +60,7 @@ class History:
         return tuple(entry for line in self.lines for entry in line.entries)
 
 
-def history(folders: Sequence[Path], by: str = "date") -> History:
+def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
     """The finished runs among the folders; two names of one folder are one run.
 
     Raises AuditError for a folder that is no run, for an order there is none of, and where no run is left.
@@ -70,7 +70,7 @@ def history(folders: Sequence[Path], by: str = "date") -> History:
     order: By = by  # type: ignore[assignment]
     left_out: list[tuple[str, str]] = []
     entries: list[Entry] = []
-    for folder in _distinct(folders):
+    for folder in _distinct_folders(folders):
         if why := _missing_result_sentence(folder):
             left_out.append((str(folder), why))
             continue
@@ -78,9 +78,9 @@ def history(folders: Sequence[Path], by: str = "date") -> History:
         at, label = creation_time(run.result, run.name), _LABELS[order](run)
         if run.edits is not None and (others := run.edits.said(whole=False)):
             left_out.append((str(folder), f"{others[0]} since the run ended"))
-        elif edited := why_decisions_edited(folder):
+        elif edited := decision_edits_sentence(folder):
             left_out.append((str(folder), edited))
-        elif torn := next((why for _, why in contradictions(run.result, run.outcomes, run.listed)), ""):
+        elif torn := next((why for _, why in find_result_contradictions(run.result, run.outcomes, run.listed)), ""):
             left_out.append((str(folder), f"its result contradicts itself: {torn}"))
         elif label is None:
             left_out.append((str(folder), _WITHOUT[order]))
@@ -90,10 +90,10 @@ def history(folders: Sequence[Path], by: str = "date") -> History:
         more = f" (as {len(left_out) - 1} more)" if len(left_out) > 1 else ""
         got = f"{left_out[0][0]}: {left_out[0][1]}{more}" if left_out else "none"
         raise AuditError(f"expected at least one finished run to order by {order}, got {got}")
-    return History(order, tuple(_groups_of_comparable_runs(_ordered(entries, order))), tuple(left_out))
+    return History(order, tuple(_groups_of_comparable_runs(_sort_entries(entries, order))), tuple(left_out))
 
 
-def _distinct(folders: Sequence[Path]) -> list[Path]:
+def _distinct_folders(folders: Sequence[Path]) -> list[Path]:
     """Each folder once, by its own name rather than by that of a link to it, such as runs/latest."""
     found: dict[Path, Path] = {}
     for folder in folders:
@@ -116,11 +116,11 @@ def _missing_result_sentence(folder: Path) -> str:
 # --- in order ---------------------------------------------------------------------------------------------------------
 
 
-def _commit(run: Run) -> str | None:
+def _commit_label(run: Run) -> str | None:
     return run.result.environment.get("commit")
 
 
-def _checkpoint(run: Run) -> str | None:
+def _checkpoint_label(run: Run) -> str | None:
     """The revision, or the folder of the model, where it ends in the number of a step."""
     named = (run.result.plan.get("revision"), run.result.plan.get("model"))
     for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in named if text):
@@ -129,16 +129,16 @@ def _checkpoint(run: Run) -> str | None:
     return None
 
 
-def _step(label: str) -> int:
+def _checkpoint_step_number(label: str) -> int:
     found = _STEP.search(label)
-    assert found is not None  # `_checkpoint` has seen to it
+    assert found is not None  # `_checkpoint_label` has seen to it
     return int(found[1])
 
 
 _LABELS: dict[By, Callable[[Run], str | None]] = {
     "date": lambda run: run.result.created,
-    "commit": _commit,
-    "checkpoint": _checkpoint,
+    "commit": _commit_label,
+    "checkpoint": _checkpoint_label,
 }
 _WITHOUT: dict[By, str] = {
     "commit": "it records no commit: it was made outside a git repository, or by an older version",
@@ -146,13 +146,13 @@ _WITHOUT: dict[By, str] = {
 }
 
 
-def _ordered(entries: Sequence[Entry], by: By) -> list[Entry]:
+def _sort_entries(entries: Sequence[Entry], by: By) -> list[Entry]:
     """Commits in the order in which they were first audited: a run folder knows no other."""
     dated = sorted(entries, key=lambda entry: (entry.at, str(entry.folder)))
     if by == "date":
         return dated
     if by == "checkpoint":
-        return sorted(dated, key=lambda entry: _step(entry.label))
+        return sorted(dated, key=lambda entry: _checkpoint_step_number(entry.label))
     first = list(dict.fromkeys(entry.label for entry in dated))
     return sorted(dated, key=lambda entry: first.index(entry.label))
 
@@ -173,7 +173,7 @@ def _groups_of_comparable_runs(entries: Sequence[Entry]) -> Iterator[ComparableR
             own.append(entry)
     for line in grouped:
         runs = tuple(reversed(line))
-        changes = [compare([before.run, now.run]) for before, now in pairwise(runs)]
+        changes = [compare_finished_runs([before.run, now.run]) for before, now in pairwise(runs)]
         yield ComparableRuns(
             runs, (None, *changes), _separate_group_sentence(line, grouped[0]) if line is not grouped[0] else ""
         )

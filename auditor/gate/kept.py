@@ -39,19 +39,22 @@ def save_decision(folder: Path, decision: Decision) -> None:
     """Adds a decision to the folder. Raises AuditError where it cannot be written, and behind edited ones."""
     lock = locks.acquire_lock(folder, _PATIENCE)
     try:
-        if why := why_decisions_edited(folder):
+        if why := decision_edits_sentence(folder):
             raise AuditError(why)
         now, before = datetime.now(UTC).isoformat(timespec="seconds"), _digest_of_last_line(_decision_lines(folder))
-        line = json.dumps(to_json(KeptDecision(now, _digest(folder), decision, before)), allow_nan=False) + "\n"
+        line = (
+            json.dumps(to_json(KeptDecision(now, _result_file_digest(folder), decision, before)), allow_nan=False)
+            + "\n"
+        )
         last = hashlib.sha256(line.encode()).hexdigest()
-        disk.replace(folder / LAST, f"{before} {last}", sync=True)  # killed here, either is the last
-        disk.append(folder / DECISIONS, line)
-        disk.replace(folder / LAST, last)
+        disk.replace_atomically(folder / LAST, f"{before} {last}", sync=True)  # killed here, either is the last
+        disk.append_durably(folder / DECISIONS, line)
+        disk.replace_atomically(folder / LAST, last)
     finally:
         lock.release()
 
 
-def why_decisions_edited(folder: Path) -> str:
+def decision_edits_sentence(folder: Path) -> str:
     """What happened to the decisions that gates left in the folder, in a sentence; "" where nothing did."""
     ends, lines = _recorded_last_digests(folder), _decision_lines(folder)
     ends |= _recorded_last_digests(folder)  # another gate may just have written
@@ -70,7 +73,7 @@ def why_decisions_edited(folder: Path) -> str:
 
 def edited_decisions_ruling(folder: Path) -> Ruling | None:
     """That the decisions were edited, which fails a gate; None where they were not."""
-    if not (why := why_decisions_edited(folder)):
+    if not (why := decision_edits_sentence(folder)):
         return None
     nan = math.nan
     return Ruling("", "", "", "", nan, nan, nan, "failed", why, "earlier decisions are as gates left them")
@@ -104,13 +107,13 @@ def load_decisions(folder: Path) -> tuple[KeptDecision, ...]:
 
     Raises AuditError for a file that holds something else, or was edited.
     """
-    path, now = folder / DECISIONS, _digest(folder)
+    path, now = folder / DECISIONS, _result_file_digest(folder)
     found: dict[object, KeptDecision] = {}
     try:
         read = [from_json(KeptDecision, json.loads(line), str(path)) for line in _decision_lines(folder)]
     except (ValueError, RecursionError) as error:
         raise AuditError(f"{path}: expected a decision of a gate on every line: the file is damaged") from error
-    if why := why_decisions_edited(folder):
+    if why := decision_edits_sentence(folder):
         raise AuditError(why)
     for one in read:
         if one.result == now:
@@ -124,7 +127,7 @@ def _ruled_rows_and_rules(decision: Decision) -> frozenset[tuple[str, str]]:
     return frozenset((ruling.row, ruling.rule) for ruling in decision.rulings)
 
 
-def _digest(folder: Path) -> str:
+def _result_file_digest(folder: Path) -> str:
     try:
         return hashlib.sha256((folder / RESULT).read_bytes()).hexdigest()
     except OSError as error:

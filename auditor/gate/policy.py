@@ -80,7 +80,7 @@ class Rule:
     of_forms: bool = False
 
     @property
-    def relative(self) -> bool:
+    def is_paired_difference(self) -> bool:
         """Whether it is about a difference that is paired by secret."""
         return self.against_baseline or self.against_undefended
 
@@ -171,7 +171,7 @@ def read_policy(path: Path) -> Policy:
     if not rules:
         raise AuditError(f"{path}: expected at least one rule, got none; a gate without rules holds nothing")
     _check_required(found.require, raw.get("require", {}), f"{path}: require")
-    return Policy(without_repeated_limits(rules), found.inconclusive, found.allow_not_applicable, found.require)
+    return Policy(refuse_repeated_limits(rules), found.inconclusive, found.allow_not_applicable, found.require)
 
 
 def _check_required(required: Required, given: Mapping[str, Any], where: str) -> None:
@@ -196,7 +196,7 @@ def parse_inconclusive(value: str) -> Reading:
 def parse_rule(sentence: str) -> Rule:
     """`recall(count=16) <= 0.5`, `recall not worse than baseline by 0.02`. Raises AuditError for anything else."""
     if of_forms := _OF_FORMS.fullmatch(sentence):
-        more = _rule(RECALL, of_forms[1] or "0", f"expected a number at the end of {sentence!r}", False)
+        more = _validated_rule(RECALL, of_forms[1] or "0", f"expected a number at the end of {sentence!r}", False)
         return replace(more, against_undefended=True, of_forms=True)
     found = _SENTENCE.fullmatch(sentence)
     if not found:
@@ -204,7 +204,7 @@ def parse_rule(sentence: str) -> Rule:
     name, *_, relative, what, number = found.groups()
     if relative and not relative.lower().endswith(" by") and not number:
         number = "0"
-    rule = _rule(name, number, f"expected a number at the end of {sentence!r}", bool(relative))
+    rule = _validated_rule(name, number, f"expected a number at the end of {sentence!r}", bool(relative))
     if relative and what.lower() == "undefended":
         return replace(rule, against_baseline=False, against_undefended=True)
     return rule
@@ -218,11 +218,11 @@ def parse_limits(items: Sequence[str], flag: str = "--max", against_baseline: bo
         name, _, value = item.rpartition("=")
         if not _METRIC.fullmatch(name):
             raise AuditError(complaint)
-        rules.append(_rule(name, value, complaint, against_baseline))
-    return without_repeated_limits(rules)
+        rules.append(_validated_rule(name, value, complaint, against_baseline))
+    return refuse_repeated_limits(rules)
 
 
-def without_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+def refuse_repeated_limits(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     """The rules, with every limit given once: of two nobody could tell which one is meant."""
     seen: dict[Rule, Rule] = {}
     for rule in rules:
@@ -251,7 +251,7 @@ def _rule_from_table(table: _RuleTable, where: str) -> Rule:
     if not _METRIC.fullmatch(table.metric):
         raise AuditError(f"{where}: expected a metric such as recall or recall(count=16), got {table.metric!r}")
     complaint = f"{where}: expected {limits[0]} to be a number, got {given[limits[0]]!r}"
-    found = _rule(
+    found = _validated_rule(
         _metric_with_count_or_kind(table.metric, given, where), given[limits[0]], complaint, limits[0] == "max_increase"
     )
     return replace(found, **narrowed)
@@ -271,7 +271,7 @@ def _metric_with_count_or_kind(metric: str, given: Mapping[str, Any], where: str
     return whole
 
 
-def _rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
+def _validated_rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
     """The rule with this limit, a number or the claim. Raises AuditError for one that nothing could be beyond.
 
     name: `recall`, `recall(count=16)` or `recall(kind=email)`, which has been looked at.
@@ -287,7 +287,7 @@ def _rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule
         if metric != HELD_TO_CLAIMS or against_baseline or count is not None:
             raise AuditError(f"{complaint}: only {HELD_TO_CLAIMS} <= {CLAIM} is held to what is claimed")
         return Rule(metric, math.inf, of_claim=True)
-    return _rule_with_breakable_limit(Rule(metric, _number(limit, complaint), against_baseline, count, kind))
+    return _rule_with_breakable_limit(Rule(metric, _parse_number(limit, complaint), against_baseline, count, kind))
 
 
 def _rule_with_breakable_limit(rule: Rule) -> Rule:
@@ -295,11 +295,11 @@ def _rule_with_breakable_limit(rule: Rule) -> Rule:
     if math.isinf(rule.limit):
         raise AuditError(f"expected a limit for {rule.name} that a measurement could exceed, got {rule.limit:g}")
     if find_metric(rule.metric).unit in SHARES:
-        check_share(rule)
+        check_share_limit(rule)
     return rule
 
 
-def check_share(rule: Rule) -> None:
+def check_share_limit(rule: Rule) -> None:
     """Raises AuditError for a limit on a share that is none."""
     if rule.limit > 1:
         raise AuditError(
@@ -308,7 +308,7 @@ def check_share(rule: Rule) -> None:
         )
 
 
-def _number(value: Any, complaint: str) -> float:
+def _parse_number(value: Any, complaint: str) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -13,7 +13,7 @@ from scipy.stats import binom, norm
 
 from auditor.core.errors import AuditError
 from auditor.gate.policy import Rule
-from auditor.statistics.anytime import sizes
+from auditor.statistics.anytime import simulate_stopping_sizes
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.metrics import SHARES, find_metric
 
@@ -98,14 +98,16 @@ def secrets_needed(change: Change, power: float, rules: int) -> list[Need]:
     ]
 
 
-def policy_needs(rules: Sequence[Rule], power: float, decisions: int) -> list[Need]:
+def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: int) -> list[Need]:
     """What each limit of a policy takes: failed where the truth is twice it, held where it is half, or nothing leaks.
 
     Raises AuditError where no rule limits a share.
     """
     check_power(power, decisions)
     limits = [
-        rule for rule in rules if not (rule.relative or rule.of_claim) and find_metric(rule.metric).unit in SHARES
+        rule
+        for rule in rules
+        if not (rule.is_paired_difference or rule.of_claim) and find_metric(rule.metric).unit in SHARES
     ]
     if not limits:
         raise AuditError("expected a policy with a limit on a share, as recall <= 0.05, got none")
@@ -139,7 +141,7 @@ def _secrets_until_stopped(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
     """By how many secrets that a mean of at most this is refuted in this share of runs, and in half of them."""
-    found = sizes(np.array(values, dtype=float), np.array(odds), mean, level, _MOST)
+    found = simulate_stopping_sizes(np.array(values, dtype=float), np.array(odds), mean, level, _MOST)
     at, half = (int(np.quantile(found, share, method="higher")) for share in (power, 0.5))
     return _checked_secret_count(at), half
 

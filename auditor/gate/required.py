@@ -16,16 +16,16 @@ from auditor.records.outcomes import Run
 _ANY = ""  # attack: whichever has looked at most
 
 
-def judge_required(run: Run, asked: Required, targets: Collection[str]) -> Iterator[Ruling]:
+def judge_required_attacks(run: Run, asked: Required, targets: Collection[str]) -> Iterator[Ruling]:
     """One for each target and required attack: held or failed. None where nothing is required."""
     if not (asked.attacks or asked.access or asked.secrets or asked.nonmembers):
         return
     for target in targets:
         for attack in asked.attacks or (_ANY,):
-            yield _ruling(run, asked, target, attack)
+            yield _required_attack_ruling(run, asked, target, attack)
 
 
-def _ruling(run: Run, asked: Required, target: str, attack: str) -> Ruling:
+def _required_attack_ruling(run: Run, asked: Required, target: str, attack: str) -> Ruling:
     row = CellKey(target, asked.access or "", attack)
     where = f" at {asked.access} access" if asked.access else ""
     rule = f"{attack or 'an attack'} ran{where}, on at least {asked.secrets} secrets and {asked.nonmembers} non-members"
@@ -39,14 +39,16 @@ def _ruling(run: Run, asked: Required, target: str, attack: str) -> Ruling:
         and finding.measurements
     ]
     if not applied:
-        return _ruled(row, rule, f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{where}")
+        return _ruling_without_numbers(
+            row, rule, f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{where}"
+        )
     enough = (asked.secrets, asked.nonmembers)
     counts = [_member_and_nonmember_counts(run, key) for key in applied]
     members, others = next((c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts))
     said = f"{attack or 'an attack'} ran{where} on {members} secrets and {others} non-members"
     if members < asked.secrets or others < asked.nonmembers:
-        return _ruled(row, rule, f"{said}; required are {asked.secrets} and {asked.nonmembers}")
-    return _ruled(row, rule, said, held=True)
+        return _ruling_without_numbers(row, rule, f"{said}; required are {asked.secrets} and {asked.nonmembers}")
+    return _ruling_without_numbers(row, rule, said, held=True)
 
 
 def _member_and_nonmember_counts(run: Run, key: CellKey) -> tuple[int, int]:
@@ -60,5 +62,5 @@ def _member_and_nonmember_counts(run: Run, key: CellKey) -> tuple[int, int]:
     return len(members), len(others)
 
 
-def _ruled(row: CellKey, rule: str, reason: str, held: bool = False) -> Ruling:
+def _ruling_without_numbers(row: CellKey, rule: str, reason: str, held: bool = False) -> Ruling:
     return Ruling(*row, "", math.nan, math.nan, math.nan, "held" if held else "failed", reason, rule)

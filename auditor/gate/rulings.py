@@ -38,12 +38,12 @@ class Ruling:
         return CellKey(self.target, self.setting, self.attack).title or "run"
 
 
-def verdict(rulings: Sequence[Ruling]) -> Verdict:
+def overall_verdict(rulings: Sequence[Ruling]) -> Verdict:
     """Failed if any rule failed, else inconclusive if any is, else held. Nothing judged is failed."""
-    return _worst([ruling.verdict for ruling in rulings])
+    return _worst_verdict([ruling.verdict for ruling in rulings])
 
 
-def _worst(verdicts: Sequence[Verdict]) -> Verdict:
+def _worst_verdict(verdicts: Sequence[Verdict]) -> Verdict:
     if "failed" in verdicts or not verdicts:
         return "failed"
     return "inconclusive" if "inconclusive" in verdicts else "held"
@@ -69,7 +69,7 @@ class Decision:
 
     @property
     def verdict(self) -> Verdict:
-        return _worst([self.outcome(ruling) for ruling in self.rulings])
+        return _worst_verdict([self.outcome(ruling) for ruling in self.rulings])
 
     @property
     def exit_code(self) -> int:

@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from auditor.core.errors import unknown
+from auditor.core.errors import unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.plan_parts import form_name
+from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding
 from auditor.gate.policy import Rule
 from auditor.statistics.metrics import SHARES
 from auditor.statistics.roc import AUC
 
 
-def check_names(scope: Sequence[str | None], rows: Collection[CellKey]) -> None:
+def check_scope_names(scope: Sequence[str | None], rows: Collection[CellKey]) -> None:
     for i, (kind, wanted) in enumerate(zip(("target", "setting", "attack"), scope, strict=True)):
         known = {row[i] for row in rows}
         if wanted is not None and wanted not in known:
-            raise unknown(kind, wanted, known)
+            raise unknown_name_error(kind, wanted, known)
 
 
 def judged_targets(result: AuditResult, rule: Rule) -> list[str]:
     """The targets that a rule is for which names none: what is put in front of the model, and how it is deployed."""
-    defenses, forms = result.plan.get("defense", ()), [*map(form_name, result.plan.get("forms", ()))]
+    defenses, forms = result.plan.get("defense", ()), [*map(deployed_form_name, result.plan.get("forms", ()))]
     if rule.of_forms:
         return forms or [""]
     full = [UNDEFENDED] if not defenses and not (forms and rule.against_undefended) else []
     return [*dict.fromkeys((*full, *defenses, *forms))]
 
 
-def rules_of_rows(rule: Rule, rows: list[Finding], result: AuditResult) -> list[tuple[Finding, Rule]]:
+def pair_rows_with_rules(rule: Rule, rows: list[Finding], result: AuditResult) -> list[tuple[Finding, Rule]]:
     if not rule.of_forms:
         return [(row, rule) for row in _rows_answering_metric(rule.metric, rows, result)]
     main = [(row, row.main) for row in rows]
     return [(row, replace(rule, metric=m.name)) for row, m in main if m is not None and m.unit in (*SHARES, AUC)]
 
 
-def rows_of(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
+def rows_in_scope(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
     """Those that were measured of this target, setting and attack, as far as they are named."""
     return [
         f

@@ -19,9 +19,9 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.spaces import Space, State
-from auditor.generation.tries import encode
+from auditor.generation.tries import encode_texts
 from auditor.models.base import LanguageModel
-from auditor.models.memory import AtOnce, decoding_bytes
+from auditor.models.memory import AtOnce, decoding_memory_budget
 from auditor.models.vocabulary import decode_exactly
 
 _ROWS_BYTES = 2**30
@@ -51,7 +51,7 @@ class Guide:
             )
         self.space, self.tokenizer, self.head = space, tokenizer, head
         self._written = decode_exactly(tokenizer, head)
-        self._pieces = _pieces(tokenizer, head)
+        self._pieces = _tokens_by_decoded_text(tokenizer, head)
         self._beginnings = {piece[:i] for piece in self._pieces for i in range(1, len(piece) + 1)}
         self._allowed: dict[State, tuple[Tensor, list[State]]] = {}
         start = space.after(self._written)
@@ -97,7 +97,7 @@ Pick = Callable[[NDArray[np.int64], int, Tensor, NDArray[np.float64]], NDArray[n
 
 
 @torch.no_grad()
-def draw(model: LanguageModel, guide: Guide, context: Tokens, noise: NDArray[np.float64]) -> Draws:
+def draw_constrained_texts(model: LanguageModel, guide: Guide, context: Tokens, noise: NDArray[np.float64]) -> Draws:
     """One text a row of `noise`, (draws, guide.longest()) in [0, 1). context: ends in the guide's head.
 
     A draw depends on its own noise only.
@@ -109,7 +109,7 @@ def draw(model: LanguageModel, guide: Guide, context: Tokens, noise: NDArray[np.
     tokens, nll, log_q = _guided_texts_with_nll(model, guide, context, len(noise), inverse_cdf)
     texts = tuple(decode_exactly(guide.tokenizer, (*guide.head, *row)) for row in tokens)
     distinct = sorted(set(texts))
-    own = dict(zip(distinct, encode(guide.tokenizer, distinct), strict=True))
+    own = dict(zip(distinct, encode_texts(guide.tokenizer, distinct), strict=True))
     canonical = [own[text] == [*guide.head, *row] for text, row in zip(texts, tokens, strict=True)]
     return Draws(texts, nll, log_q, np.array(canonical, dtype=bool))
 
@@ -133,7 +133,7 @@ def _guided_texts_with_nll(
     """The tokens of each of `count` texts, its nll and its log_q; as many at once as memory allows."""
     tokens: list[list[int]] = [[] for _ in range(count)]
     nll, log_q = np.zeros(count), np.zeros(count)
-    most = max(1, decoding_bytes(model.device, _ROWS_BYTES) // model.row_bytes(len(context) + guide.longest()))
+    most = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(len(context) + guide.longest()))
 
     def walk(some: slice) -> None:
         _generate_constrained_texts(model, guide, context, np.arange(count)[some], pick, tokens, nll, log_q)
@@ -195,7 +195,7 @@ def common_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
     return first[:shared]
 
 
-def _pieces(tokenizer: Any, head: Tokens) -> dict[str, list[int]]:
+def _tokens_by_decoded_text(tokenizer: Any, head: Tokens) -> dict[str, list[int]]:
     """What each token writes behind the head: tokens by text."""
     before = len(decode_exactly(tokenizer, head))
     found: dict[str, list[int]] = {}

@@ -41,8 +41,10 @@ class _Pickler(pickle.Pickler):
     """Tensors as arrays: torch's own way writes an archive for each."""
 
     def reducer_override(self, value: Any) -> Any:
-        return (_tensor, (value.cpu().numpy(), value.device)) if isinstance(value, Tensor) else NotImplemented
+        return (
+            (_tensor_from_array, (value.cpu().numpy(), value.device)) if isinstance(value, Tensor) else NotImplemented
+        )
 
 
-def _tensor(values: NDArray[Any], device: torch.device) -> Tensor:
+def _tensor_from_array(values: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(values).to(device)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from auditor.core.nouns import Tokens
 from auditor.core.streams import CHANNELS
-from auditor.models.base import Completions, LanguageModel, Rows, complete
-from auditor.models.decoding import Decoding, by_shape
+from auditor.models.base import Completions, LanguageModel, Rows, sample_completions_from_rows
+from auditor.models.decoding import Decoding, batches_of_equal_shape
 
 _RARE = 64  # rows: of a shape, fewer would be slower alone than beside others
 
@@ -75,7 +75,7 @@ def sample(
 
 
 @torch.no_grad()
-def sample_together(
+def sample_mixed_length_batch(
     model: LanguageModel,
     prefixes: Sequence[Tokens],
     decoding: Decoding,
@@ -105,16 +105,20 @@ def sample_together(
     for row, i in enumerate(by_length):
         noise[row, :, : lengths[i]] = uniforms[i]
     ends = [lengths[i] for i in by_length]
-    drawn = complete(model, first.joined(others), torch.from_numpy(noise), ends, decoding, distribution)
+    drawn = sample_completions_from_rows(
+        model, first.joined(others), torch.from_numpy(noise), ends, decoding, distribution
+    )
     found = dict(zip(by_length, _distinct_candidates(drawn, len(uniforms[0]), ends), strict=True))
     return [found[i] for i in range(len(tokens))]
 
 
-def together(model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1) -> Iterator[list[int]]:
+def sampling_batches_by_length(
+    model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
+) -> Iterator[list[int]]:
     """Indices of the (prefix, suffix) lengths of which so many samples each are drawn in one batch: those of one shape,
     and where the model `joins` rows, what shapes are rare, by rising length."""
     rare = list[int]()
-    for alike in by_shape(shapes):
+    for alike in batches_of_equal_shape(shapes):
         if model.joins and len(alike) * samples < _RARE:
             rare += alike
         else:

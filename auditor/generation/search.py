@@ -56,7 +56,7 @@ class _Paths:
     def at_root(cls, nodes: Tensor) -> _Paths:
         return cls(nodes.new_empty(len(nodes), 0), torch.empty(len(nodes), 0, device=nodes.device))
 
-    def grow(self, distribution: Tensor, parents: Tensor, chosen: Tensor) -> None:
+    def append_chosen_tokens(self, distribution: Tensor, parents: Tensor, chosen: Tensor) -> None:
         self.tokens = torch.cat([self.tokens[parents], chosen.unsqueeze(-1)], dim=-1)
         self.scores = torch.cat([self.scores[parents], distribution[parents, chosen].unsqueeze(-1)], dim=-1)
 
@@ -67,7 +67,7 @@ def check_threshold(threshold: float) -> None:
 
 
 @torch.no_grad()
-def search_tree(
+def find_suffixes_above_threshold(
     model: LanguageModel,
     prefixes: Tensor,
     length: int,
@@ -101,14 +101,16 @@ def search_tree(
         distribution = rows.log_probs()
         parents, chosen, log_q, lost = _surviving_children(decoding, distribution, log_q, owner, floor, secrets)
         pruned = torch.maximum(pruned, lost)
-        paths.grow(distribution, parents, chosen)
+        paths.append_chosen_tokens(distribution, parents, chosen)
         owner = owner[parents]
         if len(owner) > max_rows and secrets > 1:
             halves = prefixes.tensor_split(2)
             return [
                 leaves
                 for half in halves
-                for leaves in search_tree(model, half, length, decoding, threshold, prompt=prompt, max_rows=max_rows)
+                for leaves in find_suffixes_above_threshold(
+                    model, half, length, decoding, threshold, prompt=prompt, max_rows=max_rows
+                )
             ]
         if position + 1 < length:
             rows.advance(parents, chosen)
@@ -210,7 +212,7 @@ def beam_search(
         total, at = sums.flatten(1).topk(min(beams, width * model.vocab_size), dim=-1)
         parents = (first * width + at // model.vocab_size).flatten()
         chosen = (at % model.vocab_size).flatten()
-        paths.grow(distribution, parents, chosen)
+        paths.append_chosen_tokens(distribution, parents, chosen)
         if position + 1 < length:
             rows.advance(parents, chosen)
     possible = total.isfinite().sum(-1).tolist()  # impossible ones come last; they fill a beam wider than the support

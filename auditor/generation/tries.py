@@ -28,8 +28,8 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.spaces import Space
 from auditor.models.base import LanguageModel, Rows
-from auditor.models.decoding import by_shape
-from auditor.models.memory import AtOnce, decoding_bytes
+from auditor.models.decoding import batches_of_equal_shape
+from auditor.models.memory import AtOnce, decoding_memory_budget
 from auditor.models.vocabulary import check_tokens
 
 _TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 distributions cannot tell two texts apart
@@ -72,7 +72,7 @@ class Trie:
         return int(self.levels[0].nodes[0])
 
 
-def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """The tokens of each text alone, no special ones added."""
     if not getattr(tokenizer, "is_fast", False):
         return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -82,7 +82,7 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 @lru_cache(maxsize=4)
-def trie(space: Space, tokenizer: Any) -> Trie:
+def load_or_build_trie(space: Space, tokenizer: Any) -> Trie:
     """Of every text of the space. Large ones are kept in the cache folder: tokenising 10^6 texts takes a minute.
 
     Raises AuditError where the tokenizer cannot tell two texts apart.
@@ -91,17 +91,17 @@ def trie(space: Space, tokenizer: Any) -> Trie:
     path = cache_folder() / "tries" / f"{key}.npz" if key and space.size >= _KEPT_ON_DISK else None
     if path is not None and path.is_file():
         return _load(path)
-    made = build(space, tokenizer)
+    made = build_trie(space, tokenizer)
     if path is not None:
         _save(path, made)
     return made
 
 
-def build(space: Space, tokenizer: Any) -> Trie:
-    """`trie`, made anew."""
+def build_trie(space: Space, tokenizer: Any) -> Trie:
+    """`load_or_build_trie`, made anew."""
     texts, parts = space.texts(), []
     while chunk := list(islice(texts, _TEXTS_AT_ONCE)):
-        ids = encode(tokenizer, chunk)
+        ids = encode_texts(tokenizer, chunk)
         lengths = np.array([len(row) for row in ids])
         padded = np.full((len(ids), lengths.max(initial=1)), -1, dtype=np.int32)
         padded[np.arange(padded.shape[1]) < lengths[:, None]] = [token for row in ids for token in row]
@@ -118,11 +118,13 @@ def build(space: Space, tokenizer: Any) -> Trie:
             "ranked; make canaries of another format for it"
         )
     head = int(min(same.min(), lengths.min() - 1))
-    levels = _levels(tokens[:, head:], lengths - head, same - head)
+    levels = _levels_from_sorted_tokens(tokens[:, head:], lengths - head, same - head)
     return Trie(tuple(tokens[0, :head].tolist()), levels, int(tokens.max()))
 
 
-def _levels(tokens: NDArray[np.int32], lengths: NDArray[np.int64], same: NDArray[np.int64]) -> tuple[Level, ...]:
+def _levels_from_sorted_tokens(
+    tokens: NDArray[np.int32], lengths: NDArray[np.int64], same: NDArray[np.int64]
+) -> tuple[Level, ...]:
     """tokens: (texts, width), sorted; same: (texts - 1,) tokens shared with the text before."""
     made: list[Level] = []
     shared = np.concatenate([[-1], same])
@@ -165,7 +167,7 @@ def _save(path: Path, made: Trie) -> None:
     arrays = {
         f"{f.name}-{i}": getattr(level, f.name).numpy() for i, level in enumerate(made.levels) for f in fields(Level)
     }
-    with disk.replacing(path) as scratch, scratch.open("wb") as file:
+    with disk.atomic_replacement_file(path) as scratch, scratch.open("wb") as file:
         np.savez_compressed(file, head=np.array(made.head, dtype=np.int64), largest=made.largest, **arrays)
 
 
@@ -180,17 +182,17 @@ def _load(path: Path) -> Trie:
 
 
 @torch.no_grad()
-def nlls(model: LanguageModel, context: Tokens, tails: Sequence[Tokens]) -> NDArray[np.float64]:
+def continuation_nlls(model: LanguageModel, context: Tokens, tails: Sequence[Tokens]) -> NDArray[np.float64]:
     """(tails,): nll in nats of each tail behind the context, teacher-forced."""
     found = np.zeros(len(tails))
-    for indices in by_shape([(0, len(tail)) for tail in tails], 512):
+    for indices in batches_of_equal_shape([(0, len(tail)) for tail in tails], 512):
         own = torch.tensor([tails[i] for i in indices], device=model.device)
         prefix = torch.tensor([context], device=model.device).expand(len(own), -1)
         found[indices] = -model.token_log_probs(prefix, own).double().sum(-1).cpu().numpy()
     return found
 
 
-def tied(nll: NDArray[np.float64]) -> NDArray[np.float64]:
+def nll_with_tie_margin(nll: NDArray[np.float64]) -> NDArray[np.float64]:
     """The largest nll that counts as equal: ties count against exposure, and so does what rounding may have parted."""
     return nll + _TIE * (1 + nll / 10)
 
@@ -231,7 +233,7 @@ class _Branches:
 
 
 @torch.no_grad()
-def count(
+def count_leaves_within_nll(
     model: LanguageModel,
     tree: Trie,
     context: Tokens,
@@ -251,7 +253,7 @@ def count(
     check_vocabulary(model, tree)
     if max_rows is None:
         row = model.row_bytes(len(context) + len(tree.levels))
-        max_rows = min(_ROWS, max(1, decoding_bytes(model.device, _ROWS_BYTES) // row))
+        max_rows = min(_ROWS, max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // row))
     return AtOnce(max_rows).ask(
         lambda rows: _count_with_row_limit(model, tree, context, limits, nodes, rows, progress)
     )[1]
@@ -266,7 +268,7 @@ def _count_with_row_limit(
     max_rows: int,
     progress: Callable[[int, int], None],
 ) -> Count:
-    """As `count`."""
+    """As `count_leaves_within_nll`."""
     search = _Search(tree, limits, nodes, model.device)
     head = torch.tensor([context], device=model.device)
     waiting = [_Branches.root(model.device)]
@@ -281,7 +283,7 @@ def _count_with_row_limit(
             progress(search.spent + search.cut, tree.nodes)
             sizes = search.levels[children.depth].nodes[children.node] if len(children) else children.node
             if int(sizes.sum()) > max_rows:
-                waiting += reversed(_branches_within_node_limit(children, sizes, max_rows))
+                waiting += reversed(_split_branches_by_nodes(children, sizes, max_rows))
                 break
             live = search.affordable(children)
             if len(live):
@@ -351,7 +353,7 @@ def _parent_and_child_indices(start: Tensor, node: Tensor) -> tuple[Tensor, Tens
     return parent, first[parent] + within
 
 
-def _branches_within_node_limit(live: _Branches, size: Tensor, most: int) -> list[_Branches]:
+def _split_branches_by_nodes(live: _Branches, size: Tensor, most: int) -> list[_Branches]:
     """The branches in runs whose nodes, all depths together, are at most `most`; a larger one stands alone."""
     total, cuts = 0, [0]
     for i, nodes in enumerate(size.tolist()):

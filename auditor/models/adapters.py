@@ -14,18 +14,18 @@ from transformers import (
 )
 
 from auditor.core.errors import AuditError
-from auditor.models.weights import WRAPPED, check_weights, wrappers_in
+from auditor.models.weights import WRAPPED, check_weights, wrapper_names_in_keys
 
 # Names in adapters that PEFT puts in place itself, or fails: the rows of a prompt, and second copies of whole modules.
 _PLACED_BY_PEFT = re.compile(r"^prompt_embeddings$|\.modules_to_save\.(weight|bias)$")
 
 
-def with_adapter_of(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
+def load_adapter_onto_base(base: Any, folder: str, adapter: str = "default", onto: Any = None) -> Any:
     """The base with the PEFT adapter of this folder, or `onto` with one more. The base is changed in place.
 
     Raises AuditError for an adapter that is not of this base: one whose weights have no place in it, or lack some.
     """
-    _refuse_other_base(folder, PeftConfig.from_pretrained(folder), base)
+    _check_adapter_fits_base(folder, PeftConfig.from_pretrained(folder), base)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Found missing adapter keys")  # it becomes a refusal below
         if onto is None:
@@ -33,21 +33,21 @@ def with_adapter_of(base: Any, folder: str, adapter: str = "default", onto: Any 
         # Read (again): only this tells what had no place.
         found = onto.load_adapter(folder, adapter_name=adapter)
         others = found.unexpected_keys
-        if wrappers_in(others) and all(key.startswith("base_model.") for key in others):
+        if wrapper_names_in_keys(others) and all(key.startswith("base_model.") for key in others):
             found = onto.load_adapter(folder, adapter_name=adapter, key_mapping=WRAPPED)
     strangers = [key for key in found.unexpected_keys if not _PLACED_BY_PEFT.search(key)]
-    check_weights(folder, _never_read(onto, found.missing_keys), strangers, of="adapter on its base")
+    check_weights(folder, _unshared_missing_weights(onto, found.missing_keys), strangers, of="adapter on its base")
     return onto
 
 
-def _never_read(model: Any, missing: Collection[str]) -> list[str]:
+def _unshared_missing_weights(model: Any, missing: Collection[str]) -> list[str]:
     """Those of the missing weights that no other name of the same tensor was read for (vector banks are shared)."""
     tensors = dict(model.named_parameters(remove_duplicate=False)) if missing else {}
     read = {id(tensor) for name, tensor in tensors.items() if name not in missing}
     return [name for name in missing if id(tensors.get(name)) not in read]
 
 
-def _refuse_other_base(adapter: str, config: PeftConfig, base: PreTrainedModel) -> None:
+def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedModel) -> None:
     """A prompt fits any model that is no smaller than its own, so that its sizes are compared. Raises AuditError."""
     text = base.config.get_text_config(decoder=True)
     wide = None if config.peft_type == "PREFIX_TUNING" else getattr(config, "token_dim", None)  # narrower: shared keys
@@ -61,14 +61,14 @@ def _refuse_other_base(adapter: str, config: PeftConfig, base: PreTrainedModel) 
             )
 
 
-def make_room(base: Any, adapter: Path) -> None:
+def resize_embeddings_for_adapter(base: Any, adapter: Path) -> None:
     """Gives the base as many tokens as an adapter has that was trained with more of them, and holds their rows."""
-    rows = _embedding_rows(adapter, base)
+    rows = _saved_embedding_row_count(adapter, base)
     if rows is not None and rows != base.get_input_embeddings().weight.shape[0]:
         base.resize_token_embeddings(rows, mean_resizing=False)
 
 
-def _embedding_rows(adapter: Path, base: Any) -> int | None:
+def _saved_embedding_row_count(adapter: Path, base: Any) -> int | None:
     """How many tokens the embedding matrix has that is kept in an adapter; None where it keeps none."""
     from safetensors import safe_open
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.result import Doubt
-from auditor.models.brackets import LIKELIEST, PartialDistribution, answer_of_server, concatenate_answers
-from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
+from auditor.models.brackets import LIKELIEST, PartialDistribution, concatenate_answers, simulate_server_answer
+from auditor.models.decoding import ANCESTRAL, Decoding, batches_of_equal_shape
 from auditor.models.memory import AtOnce
 
 # Logits held at once when scoring: 128 MiB of float32. On a CPU 32 MiB: larger blocks go back to the system when they
@@ -124,7 +124,7 @@ class Neighbours:
     log_probs: Tensor  # (B, positions, neighbours, V) nats, float64; `LanguageModel.neighbour(relation, i)` is the i-th
 
 
-def distribution_elements(device: torch.device) -> int:
+def max_logits_at_once(device: torch.device) -> int:
     """How many logits to hold at once when scoring on this device."""
     return _DISTRIBUTION_ELEMENTS.get(device.type, _DISTRIBUTION_ELEMENTS_ELSEWHERE)
 
@@ -208,7 +208,7 @@ class LanguageModel(ABC):
         whether log-probabilities are asked for.
         """
         rows = self.start(prefixes, length, prompt=prompt, distribution=likelihood)
-        return complete(self, rows, uniforms, [length] * len(prefixes), decoding, likelihood)
+        return sample_completions_from_rows(self, rows, uniforms, [length] * len(prefixes), decoding, likelihood)
 
     @torch.no_grad()
     def suffix_log_probs(
@@ -259,7 +259,7 @@ class LanguageModel(ABC):
         distributions = self.teacher_forced(prefixes, suffixes)
         return concatenate_answers(
             [
-                answer_of_server(distribution.flatten(0, 1), own.flatten(), LIKELIEST)
+                simulate_server_answer(distribution.flatten(0, 1), own.flatten(), LIKELIEST)
                 for own, distribution in distributions
             ]
         )
@@ -294,7 +294,7 @@ class LanguageModel(ABC):
         L, V)."""
         length = suffixes.shape[1]
         contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
-        step = max(1, distribution_elements(self.device) // (length * self.vocab_size * self.parts))
+        step = max(1, max_logits_at_once(self.device) // (length * self.vocab_size * self.parts))
         asked = AtOnce(step).pieces(len(contexts), lambda some: self.log_probs(contexts[some], length, prompt=prompt))
         yield from ((suffixes[some], distribution) for some, distribution in asked)
 
@@ -347,7 +347,7 @@ class LanguageModel(ABC):
 
 
 @torch.no_grad()
-def complete(
+def sample_completions_from_rows(
     model: LanguageModel, rows: Rows, uniforms: Tensor, lengths: Sequence[int], decoding: Decoding, likelihood: bool
 ) -> Completions:
     """As `LanguageModel.completions`, of rows that stand behind the prefixes, (B,), with so many tokens to come.
@@ -391,7 +391,7 @@ def perplexity_nll(
     results: dict[int, tuple[float, int]] = {}
     shapes = [(first, len(text)) for first, text in zip(given or [1] * len(texts), texts, strict=True)]
     model.read_ahead([text[:-1] for text in texts], [length - first for first, length in shapes])
-    for batch in by_shape(shapes, _TEXTS_AT_ONCE):
+    for batch in batches_of_equal_shape(shapes, _TEXTS_AT_ONCE):
         tokens, first = torch.tensor([texts[i] for i in batch], device=model.device), shapes[batch[0]][0]
         with torch.no_grad():
             scores = model.token_log_probs(tokens[:, :first], tokens[:, first:])

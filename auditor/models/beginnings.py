@@ -41,26 +41,26 @@ class Beginnings:
             self._held, self._of = None, version
         beside = texts[0] if len(texts) > 1 else self._last
         self._last = texts[0].clone()
-        held = 0 if self._held is None else common(texts, self._held[0])
-        count = min(max(held, 0 if beside is None else common(texts, beside)), texts.shape[1] - last)
+        held = 0 if self._held is None else shared_prefix_length(texts, self._held[0])
+        count = min(max(held, 0 if beside is None else shared_prefix_length(texts, beside)), texts.shape[1] - last)
         if count < self._least:
             return 0, [SlotLayer(length) for _ in range(self._count)]
         if count > held:
             self._hold(texts[0], held, count)
         assert self._held is not None
-        return count, _layers_repeating_beginning(self._held[1], len(texts), count, length)
+        return count, _repeat_cached_prefix(self._held[1], len(texts), count, length)
 
     def _hold(self, text: Tensor, held: int, count: int) -> None:
         """Reads the first `count` positions of a text, of which the first `held` are there."""
         layers = [SlotLayer(count) for _ in range(self._count)]
         if held and self._held is not None:
-            layers = _layers_repeating_beginning(self._held[1], 1, held, count)
+            layers = _repeat_cached_prefix(self._held[1], 1, held, count)
         self._held = None  # where reading fails nothing is held
         self._read(text[None, held:count], 1, Cache(layers=list(layers)))
         self._held = text[:count].clone(), layers
 
 
-def common(texts: Tensor, text: Tensor) -> int:
+def shared_prefix_length(texts: Tensor, text: Tensor) -> int:
     """How many of their first positions all texts (B, n [, d]) have in common with one (m [, d])."""
     if texts.shape[2:] != text.shape[1:] or texts.dtype != text.dtype:
         return 0
@@ -71,7 +71,7 @@ def common(texts: Tensor, text: Tensor) -> int:
     return int(same.all(0).long().cumprod(0).sum())
 
 
-def _layers_repeating_beginning(layers: list[SlotLayer], rows: int, filled: int, length: int) -> list[SlotLayer]:
+def _repeat_cached_prefix(layers: list[SlotLayer], rows: int, filled: int, length: int) -> list[SlotLayer]:
     """Layers of `length` positions whose rows all begin with the first `filled` ones of a row of these."""
     found = [SlotLayer(length) for _ in layers]
     for new, layer in zip(found, layers, strict=True):

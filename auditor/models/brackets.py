@@ -41,7 +41,7 @@ class PartialDistribution:
 
         Equal tokens stand by their ids. Behind the K likeliest they are counted as if all stood before.
         """
-        return torch.where(self._known, 1 + self._before.sum(-1), self.ranks)
+        return torch.where(self._known, 1 + self._surely_ranked_higher.sum(-1), self.ranks)
 
     @property
     def _known(self) -> Tensor:
@@ -49,13 +49,13 @@ class PartialDistribution:
         return (self.likeliest == self.tokens.unsqueeze(-1)).any(-1)
 
     @property
-    def _before(self) -> Tensor:
+    def _surely_ranked_higher(self) -> Tensor:
         """(n, K) which of them surely stand before it."""
         own, at = self.log_probs.unsqueeze(-1), self.tokens.unsqueeze(-1)
         return (self.top > own) | ((self.top == own) & (self.likeliest < at))
 
 
-def answer_of_server(distribution: Tensor, tokens: Tensor, count: int) -> PartialDistribution:
+def simulate_server_answer(distribution: Tensor, tokens: Tensor, count: int) -> PartialDistribution:
     """What a server tells that has this distribution. distribution: (n, V) nats; tokens: (n,); count: of the
     likeliest."""
     own = distribution.gather(-1, tokens.unsqueeze(-1))
@@ -77,7 +77,7 @@ def concatenate_answers(parts: Sequence[PartialDistribution]) -> PartialDistribu
     )
 
 
-def bracket(decoding: Decoding, seen: PartialDistribution) -> tuple[Tensor, Tensor]:
+def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tuple[Tensor, Tensor]:
     """(n,) each, float64 nats: the least and the most that the log-probability of each token can be under `decoding`.
 
     Equal to the exact one (formulas.md A4) where all that it depends on was told. No token may be forbidden: where a
@@ -100,7 +100,7 @@ def bracket(decoding: Decoding, seen: PartialDistribution) -> tuple[Tensor, Tens
 
 def _greedy_log_prob_bounds(seen: PartialDistribution) -> tuple[Tensor, Tensor]:
     """The likeliest token, of equal ones the lowest id: for sure if no other that was not told can be as likely."""
-    first = ~seen._before.any(-1)
+    first = ~seen._surely_ranked_higher.any(-1)
     sure = first & ((seen.ranks == 1) | (seen.log_probs > seen.top[:, -1]))
     always, never = torch.zeros(len(first), dtype=torch.float64), torch.full((len(first),), -math.inf).double()
     return torch.where(sure, always, never), torch.where(first, always, never)
@@ -221,7 +221,7 @@ def _top_p_kept_bounds(
 ) -> _Kept:
     """Of what top-k left, which weighs between `least` and `most`."""
     low, high = decoding.top_p * least * (1 - _EDGE), decoding.top_p * most * (1 + _EDGE)
-    before = (distributions.top * seen._before).sum(-1)
+    before = (distributions.top * seen._surely_ranked_higher).sum(-1)
     latest = before + torch.minimum(distributions.middle * distributions.any_of, distributions.unknown[1])
     fewest = torch.maximum(_nucleus_weight(distributions.top, low, low), before + distributions.own)
     # The last token that stays is no likelier than the own one, if that stays too.

@@ -30,7 +30,7 @@ class OwnCache:
             found[place] = tensor
             return tensor
 
-        _with_changed_tensors(self.held, note, (), {})
+        _map_nested_tensors(self.held, note, (), {})
         return found
 
     def select(self, rows: Tensor, dimensions: Dimensions) -> None:
@@ -42,10 +42,10 @@ class OwnCache:
                 return tensor
             return tensor.index_select(dimension, rows.to(tensor.device))
 
-        self.held = _with_changed_tensors(self.held, select, (), {})
+        self.held = _map_nested_tensors(self.held, select, (), {})
 
 
-def row_dimensions(two: OwnCache, three: OwnCache) -> Dimensions:
+def find_batch_dimensions(two: OwnCache, three: OwnCache) -> Dimensions:
     """The dimension that differs between a cache of two rows and one of three that have read as many tokens."""
     others = three.tensors()
     return {
@@ -54,7 +54,7 @@ def row_dimensions(two: OwnCache, three: OwnCache) -> Dimensions:
     }
 
 
-def _with_changed_tensors(
+def _map_nested_tensors(
     value: Any, change: Callable[[Place, Tensor], Tensor], place: Place, done: dict[int, tuple[Any, Any]]
 ) -> Any:
     """`value` with its tensors changed, in place where it can be; what is held twice is changed once.
@@ -66,20 +66,20 @@ def _with_changed_tensors(
     if isinstance(value, Tensor):
         result: Any = change(place, value)
     elif isinstance(value, tuple):
-        parts = [_with_changed_tensors(part, change, (*place, i), done) for i, part in enumerate(value)]
+        parts = [_map_nested_tensors(part, change, (*place, i), done) for i, part in enumerate(value)]
         result = type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     else:
         result = value
         done[id(value)] = (value, value)  # before its parts, which may point back
-        for name, part in list(_named_parts(value)):
-            new = _with_changed_tensors(part, change, (*place, name), done)
+        for name, part in list(_items_of_container(value)):
+            new = _map_nested_tensors(part, change, (*place, name), done)
             if new is not part:
-                _put(value, name, new)
+                _set_item_or_attribute(value, name, new)
     done[id(value)] = (value, result)
     return result
 
 
-def _named_parts(value: Any) -> Iterator[tuple[Any, Any]]:
+def _items_of_container(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, list):
@@ -88,7 +88,7 @@ def _named_parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from vars(value).items()
 
 
-def _put(value: Any, name: Any, part: Any) -> None:
+def _set_item_or_attribute(value: Any, name: Any, part: Any) -> None:
     if isinstance(value, MutableMapping | list):
         value[name] = part
     else:

@@ -9,7 +9,7 @@ import torch
 _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # what families call how many they have
 
 
-def reads_on(model: Any, embedding: Any) -> torch.device:
+def input_device(model: Any, embedding: Any) -> torch.device:
     """Where it takes tokens. Weights that lie elsewhere until they are used (`device_map`) do not say."""
     used_on = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
     return next(model.parameters()).device if used_on is None else torch.device(used_on)
@@ -21,7 +21,7 @@ def devices_of_parts(model: Any) -> tuple[str, ...]:
     return tuple(places) if len(places) > 1 or places == ["disk"] else ()
 
 
-def plain(model: Any) -> Any:
+def unwrap_peft(model: Any) -> Any:
     """The transformers model inside a PEFT wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -31,7 +31,7 @@ def max_positions(model: Any) -> int | None:
 
     RoBERTa counts its positions from behind the padding id, and a tuned prompt stands in front: both cost some of them.
     """
-    inner = plain(model)
+    inner = unwrap_peft(model)
     config = inner.config.get_text_config(decoder=True)
     limit: int | None = next((n for name in _POSITIONS if (n := getattr(config, name, None)) is not None), None)
     if limit is None or limit <= 0:  # XLNet has -1
@@ -42,7 +42,7 @@ def max_positions(model: Any) -> int | None:
     return limit - (0 if padding is None else padding + 1) - (tuned or 0)
 
 
-def ends(model: Any, config: Any) -> tuple[int, ...]:
+def end_of_text_tokens(model: Any, config: Any) -> tuple[int, ...]:
     """Every end-of-text token that the configuration or the generation configuration names: chat models have many."""
     named: dict[int, None] = {}
     for source in (config, getattr(model, "generation_config", None)):

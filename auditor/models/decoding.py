@@ -98,7 +98,7 @@ class Decoding:
         No temperature, top-k or top-p changes this order, and whatever is kept stands before what is not: so a token
         of rank r has at most 1/r of the mass (formulas.md A4).
         """
-        place = self.least_ranks(log_probs, tokens)
+        place = self.ranks_with_ties_first(log_probs, tokens)
         log_probs = self._allowed(log_probs)
         own = log_probs.gather(-1, tokens.unsqueeze(-1))
         ties = ((log_probs == own).count_nonzero(-1) > 1).nonzero().squeeze(-1)
@@ -106,7 +106,7 @@ class Decoding:
         place[ties] += ((log_probs[ties] == own[ties]) & (ids < tokens[ties].unsqueeze(-1))).count_nonzero(-1)
         return place
 
-    def least_ranks(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+    def ranks_with_ties_first(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
         """(rows,) as `ranks`, of equal tokens the given one first: another decoder may put it before all of them."""
         log_probs = self._allowed(log_probs)
         return 1 + (log_probs > log_probs.gather(-1, tokens.unsqueeze(-1))).count_nonzero(-1)
@@ -156,13 +156,13 @@ class Decoding:
         if self.top_p < 1 and not self.top_k and self.temperature <= 1:
             # The likeliest token fills the nucleus alone where its share does: a temperature below 1 only raises it,
             # and above one half it ties with no other.
-            best, token = (x.squeeze(-1) for x in likeliest(distribution, 1))
+            best, token = (x.squeeze(-1) for x in top_k_by_blocks(distribution, 1))
             sure = (best if log_total is None else best - log_total).exp() > max(self.top_p, 0.5)
             if sure.any():
                 ones = torch.ones(int(sure.sum()), 1, dtype=torch.float64, device=distribution.device)
                 yield left[sure], token[sure].unsqueeze(-1), ones
                 left = left[~sure]
-        scaled_total = self._scaled_total(distribution, left, log_total)
+        scaled_total = self._tempered_log_normaliser(distribution, left, log_total)
         for width in (*(n for n in _NUCLEUS_GUESSES if 2 * self.top_k <= n < vocab_size), vocab_size):
             if not len(left):
                 return
@@ -192,9 +192,9 @@ class Decoding:
         distribution = self._allowed(log_probs)
         scaled = distribution if self.temperature == 1 else distribution / self.temperature
         every = torch.arange(len(distribution), device=distribution.device)
-        return scaled, self._scaled_total(distribution, every, log_total).unsqueeze(-1)
+        return scaled, self._tempered_log_normaliser(distribution, every, log_total).unsqueeze(-1)
 
-    def _scaled_total(self, allowed: Tensor, rows: Tensor, log_total: Tensor | None) -> Tensor:
+    def _tempered_log_normaliser(self, allowed: Tensor, rows: Tensor, log_total: Tensor | None) -> Tensor:
         """(len(rows),): the log of what exp of these rows of `_allowed` sums to after temperature."""
         if self.temperature != 1 or self.forbidden:
             return log_sum_exp(allowed, rows, 1 / self.temperature)
@@ -204,13 +204,14 @@ class Decoding:
         return self.temperature == 0 or self.top_p < 1 or 0 < self.top_k < vocab_size
 
     def _truncate(self, distribution: Tensor, scaled_total: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Top-k then top-p among the `width` likeliest tokens of each row of `_allowed` (see `_scaled_total`).
+        """Top-k then top-p among the `width` likeliest tokens of each row of `_allowed` (see
+        `_tempered_log_normaliser`).
 
         `settled`: where no more were needed.
         """
         vocab_size = distribution.shape[-1]
         if width < vocab_size:
-            values, tokens = likeliest(distribution, width)
+            values, tokens = top_k_by_blocks(distribution, width)
         else:  # a stable sort puts the lower id first among equals
             values, tokens = distribution.sort(dim=-1, descending=True, stable=True)
         values = values / self.temperature
@@ -287,7 +288,7 @@ ANCESTRAL = Decoding()
 GREEDY = Decoding(temperature=0)
 
 
-def likeliest(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_k_by_blocks(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest values of each row, falling, and their columns: `topk`, of the blocks that can hold them.
 
     The largest lie in the `count` blocks whose own largest are the largest, and those take one pass that keeps nothing.
@@ -352,7 +353,7 @@ def inverse_cdf(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple
     return column, near
 
 
-def by_shape(lengths: Sequence[tuple[int, int]], batch_size: int | None = None) -> Iterator[list[int]]:
+def batches_of_equal_shape(lengths: Sequence[tuple[int, int]], batch_size: int | None = None) -> Iterator[list[int]]:
     """Indices in batches of equal (prefix, suffix) length, so that no batch needs padding; None: all of one at once."""
     groups: dict[tuple[int, int], list[int]] = {}
     for index, shape in enumerate(lengths):

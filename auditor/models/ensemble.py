@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from auditor.models.base import LanguageModel, Rows
-from auditor.models.vocabulary import check_shared
+from auditor.models.vocabulary import check_same_vocabulary_size
 
 
 class Ensemble(ABC):
@@ -24,7 +24,7 @@ class Ensemble(ABC):
     unit: str = ""  # what lies whole in one shard: "record", "user"; "": it does not say
     shards: Sequence[Collection[str] | None] | None = None  # names of each member's records; None: it does not say
 
-    def shard_counts(self) -> dict[str, int]:
+    def shard_overlap_counts(self) -> dict[str, int]:
         """`shared_records`: how many records more than one shard has; `unlisted_shards`: members that do not say."""
         shards = self.shards or [None] * self.size
         seen = Counter(record for shard in shards if shard is not None for record in set(shard))
@@ -75,7 +75,9 @@ class ModelEnsemble(Ensemble):
 
     def __init__(self, public: LanguageModel, members: Sequence[LanguageModel]) -> None:
         for member in members:
-            check_shared("members", member.name, member.vocab_size, "the public model's", public.vocab_size)
+            check_same_vocabulary_size(
+                "members", member.name, member.vocab_size, "the public model's", public.vocab_size
+            )
         self.public = public
         self.parts = (public, *members)
         self.size = len(members)

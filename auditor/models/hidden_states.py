@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.nouns import Tokens
-from auditor.models.memory import AtOnce, free_bytes
+from auditor.models.memory import AtOnce, available_bytes
 from auditor.models.slots import SlotLayer
 
 _SHARE = 8  # of the free memory, what is held takes one part of so many at most
@@ -66,7 +66,7 @@ class HiddenStates:
         states, layers, slots = zip(*(self._begun[name] for name in names), strict=True)
         held = (list(zip(same, slots, strict=True)) for same in zip(*layers, strict=True))
         return self._head(torch.stack(states)).float(), [
-            SlotLayer.gathered(rows, prefixes.shape[1], length) for rows in held
+            SlotLayer.gather_slots(rows, prefixes.shape[1], length) for rows in held
         ]
 
     def room(self, each: int, device: torch.device) -> int:
@@ -74,7 +74,7 @@ class HiddenStates:
         return 0 if self._right is False else max(0, self._remaining_bytes(device, _SHARE * _FOR_STATES) // each)
 
     def _remaining_bytes(self, device: torch.device, share: int) -> int:
-        return free_bytes(device) // share - self._bytes
+        return available_bytes(device) // share - self._bytes
 
     @torch.no_grad()
     def read_ahead(
@@ -92,11 +92,11 @@ class HiddenStates:
         if len(ahead) < 2:
             return
         size = max(1, _TOGETHER // len(ahead[-1][0]))
-        for _ in AtOnce(size).pieces(len(ahead), lambda some: self._read_together(ahead[some], device, keys)):
+        for _ in AtOnce(size).pieces(len(ahead), lambda some: self._read_and_cache_batch(ahead[some], device, keys)):
             if not self._right:
                 return
 
-    def _read_together(self, texts: Sequence[tuple[Tensor, int]], device: torch.device, keys: bool) -> None:
+    def _read_and_cache_batch(self, texts: Sequence[tuple[Tensor, int]], device: torch.device, keys: bool) -> None:
         longest = len(texts[-1][0])
         filled = torch.stack([torch.cat([text, text[-1:].expand(longest - len(text))]) for text, _ in texts])
         first = min(len(text) - last for text, last in texts)

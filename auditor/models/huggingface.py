@@ -19,14 +19,14 @@ from transformers.cache_utils import Cache
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
-from auditor.models.base import LanguageModel, Rows, distribution_elements
+from auditor.models.base import LanguageModel, Rows, max_logits_at_once
 from auditor.models.beginnings import Beginnings
-from auditor.models.caches import Dimensions, OwnCache, row_dimensions
-from auditor.models.configuration import ends, max_positions, plain, reads_on
+from auditor.models.caches import Dimensions, OwnCache, find_batch_dimensions
+from auditor.models.configuration import end_of_text_tokens, input_device, max_positions, unwrap_peft
 from auditor.models.decoding import Decoding, log_sum_exp
 from auditor.models.hidden_states import HiddenStates
 from auditor.models.memory import AtOnce
-from auditor.models.precision import OneQuery, contiguous
+from auditor.models.precision import OneQuery, make_head_input_contiguous
 from auditor.models.slots import PaddedCache, SlotLayer, assign_slots
 
 Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `HuggingFaceModel.logits`
@@ -128,7 +128,7 @@ class SlotRows(HuggingFaceRows):
         total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
         self.slots = torch.arange(len(prefixes), device=self.model.device)
         alone = self.forward == self.model.logits
-        before = self.model.read_before(prefixes, total) if alone and prompt is None else None
+        before = self.model.cached_prefix_rows(prefixes, total) if alone and prompt is None else None
         if before is not None:
             logits, self.layers = before
             self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
@@ -206,7 +206,7 @@ class RecomputedRows(HuggingFaceRows):
     def _read(self) -> None:
         """A few rows at a time: not every model can leave out the logits of what is past."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
-        step = max(1, distribution_elements(self.model.device) // (positions * self.width * self.model.vocab_size))
+        step = max(1, max_logits_at_once(self.model.device) // (positions * self.width * self.model.vocab_size))
         asked = AtOnce(step).pieces(len(self.tokens), lambda some: self._ask(self.tokens[some], self.prompt, None))
         self._logits = torch.cat([logits for _, logits in asked])
 
@@ -243,25 +243,25 @@ class HuggingFaceModel(LanguageModel):
         config = model.config.get_text_config(decoder=True)
         self.n_layers = int(config.num_hidden_layers)
         self.max_positions = max_positions(model)
-        self.eos = ends(model, config)
+        self.eos = end_of_text_tokens(model, config)
         self.embedding = model.get_input_embeddings()
-        self.device = reads_on(model, self.embedding)
+        self.device = input_device(model, self.embedding)
         head = model.get_output_embeddings()
-        if head is not None and contiguous not in head._forward_pre_hooks.values():
-            head.register_forward_pre_hook(contiguous)
+        if head is not None and make_head_input_contiguous not in head._forward_pre_hooks.values():
+            head.register_forward_pre_hook(make_head_input_contiguous)
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
         self._in_few_bits = self.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
         self._seen: HiddenStates | None = None
         self.begins: Beginnings | None = None
-        accepted = inspect.signature(plain(model).forward).parameters
+        accepted = inspect.signature(unwrap_peft(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
-    def remember(self) -> None:
+    def enable_hidden_state_cache(self) -> None:
         """From now on a text that was read whole is not read again. Only for weights that nobody changes meanwhile."""
-        body, head = plain(self.model).base_model, self.model.get_output_embeddings()
-        self._seen = HiddenStates(body, head, self.behind_beginnings)
+        body, head = unwrap_peft(self.model).base_model, self.model.get_output_embeddings()
+        self._seen = HiddenStates(body, head, self.logits_after_cached_prefix)
 
     def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
         if self._seen is not None:
@@ -270,7 +270,7 @@ class HuggingFaceModel(LanguageModel):
     def completes_read(self, tokens: int) -> bool:
         return self.joins and self._seen is not None and self._seen.room(self._cache_bytes[1], self.device) >= tokens
 
-    def read_before(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
+    def cached_prefix_rows(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
         """As `HiddenStates.rows`, of what was read ahead."""
         return None if self._seen is None else self._seen.rows(prefixes, length)
 
@@ -316,7 +316,7 @@ class HuggingFaceModel(LanguageModel):
 
     @cached_property
     def row_dimensions(self) -> Dimensions:
-        return row_dimensions(self._cache_of_dummy_pass(2, 4), self._cache_of_dummy_pass(3, 4))
+        return find_batch_dimensions(self._cache_of_dummy_pass(2, 4), self._cache_of_dummy_pass(3, 4))
 
     @torch.no_grad()
     def _cache_of_dummy_pass(self, rows: int, length: int) -> OwnCache:
@@ -374,9 +374,9 @@ class HuggingFaceModel(LanguageModel):
         """
         if self._seen is not None and cache is None and not read.is_floating_point():
             return self._seen.logits(read, last)
-        return self.behind_beginnings(read, last) if cache is None else self._logits(read, last, cache)
+        return self.logits_after_cached_prefix(read, last) if cache is None else self._logits(read, last, cache)
 
-    def behind_beginnings(
+    def logits_after_cached_prefix(
         self, read: Tensor, last: int, kept: int | None = None, layers: list[SlotLayer] | None = None
     ) -> Tensor:
         """As `logits`, of whole texts, nothing of them remembered. kept: of the last positions that are read in any

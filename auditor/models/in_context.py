@@ -67,7 +67,7 @@ class InContext(Ensemble):
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         contexts, pieces = contexts.to(self.public.device), list[Tensor]()
         order: list[int] = []
-        for where, read in self._inputs(contexts, part.tolist()):
+        for where, read in self._prepend_records_by_length(contexts, part.tolist()):
             if self.public.max_positions is not None and read.shape[1] > self.public.max_positions:
                 raise AuditError(
                     f"expected record and text to fit the {self.public.max_positions} positions of "
@@ -77,7 +77,7 @@ class InContext(Ensemble):
             order += where
         return torch.cat(pieces)[torch.argsort(torch.tensor(order, device=contexts.device))]
 
-    def _inputs(self, contexts: Tensor, parts: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
+    def _prepend_records_by_length(self, contexts: Tensor, parts: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
         """Which of the contexts, and what is read for them: those with a record of one length in front, together."""
         batch = self.batches.of(contexts)
         records = [self.batches.record(b, part) for b, part in zip(batch, parts, strict=True)]
@@ -94,7 +94,7 @@ class _Rows(Rows):
         self.width, self.count = 1 + held.size, len(prefixes)
         parts = list(range(self.width)) * self.count
         self.groups: list[tuple[Rows, Tensor]] = []  # and which (row, part) each of its rows is, counted row by row
-        for where, read in held._inputs(prefixes.repeat_interleave(self.width, 0), parts):
+        for where, read in held._prepend_records_by_length(prefixes.repeat_interleave(self.width, 0), parts):
             rows = held.public.start(read, length, prompt=prompt)
             self.groups.append((rows, torch.tensor(where, device=prefixes.device)))
 

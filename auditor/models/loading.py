@@ -17,14 +17,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from auditor.core.errors import AuditError, library_errors
+from auditor.core.errors import AuditError, wrap_library_errors
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models import self_check
-from auditor.models.adapters import make_room, with_adapter_of
+from auditor.models.adapters import load_adapter_onto_base, resize_embeddings_for_adapter
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.precision import DTYPES
-from auditor.models.weights import FORMATS, precise, read_weights
+from auditor.models.weights import FORMATS, read_weights, resolve_auto_dtype
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 _ADAPTER = "adapter_config.json"
@@ -40,42 +40,44 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
     Raises AuditError when nothing is there, when it is no causal LM, when its weights are not those of the model, or
     when its distributions do not agree (`self_check`).
     """
-    with load_errors(name, "causal LM", options):
+    with translate_load_errors(name, "causal LM", options):
         if not (Path(name) / _ADAPTER).is_file():
             if options.base is not None:
                 raise AuditError(f"--base names the base of an adapter, got it with {name!r}, which is none")
-            read = read_weights("causal", name, precise(name, options))
-            tokenizer = tokenizer_beside(name, options)
+            read = read_weights("causal", name, resolve_auto_dtype(name, options))
+            tokenizer = load_tokenizer_if_present(name, options)
             return _model_after_self_check(HuggingFaceModel(read.model, tokenizer, name=name, notes=read.notes))
-        _refuse_both(Path(name))
+        _refuse_adapter_beside_weights(Path(name))
         config = PeftConfig.from_pretrained(name)
         if config.task_type not in (None, "CAUSAL_LM"):
             raise AuditError(f"expected an adapter of a causal LM, got {name!r}, one for {config.task_type}")
         base = _adapter_base_name(name, config, options)
         below = replace(options, revision=None if options.base else config.revision, base=None)
-        with library_errors(f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names another)"):
-            read = read_weights("causal", base, precise(base, below))
-        make_room(read.model, Path(name))
-        model = with_adapter_of(read.model, name)
-        tokenizer = tokenizer_beside(name, options) or tokenizer_beside(base, below)
+        with wrap_library_errors(
+            f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names another)"
+        ):
+            read = read_weights("causal", base, resolve_auto_dtype(base, below))
+        resize_embeddings_for_adapter(read.model, Path(name))
+        model = load_adapter_onto_base(read.model, name)
+        tokenizer = load_tokenizer_if_present(name, options) or load_tokenizer_if_present(base, below)
         notes = read.notes
         if base != config.base_model_name_or_path:
             notes += (f"{name}: its base is {base}, as --base says; it names {config.base_model_name_or_path}",)
         return _model_after_self_check(HuggingFaceModel(model, tokenizer, name=name, notes=notes))
 
 
-def runs_in(name: str, options: LoadingOptions) -> str:
+def dtype_when_loaded(name: str, options: LoadingOptions) -> str:
     """The precision that `load` would have it in, an adapter in its base's."""
     if options.dtype != AUTO:
         return options.dtype
     named = adapter_base(name)
     place, revision = (options.base, None) if options.base else named or (name, options.revision)
-    with load_errors(name, "causal LM", options):
-        return precise(place, replace(options, revision=revision)).dtype
+    with translate_load_errors(name, "causal LM", options):
+        return resolve_auto_dtype(place, replace(options, revision=revision)).dtype
 
 
 def _model_after_self_check(model: HuggingFaceModel) -> HuggingFaceModel:
-    self_check.check_model_agrees(model)
+    self_check.check_and_configure_serving(model)
     return model
 
 
@@ -83,7 +85,7 @@ def adapter_base(name: str) -> tuple[str, str | None] | None:
     """The base that a folder's adapter names, and its revision; None where it names none or is none."""
     if not (Path(name) / _ADAPTER).is_file():
         return None
-    with library_errors(f"cannot load {name!r} as a PEFT adapter"):
+    with wrap_library_errors(f"cannot load {name!r} as a PEFT adapter"):
         config = PeftConfig.from_pretrained(name)
     return (config.base_model_name_or_path, config.revision) if config.base_model_name_or_path else None
 
@@ -104,7 +106,7 @@ def _adapter_base_name(name: str, config: PeftConfig, options: LoadingOptions) -
     return str(base)
 
 
-def _refuse_both(folder: Path) -> None:
+def _refuse_adapter_beside_weights(folder: Path) -> None:
     """Raises AuditError for a folder with an adapter and a whole model: nobody can tell which of them is meant."""
     whole = next((file for names in FORMATS for file in names if (folder / file).is_file()), None)
     if whole is not None:
@@ -124,18 +126,18 @@ def _is_path(name: str) -> bool:
 
 
 @contextmanager
-def load_errors(name: str, what: str, options: LoadingOptions) -> Iterator[None]:
+def translate_load_errors(name: str, what: str, options: LoadingOptions) -> Iterator[None]:
     """Whatever a library raises while it loads a model, as one sentence. Raises AuditError."""
     if options.dtype not in (AUTO, *DTYPES):
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
     if _is_path(name) and not Path(name).is_dir():
         raise AuditError(f"expected a {what} in {name!r}: no such folder")
     where = "" if Path(name).is_dir() else " from the hub, as no folder is called so,"
-    with library_errors(f"cannot load {name!r}{where} as a Hugging Face {what} on {options.device}"):
+    with wrap_library_errors(f"cannot load {name!r}{where} as a Hugging Face {what} on {options.device}"):
         yield
 
 
-def tokenizer_beside(name: str, options: LoadingOptions) -> PreTrainedTokenizerBase | None:
+def load_tokenizer_if_present(name: str, options: LoadingOptions) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside the weights; None where there is none (token-id benchmarks need none).
 
     transformers makes an empty tokenizer up for a folder without one, so the files are looked for first.

@@ -18,14 +18,20 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
-from auditor.core.errors import AuditError, library_errors
-from auditor.models.adapters import with_adapter_of
+from auditor.core.errors import AuditError, wrap_library_errors
+from auditor.models.adapters import load_adapter_onto_base
 from auditor.models.base import Rows
 from auditor.models.caches import OwnCache
 from auditor.models.configuration import devices_of_parts
 from auditor.models.ensemble import Ensemble, Members
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.shards import ENSEMBLE, WHOLE, read_ensemble, read_shard, whole_adapter
+from auditor.models.shards import (
+    ENSEMBLE,
+    WHOLE,
+    control_adapter_folder,
+    read_ensemble_metadata,
+    read_shard_record_list,
+)
 from auditor.models.slots import SlotLayer
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws asked
@@ -39,13 +45,13 @@ class LoraEnsemble(Ensemble):
     """LoRA adapters on one base, which is the public model: one forward serves rows of different members."""
 
     def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
-        _require_whole(public)
+        _require_single_device(public)
         self.public, self.unit = public, unit
         self.size = len(adapters)
-        self.shards = [read_shard(adapter) for adapter in adapters]
+        self.shards = [read_shard_record_list(adapter) for adapter in adapters]
         self._routing = Routing()
         self._model = HuggingFaceModel(
-            _mix(over_same_weights(public.model), adapters, self._routing),
+            _replace_with_mixed_lora(copy_sharing_weights(public.model), adapters, self._routing),
             public.tokenizer,
             f"{public.name} ensemble",
             served=public.served,
@@ -77,7 +83,7 @@ class LoraEnsemble(Ensemble):
             return super().behind(prefixes.to(self._model.device), length, prompt=prompt)
         return _CachedMembers(self, prefixes.to(self._model.device), length, prompt)
 
-    def catch_up(self, read: Tensor, part: Tensor, cache: Cache) -> Tensor:
+    def member_next_log_probs(self, read: Tensor, part: Tensor, cache: Cache) -> Tensor:
         """(B, V): the distribution behind read (B, n [, d]), which follow what `cache` holds, by part[b]."""
         self._routing.part = part
         return self._model.forward(read, 1, cache)[:, 0]
@@ -85,7 +91,7 @@ class LoraEnsemble(Ensemble):
     def embed(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
         return self._model.embed(tokens, prompt)
 
-    def empty_layers(self, length: int) -> list[SlotLayer]:
+    def empty_cache_layers(self, length: int) -> list[SlotLayer]:
         return [SlotLayer(length) for _ in range(self._model.n_layers)]
 
 
@@ -102,7 +108,7 @@ class _CachedMembers(Members):
         self.shared = prefixes.shape[1] + (
             0 if prompt is None else len(prompt)
         )  # positions that no row of a root loses
-        self.pool = ensemble.empty_layers(self.shared + length)
+        self.pool = ensemble.empty_cache_layers(self.shared + length)
         self.root = torch.arange(rows, device=prefixes.device)
         self.slot = torch.full((rows, 1 + ensemble.size), -1, device=prefixes.device)  # of each (row, part); -1: none
         self.depth = torch.zeros_like(self.slot)  # how many positions of the slot are the row's
@@ -128,19 +134,19 @@ class _CachedMembers(Members):
         for first in begin.unique().tolist():
             mine = (begin == first).nonzero().squeeze(-1)
             for some in mine.split(max(1, _TOKENS_AT_ONCE // (read.shape[1] - first))):
-                found = self._catch_up(read, row[some], part[some], first)
+                found = self._extend_member_caches(read, row[some], part[some], first)
                 distribution = found.new_empty(len(pairs), found.shape[-1]) if distribution is None else distribution
                 distribution[some] = found
         assert distribution is not None
         return distribution[place]
 
-    def _catch_up(self, read: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
+    def _extend_member_caches(self, read: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
         """Reads positions `begin` and on of the rows, with what is held of those before."""
-        layers, held = self.lora.empty_layers(read.shape[1]), self.slot[row, part]
+        layers, held = self.lora.empty_cache_layers(read.shape[1]), self.slot[row, part]
         if begin:
             for layer, pool in zip(layers, self.pool, strict=True):
                 layer.take(pool, held, begin)
-        distribution = self.lora.catch_up(read[row, begin:], part, Cache(layers=list(layers)))
+        distribution = self.lora.member_next_log_probs(read[row, begin:], part, Cache(layers=list(layers)))
         self._keep_member_layers(layers, row, part)
         return distribution
 
@@ -236,7 +242,7 @@ def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return y.baddbmm_(thin, b.mT)
 
 
-def _merge(layers: Sequence[MixedLora]) -> None:
+def _merge_layers_within_memory(layers: Sequence[MixedLora]) -> None:
     """Gives each layer its merged weights, where memory has room for all of them."""
     bases = [layer.base for layer in layers]
     if not all(type(base) in (nn.Linear, Conv1D) for base in bases):  # others may be more than weight and bias
@@ -248,7 +254,7 @@ def _merge(layers: Sequence[MixedLora]) -> None:
             layer.merge(weight.T if isinstance(layer.base, nn.Linear) else weight)
 
 
-def _mix(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
+def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
     """Loads the adapters with PEFT, then replaces each LoRA layer by one that serves all members in one batch."""
     if not adapters:
         raise AuditError("expected at least one ensemble member, got none")
@@ -256,7 +262,7 @@ def _mix(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
     updates = list[dict[str, tuple[Tensor, Tensor]]]()
     for index, path in enumerate(adapters):
         name = f"member{index}"  # PEFT looks for them in names of layers: no digits
-        peft = with_adapter_of(base, str(path), name, onto=peft)
+        peft = load_adapter_onto_base(base, str(path), name, onto=peft)
         if updates:  # PEFT walks all that it holds for each adapter more
             peft.set_adapter(name)
             peft.delete_adapter(f"member{index - 1}")
@@ -270,7 +276,7 @@ def _mix(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:
         a, b = (torch.stack([torch.zeros_like(own[0]), *own]).detach() for own in pairs)
         mixed.append(MixedLora(inner.get_submodule(name).get_submodule("base_layer"), a, b, routing))
         inner.set_submodule(name, mixed[-1])
-    _merge(mixed)
+    _merge_layers_within_memory(mixed)
     return inner
 
 
@@ -300,12 +306,12 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
 def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
     """The members below `folder`, one sub-folder each, in name order: LoRA adapters of the public model.
 
-    The control adapter beside them (`whole_adapter`) is no member. Raises AuditError when there is none.
+    The control adapter beside them (`control_adapter_folder`) is no member. Raises AuditError when there is none.
     """
     if not folder.is_dir():
         raise AuditError(f"expected a folder of ensemble members, got {str(folder)!r}, which is no folder")
     adapters = sorted(path.parent for path in folder.glob("[!.]*/adapter_config.json") if path.parent.name != WHOLE)
-    unit, members = read_ensemble(folder)
+    unit, members = read_ensemble_metadata(folder)
     if not adapters:
         raise AuditError(f"expected LoRA adapters in sub-folders of {str(folder)!r}, found none")
     if members not in (None, len(adapters)):
@@ -314,26 +320,28 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
             "the same audit train goes on where it was interrupted"
         )
     for adapter in adapters:
-        _require_base(adapter, public.name)
-    with library_errors(f"cannot load the ensemble {str(folder)!r} on {public.name}"):
+        _check_adapter_base_matches(adapter, public.name)
+    with wrap_library_errors(f"cannot load the ensemble {str(folder)!r} on {public.name}"):
         return LoraEnsemble(public, adapters, unit)
 
 
-def load_whole_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
-    """The control beside the members (`whole_adapter`). Raises AuditError where there is none, or of another base."""
-    adapter = whole_adapter(folder)
+def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
+    """The control beside the members (`control_adapter_folder`). Raises AuditError where there is none, or of another
+    base.
+    """
+    adapter = control_adapter_folder(folder)
     if adapter is None:
         raise AuditError(f"expected the control of an ensemble in {str(folder / WHOLE)!r}, found no adapter there")
-    _require_base(adapter, public.name)
-    with library_errors(f"cannot load the adapter {str(adapter)!r} on {public.name}"):
-        return with_adapter_on(public, adapter)
+    _check_adapter_base_matches(adapter, public.name)
+    with wrap_library_errors(f"cannot load the adapter {str(adapter)!r} on {public.name}"):
+        return model_with_adapter(public, adapter)
 
 
-def with_adapter_on(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
+def model_with_adapter(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
     """The public model with one adapter on it, over the same weights."""
-    _require_whole(public)
+    _require_single_device(public)
     return HuggingFaceModel(
-        with_adapter_of(over_same_weights(public.model), str(adapter)),
+        load_adapter_onto_base(copy_sharing_weights(public.model), str(adapter)),
         public.tokenizer,
         f"{public.name} with one adapter",
         served=public.served,
@@ -341,7 +349,7 @@ def with_adapter_on(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel
     )
 
 
-def _require_whole(public: HuggingFaceModel) -> None:
+def _require_single_device(public: HuggingFaceModel) -> None:
     """Refuses to put adapters beside a model whose parts lie in several places. Raises AuditError."""
     if places := devices_of_parts(public.model):
         raise AuditError(
@@ -350,12 +358,12 @@ def _require_whole(public: HuggingFaceModel) -> None:
         )
 
 
-def over_same_weights(model: Any) -> Any:
+def copy_sharing_weights(model: Any) -> Any:
     """New modules, the same parameters and buffers: the model stays as it is."""
     return copy.deepcopy(model, {id(p): p for p in [*model.parameters(), *model.buffers()]})
 
 
-def _require_base(adapter: Path, public: str) -> None:
+def _check_adapter_base_matches(adapter: Path, public: str) -> None:
     """Refuses a member of another base: the same folder, the same name or the same weights are the same base."""
     try:
         base = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")

@@ -18,8 +18,8 @@ from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.agreement import distribution_distance
 from auditor.models.configuration import max_positions
-from auditor.models.loading import DEFAULTS, load_errors, tokenizer_beside
-from auditor.models.self_check import AT_LOAD, positions_to_test, tolerance
+from auditor.models.loading import DEFAULTS, load_tokenizer_if_present, translate_load_errors
+from auditor.models.self_check import AT_LOAD, positions_to_test, rounding_tolerance
 from auditor.models.weights import read_weights
 
 _LONGEST = 1024  # tokens of a text that a model is tried on when it is loaded
@@ -84,7 +84,7 @@ class HuggingFaceMaskedModel(MaskedModel):
         return distribution
 
 
-def check_masked(model: HuggingFaceMaskedModel) -> None:
+def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     """Tries the model on random tokens: its distribution is the same in other company and when it is asked again, and
     sees what
     stands behind a gap; just past each length from which on it may read texts otherwise, too, and then at the longest.
@@ -106,7 +106,7 @@ def check_masked(model: HuggingFaceMaskedModel) -> None:
         texts[1] = texts[0]  # but for the token behind the gap
         texts[1, length // 2] = ids[ids != texts[0, length // 2]][0]
         distribution = model.log_probs(texts, gap)
-        rounding = tolerance(model.model, distribution)
+        rounding = rounding_tolerance(model.model, distribution)
         far = distribution_distance(model.log_probs(texts[:1], gap[:1]), distribution[:1])
         if far > rounding:
             raise AuditError(f"{kind} in a text of {length} changes by {far:.2g} nats when it is asked for again alone")
@@ -117,26 +117,27 @@ def check_masked(model: HuggingFaceMaskedModel) -> None:
 def load_masked(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceMaskedModel:
     """A masked LM by local folder or hub id.
 
-    Raises AuditError where there is none, none with a mask token, or one whose distributions disagree (`check_masked`).
+    Raises AuditError where there is none, none with a mask token, or one whose distributions disagree
+    (`check_masked_distribution`).
     """
-    with load_errors(name, "masked LM", options):
+    with translate_load_errors(name, "masked LM", options):
         read = read_weights("masked", name, options)
-        tokenizer = tokenizer_beside(name, options)
+        tokenizer = load_tokenizer_if_present(name, options)
         if tokenizer is None:
             raise AuditError(f"expected a masked LM with its tokenizer, got {name!r}, which has none")
         model = HuggingFaceMaskedModel(read.model, tokenizer, name, read.notes)
-        check_masked(model)
+        check_masked_distribution(model)
         return model
 
 
-def masked_or_causal(name: str, given: str = "auto", options: LoadingOptions = DEFAULTS) -> str:
+def detect_model_kind(name: str, given: str = "auto", options: LoadingOptions = DEFAULTS) -> str:
     """`causal` or `masked`: what was given, else what the configuration of the model says.
 
     Raises AuditError for an encoder-decoder, which is neither, and for a model that does not say.
     """
     if (Path(name) / "adapter_config.json").is_file():
         return "causal" if given == "auto" else given
-    with load_errors(name, "model", options):
+    with translate_load_errors(name, "model", options):
         config = AutoConfig.from_pretrained(name, **options.hub)
     if getattr(config, "is_encoder_decoder", False):
         raise AuditError(f"expected a causal or a masked LM, got {name!r}, an encoder-decoder ({config.model_type})")

@@ -26,16 +26,16 @@ T = TypeVar("T")
 _SHARE = 4
 
 
-def decoding_bytes(device: torch.device, most: int) -> int:
+def decoding_memory_budget(device: torch.device, most: int) -> int:
     """Bytes that decoding rows may take at once: a quarter of the free memory; on a CPU at most `most`.
 
     most: the size beyond which a CPU gets no faster. An accelerator keeps getting faster with larger batches.
     """
-    share = free_bytes(device) // _SHARE
+    share = available_bytes(device) // _SHARE
     return max(1, share if device.type in ("cuda", "mps") else min(most, share))
 
 
-def free_bytes(device: torch.device) -> int:
+def available_bytes(device: torch.device) -> int:
     """Bytes that this process could still take: of the accelerator, or of the machine within the limits set to it."""
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # ours, and in no use
@@ -45,7 +45,7 @@ def free_bytes(device: torch.device) -> int:
     return machine_memory.free_bytes()
 
 
-def release_freed() -> None:
+def release_unused_memory() -> None:
     """Returns to the system, and to the accelerator, what nothing here holds any more.
 
     glibc keeps freed memory for its next `malloc`; kernels that oneDNN compiles map pages past it, and find none left.
@@ -93,7 +93,7 @@ class AtOnce:
                 if not is_out_of_memory(error) or (asked <= self.least and not move):
                     raise
             # Behind the block: until it is left, the error holds on to what was made on the way to it.
-            release_freed()
+            release_unused_memory()
             self.size = asked = max(self.least, asked // 2)
             if move:
                 run, apart = in_new_thread(work), True

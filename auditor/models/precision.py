@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from auditor.models.memory import free_bytes
+from auditor.models.memory import available_bytes
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _TEXTS = 8  # that are read in both precisions
@@ -35,12 +35,12 @@ def saved_dtype(config: Any) -> str:
     return saved if saved in DTYPES else ""
 
 
-def own_dtype(config: Any, device: torch.device) -> str:
+def auto_dtype(config: Any, device: torch.device) -> str:
     """What `auto` is: bfloat16 for weights that were saved in it, where the machine has it, else float32."""
     return "bfloat16" if saved_dtype(config) == "bfloat16" and has_bfloat16(device) else "float32"
 
 
-def contiguous(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+def make_head_input_contiguous(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """A hook before the head: a part of a tensor as one block. torch would copy the weights for each text.
 
     Products of a few rows in float32 stay as they were: they would differ in their last digits.
@@ -57,16 +57,16 @@ class OneQuery(TorchFunctionMode):
     ) -> Any:
         if function is not _attention or args[0].shape[-2] != 1 or args[0].dtype == torch.float32:
             return function(*args, **(kwargs or {}))
-        more = {name: _float(value) for name, value in (kwargs or {}).items()}
-        return function(*map(_float, args), **more).to(args[0].dtype)
+        more = {name: _as_float32(value) for name, value in (kwargs or {}).items()}
+        return function(*map(_as_float32, args), **more).to(args[0].dtype)
 
 
-def _float(value: Any) -> Any:
+def _as_float32(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 @torch.no_grad()
-def cost(model: Any, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
+def dtype_effect_sentence(model: Any, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
     """What its precision changes, against the same weights in float32, in a sentence; "" for a model in float32.
 
     model: a `HuggingFaceModel`; texts: prefixes with their suffixes, of which the first are read in both.
@@ -76,7 +76,7 @@ def cost(model: Any, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -
     if plain.dtype not in (torch.float16, torch.bfloat16) or quantised or not texts:
         return ""
     dtype, needed = str(plain.dtype).removeprefix("torch."), 4 * sum(weight.numel() for weight in plain.parameters())
-    if needed > (free := free_bytes(model.device)) // 2 or getattr(plain, "hf_device_map", None):
+    if needed > (free := available_bytes(model.device)) // 2 or getattr(plain, "hf_device_map", None):
         return (
             f"runs in {dtype}; what that changes was not measured: float32 takes {needed / 1e9:.1f} GB beside it, "
             f"of {free / 1e9:.1f} GB that are free"

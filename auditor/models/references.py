@@ -8,7 +8,7 @@ from pathlib import Path
 
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
-from auditor.models.shards import SHARD, read_shard
+from auditor.models.shards import SHARD, read_shard_record_list
 
 _MODEL = ("config.json", "adapter_config.json")
 
@@ -57,7 +57,7 @@ def load_references(
     if not folder.is_dir():
         raise AuditError(f"expected -A references= to be a folder of reference models, got {str(folder)!r}")
     found = reference_folders(folder)
-    listed = [read_shard(place) for place in found]
+    listed = [read_shard_record_list(place) for place in found]
     for place, names in zip(found, listed, strict=True):
         if names is None:
             raise AuditError(f"expected {str(place / SHARD)!r} to say which records this reference saw, got no file")

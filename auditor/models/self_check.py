@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from auditor.core.errors import AuditError, NotApplicable, is_out_of_memory, library_errors
-from auditor.models.agreement import STEPS, advanced_rows, distribution_distance
-from auditor.models.decoding import by_shape
+from auditor.core.errors import AuditError, NotApplicable, is_out_of_memory, wrap_library_errors
+from auditor.models.agreement import STEPS, advance_collecting_log_probs, distribution_distance
+from auditor.models.decoding import batches_of_equal_shape
 from auditor.models.huggingface import HuggingFaceModel, Served
 
 AT_LOAD = 16  # tokens of the longest text that is tried before a run says how long its texts are
@@ -34,7 +34,7 @@ _SEED = 20_240_229  # of the random tokens: any number
 _reached: WeakKeyDictionary[HuggingFaceModel, int] = WeakKeyDictionary()
 
 
-def check_model_agrees(model: HuggingFaceModel, reach: int | None = None) -> tuple[str, ...]:
+def check_and_configure_serving(model: HuggingFaceModel, reach: int | None = None) -> tuple[str, ...]:
     """Tries the model on texts of up to `reach` tokens, and leaves it served as is right, with notes that say so.
 
     reach: soft prompt, prefix and suffix of the longest text of a run; None: not known yet. What was tried before is
@@ -46,16 +46,16 @@ def check_model_agrees(model: HuggingFaceModel, reach: int | None = None) -> tup
     if room <= max(_reached.get(model, 0), 1):
         return ()
     before, model.begins, model.joins = model.notes, None, False
-    with torch.no_grad(), library_errors(f"cannot ask {model.name!r} for a distribution"):
+    with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
         trial = _Trial(model, room)
         if model not in _reached:
-            trial.causality()
+            trial.check_causality()
             trial.embeddings()
         trial.lengths(needed=reach is not None)
         trial.rows()
         if reach is not None:
             trial.share_beginnings()
-            trial.joining()
+            trial.enable_exact_row_joining()
     _reached[model] = room
     return model.notes[len(before) :]
 
@@ -66,7 +66,7 @@ class _Trial:
     def __init__(self, model: HuggingFaceModel, room: int) -> None:
         self.model, self.room, self.short = model, room, min(_SHORT, room)
         noise = torch.Generator().manual_seed(_SEED)
-        ordinary = _text_token_ids(model)
+        ordinary = _non_special_token_ids(model)
         texts = ordinary[torch.randint(len(ordinary), (2, room), generator=noise)].to(model.device)
         self.texts = texts
         # Two texts that differ in their last token, as transformers answers them.
@@ -78,13 +78,13 @@ class _Trial:
                 f"expected finite logits, but {model.name} returned NaN: the weights or the dtype are broken"
             )
         self.own = logits.log_softmax(-1)
-        self.tolerance = tolerance(model.model, logits)
+        self.tolerance = rounding_tolerance(model.model, logits)
 
     def same(self, found: Tensor, truth: Tensor) -> bool:
         """Whether two distributions (..., V) are one but for rounding."""
         return distribution_distance(found, truth) <= self.tolerance
 
-    def causality(self) -> None:
+    def check_causality(self) -> None:
         """An earlier token changes a distribution; a later one does not, nor does its being there; none is drawn by
         lot."""
         first, second = self.own[:, :-1]
@@ -157,7 +157,7 @@ class _Trial:
         first = self.model.served
         for served in ways[ways.index(first) :]:
             self.model.served = served
-            if self._rows_agree():
+            if self._decoding_rows_are_exact():
                 break
         else:
             raise AuditError(
@@ -168,20 +168,20 @@ class _Trial:
 
     def share_beginnings(self) -> None:
         """Lets the model read once what texts begin with, where their distributions are those of whole contexts."""
-        if self.model.served == "slots" and all(self._begun_agree(begin) for begin in self._begins()):
+        if self.model.served == "slots" and all(self._shared_prefix_is_exact(begin) for begin in self._begins()):
             self.model.share_beginnings()
         else:
             self.model.begins = None
             self._note("what texts begin with is read anew for each of them: from no cache does it go on with them")
 
-    def joining(self) -> None:
+    def enable_exact_row_joining(self) -> None:
         """Lets the model's rows behind prefixes of several lengths be advanced together, where that changes nothing.
 
         Where not, prefixes of each length are completed on their own: the same, later.
         """
-        self.model.joins = self.model.served == "slots" and self._joined_agree()
+        self.model.joins = self.model.served == "slots" and self._joined_rows_are_exact()
 
-    def _joined_agree(self) -> bool:
+    def _joined_rows_are_exact(self) -> bool:
         """Whether rows behind a short text and a long one that are advanced and split together have the distributions
         of their contexts."""
         long = self.room - len(STEPS)
@@ -206,26 +206,26 @@ class _Trial:
 
     def _whole(self, found: Tensor, contexts: Sequence[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
         """The distributions that were found behind contexts, and those of the contexts as they are read anew."""
-        for alike in by_shape([(len(context), 0) for context in contexts]):
+        for alike in batches_of_equal_shape([(len(context), 0) for context in contexts]):
             read = torch.tensor([contexts[i] for i in alike])
             yield found[alike], self.model.log_probs(read, 1)[:, 0]
 
-    def _begun_agree(self, begin: int) -> bool:
+    def _shared_prefix_is_exact(self, begin: int) -> bool:
         """Whether texts that share their first `begin` tokens have the logits of whole contexts; nothing remembered."""
         texts, model = self.texts.clone(), self.model
         texts[1, :begin] = texts[0, :begin]
         last = self.room - begin
         model.begins = None
-        whole = model.behind_beginnings(texts, last)
+        whole = model.logits_after_cached_prefix(texts, last)
         model.share_beginnings(least=1)
         try:
-            return self.same(model.behind_beginnings(texts, last).log_softmax(-1), whole.log_softmax(-1))
+            return self.same(model.logits_after_cached_prefix(texts, last).log_softmax(-1), whole.log_softmax(-1))
         except Exception as error:  # whatever a model raises that cannot go on with several tokens at once
             if is_out_of_memory(error):
                 raise
             return False
 
-    def _rows_agree(self) -> bool:
+    def _decoding_rows_are_exact(self) -> bool:
         try:
             return all(self._agree(begin) for begin in self._begins()) and self._agree(2, soft=True)
         except Exception as error:  # whatever a model raises that cannot decode so
@@ -252,14 +252,14 @@ class _Trial:
             prompt = self.model.embedding(self.texts[0, :2])
         steps = STEPS[: self.room - begin - (2 if soft else 0)]
         rows = self.model.rows(self.texts[:, :begin], len(steps), prompt)
-        found, contexts = advanced_rows(rows, self.texts, begin, steps)
+        found, contexts = advance_collecting_log_probs(rows, self.texts, begin, steps)
         return self.same(found, self.model.log_probs(contexts, len(steps) + 1, prompt=prompt))
 
     def _note(self, text: str) -> None:
         self.model.notes = (*self.model.notes, f"{self.model.name}: {text}")
 
 
-def tolerance(model: PreTrainedModel, logits: Tensor) -> float:
+def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     """How far apart rounding may put two distributions of these logits (..., V), in nats, root mean square.
 
     Each of the 2 layers additions to a residual stream rounds it by a share of eps, which is a random walk: a few eps
@@ -290,7 +290,7 @@ def positions_to_test(config: Any, below: int) -> list[int]:
     return sorted(found)
 
 
-def _text_token_ids(model: HuggingFaceModel) -> Tensor:
+def _non_special_token_ids(model: HuggingFaceModel) -> Tensor:
     """The token ids that are text, on the CPU: ends, padding and placeholders of pictures mean something else."""
     special: set[int] = set()
     for source in (model.model.config, model.model.config.get_text_config()):

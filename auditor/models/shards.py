@@ -16,20 +16,20 @@ _UNITS = ("record", "user")
 WHOLE = "whole"  # an ensemble's sub-folder: one adapter on all the records, by the members' recipe
 
 
-def whole_adapter(folder: Path) -> Path | None:
+def control_adapter_folder(folder: Path) -> Path | None:
     """The control beside the members: one adapter trained by their recipe on all their records. None: there is none."""
     found = folder / WHOLE
     return found if (found / "adapter_config.json").is_file() else None
 
 
-def write_ensemble(folder: Path, *, method: str, promise: str, unit: str, members: int) -> None:
+def write_ensemble_metadata(folder: Path, *, method: str, promise: str, unit: str, members: int) -> None:
     """Says in an ensemble's folder how it was made, what lies whole in one shard, how many members there will be."""
     record = {"method": method, "unit": unit, "unit_of_protection": "shard", "members": members, "promise": promise}
-    disk.replace(folder / ENSEMBLE, json.dumps(record, indent=1) + "\n")
+    disk.replace_atomically(folder / ENSEMBLE, json.dumps(record, indent=1) + "\n")
 
 
-def read_ensemble(folder: Path) -> tuple[str, int | None]:
-    """The unit and number of members that `write_ensemble` wrote; "" and None where nothing was.
+def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
+    """The unit and number of members that `write_ensemble_metadata` wrote; "" and None where nothing was.
 
     Raises AuditError for another form.
     """
@@ -46,18 +46,20 @@ def read_ensemble(folder: Path) -> tuple[str, int | None]:
     return unit, members
 
 
-def record_names(texts: Iterable[str]) -> list[str]:
+def text_digests(texts: Iterable[str]) -> list[str]:
     """Records by the SHA-256 of their text, each once: enough to see that shards are disjoint."""
     return sorted({hashlib.sha256(text.encode()).hexdigest() for text in texts})
 
 
-def write_shard(member: Path, texts: Iterable[str]) -> None:
+def write_shard_record_list(member: Path, texts: Iterable[str]) -> None:
     """Says in a member's folder which records it was trained on, by name; readable by its owner only."""
-    disk.replace(member / SHARD, json.dumps({"records": record_names(texts)}))
+    disk.replace_atomically(member / SHARD, json.dumps({"records": text_digests(texts)}))
 
 
-def read_shard(member: Path) -> list[str] | None:
-    """The names that `write_shard` wrote; None where nothing was written. Raises AuditError for another form."""
+def read_shard_record_list(member: Path) -> list[str] | None:
+    """The names that `write_shard_record_list` wrote; None where nothing was written. Raises AuditError for another
+    form.
+    """
     path = member / SHARD
     if not path.is_file():
         return None

@@ -26,11 +26,11 @@ class SlotLayer(CacheLayerMixin):
         self.filled = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = self._slots(key_states, len(key_states))
-        self.values = self._slots(value_states, len(value_states))
+        self.keys = self._allocate_slots(key_states, len(key_states))
+        self.values = self._allocate_slots(value_states, len(value_states))
         self.is_initialized = True
 
-    def _slots(self, like: Tensor, count: int) -> Tensor:
+    def _allocate_slots(self, like: Tensor, count: int) -> Tensor:
         return like.new_empty(count, like.shape[1], self.length, like.shape[3])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -53,7 +53,7 @@ class SlotLayer(CacheLayerMixin):
         for name in ("keys", "values"):
             held = getattr(self, name)
             if slots > len(held):
-                grown = self._slots(held, max(slots, 2 * len(held)))
+                grown = self._allocate_slots(held, max(slots, 2 * len(held)))
                 grown[: len(held), :, : self.filled] = held[:, :, : self.filled]
                 setattr(self, name, grown)
                 held = grown
@@ -68,7 +68,7 @@ class SlotLayer(CacheLayerMixin):
         slots = slots.to(pool.keys.device)
         for name in ("keys", "values"):
             held = getattr(pool, name)
-            own = self._slots(held, len(slots))
+            own = self._allocate_slots(held, len(slots))
             own[:, :, :filled] = held[slots, :, :filled]
             setattr(self, name, own)
         self.filled, self.is_initialized = filled, True
@@ -80,7 +80,7 @@ class SlotLayer(CacheLayerMixin):
         for name in ("keys", "values"):
             held, theirs = getattr(self, name), getattr(layer, name)
             if held is None or len(held) < capacity:
-                grown = self._slots(theirs, capacity)
+                grown = self._allocate_slots(theirs, capacity)
                 if held is not None:
                     grown[: len(held)] = held
                 setattr(self, name, grown)
@@ -104,12 +104,12 @@ class SlotLayer(CacheLayerMixin):
         return new
 
     @classmethod
-    def gathered(cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int) -> SlotLayer:
+    def gather_slots(cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int) -> SlotLayer:
         """A layer of `length` positions: the first `filled` ones of a slot of each of these layers."""
         new = cls(length)
         new.filled, new.is_initialized = filled, True
         for name in ("keys", "values"):
-            own = new._slots(getattr(rows[0][0], name), len(rows))
+            own = new._allocate_slots(getattr(rows[0][0], name), len(rows))
             for place, (layer, slot) in zip(own, rows, strict=True):
                 place[:, :filled] = getattr(layer, name)[slot, :, :filled]
             setattr(new, name, own)

@@ -24,7 +24,7 @@ def check_tokens(what: str, texts: Iterable[Sequence[int]], size: int, model: st
         )
 
 
-def check_shared(what: str, name: str, found: int, whose: str, size: int) -> None:
+def check_same_vocabulary_size(what: str, name: str, found: int, whose: str, size: int) -> None:
     """Raises AuditError where a model that is asked about the same tokens has a distribution of another width.
 
     what: how the user gave it, as "--public"; name: of the model; whose: that it is to share, as "the target's".

@@ -24,7 +24,7 @@ from transformers.utils import cached_file, is_bitsandbytes_available
 from auditor.core.errors import AuditError
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models.precision import DTYPES, own_dtype, saved_dtype
+from auditor.models.precision import DTYPES, auto_dtype, saved_dtype
 
 Kind = Literal["causal", "masked"]
 _AUTO: Mapping[Kind, tuple[Any, Mapping[str, Any]]] = {
@@ -65,7 +65,7 @@ _OURS = ("config", "ignore_mismatched_sizes", "output_loading_info", "state_dict
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # of transformers and accelerate
 
 
-def device_of(device: str) -> torch.device:
+def resolve_device(device: str) -> torch.device:
     """Where models go. `auto`: the accelerator, where there is one. Raises AuditError for what is not there."""
     best = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device == AUTO:
@@ -95,14 +95,15 @@ class Weights:
 
 
 def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
-    """A model on its device, every weight of which was read. `auto` is float32 here: `precise` says what else.
+    """A model on its device, every weight of which was read. `auto` is float32 here: `resolve_auto_dtype` says what
+    else.
 
     Raises AuditError for another kind of model, and for weights that are missing, of another shape or of another model.
     """
-    device, options = device_of(options.device), options.exact()
+    device, options = resolve_device(options.device), options.exact()
     auto, known = _AUTO[kind]
     config = AutoConfig.from_pretrained(name, **options.hub)
-    _refuse_others(kind, name, config, options, known)
+    _refuse_unsupported_models(kind, name, config, options, known)
     notes = _weight_formats_notes(name)
     own = {**_model_args(_model_args_with_quantise(options)), **_device_map(options)}
     if getattr(config, "quantization_config", None) or "quantization_config" in own:
@@ -116,7 +117,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
         return found
 
     model, info = read(None)
-    wrappers = wrappers_in(info["unexpected_keys"])
+    wrappers = wrapper_names_in_keys(info["unexpected_keys"])
     if wrappers:
         model, info = read(WRAPPED)
         notes += (f"{name}: the names of its weights carry a wrapper of the training ({wrappers}): read without it",)
@@ -125,12 +126,12 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     return Weights(model if "device_map" in own else model.to(device), notes)  # type: ignore[arg-type]
 
 
-def precise(name: str, options: LoadingOptions) -> LoadingOptions:
+def resolve_auto_dtype(name: str, options: LoadingOptions) -> LoadingOptions:
     """How a whole model is loaded, with what `auto` is for it in the place of `auto`."""
     if options.dtype != AUTO:
         return options
-    device = device_of(options.device)  # first: one that is not there is refused
-    return replace(options, dtype=own_dtype(AutoConfig.from_pretrained(name, **options.hub), device))
+    device = resolve_device(options.device)  # first: one that is not there is refused
+    return replace(options, dtype=auto_dtype(AutoConfig.from_pretrained(name, **options.hub), device))
 
 
 def _loading_difference_notes(kind: Kind, name: str, config: Any, options: LoadingOptions) -> tuple[str, ...]:
@@ -179,7 +180,7 @@ def check_weights(
         key, found, wanted = min(mismatched)
         raise AuditError(
             f"expected the weights of {name!r} to have the shapes that its configuration gives, "
-            f"but {key} is {_shape(found)}, not {_shape(wanted)}"
+            f"but {key} is {_shape_text(found)}, not {_shape_text(wanted)}"
         )
     if missing:
         beside = f"; it has others, as {strangers[0]}" if strangers else ""
@@ -198,16 +199,18 @@ def _shortened_key_list(keys: Collection[str]) -> str:
     return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _shape(sizes: Any) -> str:
+def _shape_text(sizes: Any) -> str:
     return " x ".join(str(size) for size in sizes)
 
 
-def wrappers_in(keys: Collection[str]) -> str:
+def wrapper_names_in_keys(keys: Collection[str]) -> str:
     """The names that wrappers left in these, in words; "" for none."""
     return ", ".join(sorted({found for key in keys for found in _WRAPPER.findall(key)}))
 
 
-def _refuse_others(kind: Kind, name: str, config: Any, options: LoadingOptions, known: Collection[str]) -> None:
+def _refuse_unsupported_models(
+    kind: Kind, name: str, config: Any, options: LoadingOptions, known: Collection[str]
+) -> None:
     """What is neither a causal nor a masked LM, in plain words: transformers would make the missing half up.
 
     A masked LM would load as a causal one that sees the tokens it is asked for. Raises AuditError.

@@ -188,7 +188,7 @@ class SamplingAttack(Attack):
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
         for capability in self.required:
-            view.need(capability)
+            view.require_capability(capability)
         prompt = self.soft_prompt(state)
         for batch in view.candidates(queries, self.sampling(), prompt, self.prompt_name(view)):
             for (query, candidates), score in zip(batch, self.scores(view, batch), strict=True):
@@ -233,5 +233,5 @@ def candidate_tokens(candidates: Candidates) -> list[tuple[int, ...]]:
     return [tuple(suffix) for suffix in candidates.suffixes.tolist()]
 
 
-def stack(values: Sequence[float]) -> Tensor:
+def cpu_float64_tensor(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device="cpu")  # beside candidates

@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from auditor.core.nouns import Challenge, Pair, Query, Secret, TextForm, Tokens, evenly_spaced
+from auditor.core.nouns import Challenge, Pair, Query, Secret, TextForm, Tokens, evenly_spaced_secrets
 from auditor.core.result import Doubt
 
 
@@ -60,6 +60,6 @@ class Benchmark:
         others = [secret for secret in self.secrets if not secret.member]
         kept = min(limit, len(members))
         return (
-            *evenly_spaced(members, kept),
-            *evenly_spaced(others, math.ceil(len(others) * kept / max(1, len(members)))),
+            *evenly_spaced_secrets(members, kept),
+            *evenly_spaced_secrets(others, math.ceil(len(others) * kept / max(1, len(members)))),
         )

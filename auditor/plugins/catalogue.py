@@ -19,7 +19,7 @@ from typing import Any, Literal
 from auditor.core import disk
 from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
-from auditor.plugins.options import ENTRY_POINTS, options_of, values_of
+from auditor.plugins.options import ENTRY_POINTS, allowed_option_values, options_of
 
 _PACKAGES = ("auditor", "auditor.attacks", "auditor.benchmarks", "auditor.defenses")
 _SAID = ("name", "title", "needs", "claims", "form")  # what is kept of a class beside its docstring and its options
@@ -27,33 +27,36 @@ _SAID = ("name", "title", "needs", "claims", "form")  # what is kept of a class 
 Found = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
 
 
-def catalogue(before: Callable[[], None]) -> Found:
+def cached_plugin_classes(before: Callable[[], None]) -> Found:
     """All plug-ins but those of `--plugin`, as `registry.all_plugins` finds them; none of ours is run a second time.
 
     before: called where they have to be run.
     """
     if importlib.metadata.entry_points(group=ENTRY_POINTS):
-        return _run(before)
-    now = _files()
+        return _import_all_plugins(before)
+    now = _source_files_fingerprint()
     with suppress(AuditError, OSError, ValueError, KeyError, TypeError, AttributeError):  # made anew
         held = json.loads((cache_folder() / "plugins.json").read_text(encoding="utf-8"))
         if held["files"] == now:
-            return {kind: {one["name"]: _class(**one) for one in told} for kind, told in held["found"].items()}
-    found = _run(before)
-    told = {kind: [_told(cls) for cls in classes.values()] for kind, classes in found.items()}
+            return {
+                kind: {one["name"]: _rebuild_plugin_class(**one) for one in told}
+                for kind, told in held["found"].items()
+            }
+    found = _import_all_plugins(before)
+    told = {kind: [_plugin_class_record(cls) for cls in classes.values()] for kind, classes in found.items()}
     with suppress(AuditError):  # nowhere to keep it
-        disk.replace(cache_folder() / "plugins.json", json.dumps({"files": now, "found": told}))
+        disk.replace_atomically(cache_folder() / "plugins.json", json.dumps({"files": now, "found": told}))
     return found
 
 
-def _run(before: Callable[[], None]) -> Found:
+def _import_all_plugins(before: Callable[[], None]) -> Found:
     before()
     from auditor.plugins import registry  # torch
 
     return registry.all_plugins()
 
 
-def _files() -> str:
+def _source_files_fingerprint() -> str:
     """Changes where any file of ours does."""
     folders = {Path(place) for package in _PACKAGES for place in importlib.import_module(package).__path__}
     files = sorted(path for folder in folders for path in folder.rglob("*.py"))
@@ -61,15 +64,15 @@ def _files() -> str:
     return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
-def _told(cls: Any) -> dict[str, Any]:
+def _plugin_class_record(cls: Any) -> dict[str, Any]:
     said = {name: getattr(cls, name) for name in _SAID if hasattr(cls, name)}
     options = options_of(cls) if hasattr(cls, "__dataclass_fields__") else {}
-    values = values_of(cls) if options else {}
+    values = allowed_option_values(cls) if options else {}
     known = {n: (None if default is MISSING else default, values.get(n)) for n, default in options.items()}
     return {**said, "module": cls.__module__, "called": cls.__name__, "doc": inspect.getdoc(cls), "options": known}
 
 
-def _class(module: str, called: str, doc: str, options: dict[str, Any], **said: Any) -> type:
+def _rebuild_plugin_class(module: str, called: str, doc: str, options: dict[str, Any], **said: Any) -> type:
     fields = [(name, Literal[tuple(values)] if values else Any, default) for name, (default, values) in options.items()]
     made = make_dataclass(called, fields, namespace={"__doc__": doc, **said}, frozen=True)
     made.__module__ = module  # from Python 3.12 on make_dataclass overwrites what the namespace says

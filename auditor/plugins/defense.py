@@ -155,7 +155,7 @@ class Budget:
     on_exhaustion: Literal["stop", "public"]
 
 
-def largest_lot(drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
+def largest_lot_token_count(drawn: Mapping[tuple[str, str], int], lots: Mapping[str, int]) -> int:
     """Tokens of the lot with the most of them; of all together where there are no lots. drawn: by (recipe, secret)."""
     spent: Counter[int | None] = Counter()
     for (_, secret), tokens in drawn.items():

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 
 Plugin = TypeVar("Plugin")
 ENTRY_POINTS = "audit.plugins"  # where other distributions name plug-ins of theirs
@@ -18,14 +18,14 @@ ENTRY_POINTS = "audit.plugins"  # where other distributions name plug-ins of the
 def build_plugin(kind: str, known: Mapping[str, type[Plugin]], name: str, options: Mapping[str, Any]) -> Plugin:
     """An attack or defense by name with its options. Raises AuditError with the nearest name for an unknown one."""
     if name not in known:
-        raise unknown(kind, name, known)
+        raise unknown_name_error(kind, name, known)
     cls = known[name]
     hints = typing.get_type_hints(cls)
     fields = set(options_of(cls))
     values = {}
     for option, value in options.items():
         if option not in fields:
-            raise unknown(f"option of {kind} {name}:", option, fields)
+            raise unknown_name_error(f"option of {kind} {name}:", option, fields)
         values[option] = parse_option(f"{name}.{option}", hints[option], value)
     return cls(**values)
 
@@ -61,7 +61,7 @@ def options_of(cls: type) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(cls)}
 
 
-def values_of(cls: type) -> dict[str, tuple[Any, ...]]:
+def allowed_option_values(cls: type) -> dict[str, tuple[Any, ...]]:
     """Of the options that take one of a few values, these."""
     few = {bool: ("true", "false")}
     hints = typing.get_type_hints(cls)

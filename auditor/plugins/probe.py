@@ -16,12 +16,12 @@ from torch import Tensor
 
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
-from auditor.models.decoding import Decoding, by_shape
+from auditor.models.decoding import Decoding, batches_of_equal_shape
 from auditor.models.memory import AtOnce
 from auditor.plugins.method import Method
 from auditor.plugins.view import Sampling, View
-from auditor.statistics.intervals import excess_mean, mean_probability
-from auditor.statistics.metrics import excess_of, floor_of
+from auditor.statistics.intervals import mean_excess_over_nonmembers, mean_probability
+from auditor.statistics.metrics import excess_metric_name, nonmember_metric_name
 
 DELTA = 1e-5  # of a bound on epsilon, where neither the user nor a claim says which
 
@@ -129,10 +129,10 @@ Look = Callable[[Sequence[Secret], Tensor, Tensor], Sequence[Observation]]
 """(secrets, their prefixes (B, n), their suffixes (B, L)) -> what was seen of each."""
 
 
-def observed(view: View, secrets: Sequence[Secret], size: int, look: Look) -> Iterator[Observation]:
+def observe_in_batches(view: View, secrets: Sequence[Secret], size: int, look: Look) -> Iterator[Observation]:
     """What `look` sees of secrets of one shape, `size` at once, or as many as memory holds."""
     at_once = AtOnce(view.batch_size or size)
-    for indices in by_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
+    for indices in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
 
         def seen(some: slice, alike: Sequence[int] = indices) -> Sequence[Observation]:
             batch = [secrets[i] for i in alike[some]]
@@ -144,33 +144,33 @@ def observed(view: View, secrets: Sequence[Secret], size: int, look: Look) -> It
             yield from found
 
 
-def observe(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
+def run_probe(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
     """All that a probe sees of these secrets."""
     found = {observation.secret: observation for observation in probe.measure(view, secrets)}
     seen = [found[secret.id] for secret in secrets]
     return Observed(probe.complete(secrets, seen), probe.facts(view, secrets, seen))
 
 
-def column(observations: Sequence[Observation], name: str) -> NDArray[np.float64]:
+def value_column(observations: Sequence[Observation], name: str) -> NDArray[np.float64]:
     return np.array([observation.values[name] for observation in observations], dtype=float)
 
 
-def is_member(secrets: Sequence[Secret]) -> NDArray[np.bool_]:
+def member_mask(secrets: Sequence[Secret]) -> NDArray[np.bool_]:
     return np.array([secret.member for secret in secrets], dtype=bool)
 
 
-def beside_the_floor(
+def measure_with_nonmember_baseline(
     name: str, p: NDArray[np.float64], member: NDArray[np.bool_], note: str = "", excess: bool = True
 ) -> list[Measurement]:
     """Mean probability of members and, where there are any, of non-members, with what is left between the two."""
     own = mean_probability(name, p[member], note)
     if member.all():
         return [own]
-    floor = mean_probability(floor_of(name), p[~member], "the baseline")
-    return [own, floor, excess_mean(excess_of(name), own, floor)] if excess else [own, floor]
+    floor = mean_probability(nonmember_metric_name(name), p[~member], "the baseline")
+    return [own, floor, mean_excess_over_nonmembers(excess_metric_name(name), own, floor)] if excess else [own, floor]
 
 
-def by_repeats(name: str, secrets: Sequence[Secret], p: NDArray[np.float64]) -> dict[str, Measurement]:
+def mean_by_repeat_count(name: str, secrets: Sequence[Secret], p: NDArray[np.float64]) -> dict[str, Measurement]:
     """Mean probability of the members of each repeat count, where repeat counts are known."""
     repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
     return {str(r): mean_probability(name, p[repeats == r]) for r in sorted(set(repeats.tolist()) - {-1})}

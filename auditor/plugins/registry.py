@@ -27,9 +27,9 @@ from auditor.plugins.trainer import Trainer
 _extra: dict[Path, types.ModuleType] = {}
 
 
-def load_file(path: Path) -> None:
+def load_plugin_file(path: Path) -> None:
     """Makes the attacks and defenses of a Python file available (`--plugin mine.py`); a second time changes nothing."""
-    safe.refuse(f"the plug-in {str(path)!r} would run")
+    safe.refuse_in_safe_mode(f"the plug-in {str(path)!r} would run")
     if path.resolve() in _extra:
         return
     if not path.is_file():
@@ -41,20 +41,20 @@ def load_file(path: Path) -> None:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's file raises is the user's to mend
-        raise _unloadable(str(path), error) from error
+        raise _plugin_load_error(str(path), error) from error
     _extra[path.resolve()] = module
 
 
-def _unloadable(what: str, error: BaseException) -> AuditError:
+def _plugin_load_error(what: str, error: BaseException) -> AuditError:
     return AuditError(f"cannot load the plug-in {what!r}: {type(error).__name__}: {error}")
 
 
 def attacks() -> dict[str, type[Attack]]:
-    return _find(Attack, "auditor.attacks")
+    return _find_plugin_classes(Attack, "auditor.attacks")
 
 
 def probes() -> dict[str, type[Probe]]:
-    return _find(Probe, "auditor.attacks")
+    return _find_plugin_classes(Probe, "auditor.attacks")
 
 
 def attacks_and_probes() -> dict[str, type[Attack] | type[Probe]]:
@@ -71,11 +71,11 @@ def method_measuring(what: str) -> str:
 
 
 def defenses() -> dict[str, type[Defense]]:
-    return _find(Defense, "auditor.defenses")
+    return _find_plugin_classes(Defense, "auditor.defenses")
 
 
 def trainers() -> dict[str, type[Trainer]]:
-    return _find(Trainer, "auditor.defenses")
+    return _find_plugin_classes(Trainer, "auditor.defenses")
 
 
 def mitigations() -> dict[str, type[Trainer]]:
@@ -88,14 +88,14 @@ def mitigations() -> dict[str, type[Trainer]]:
 
 
 def benchmarks() -> dict[str, type[Benchmark]]:
-    return _find(Benchmark, "auditor.benchmarks")
+    return _find_plugin_classes(Benchmark, "auditor.benchmarks")
 
 
 def providers() -> dict[str, type[Provider]]:
-    return _find(Provider, "auditor.providers")
+    return _find_plugin_classes(Provider, "auditor.providers")
 
 
-def provider_of(model: str, options: Mapping[str, Any]) -> tuple[Provider, str]:
+def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Provider, str]:
     """Who is asked for a model, with its options, and for which name. Raises AuditError for nobody, and for options.
 
     A provider without options of its own is handed them as they are (`Wanted.loading`).
@@ -113,45 +113,45 @@ def all_plugins() -> dict[str, dict[str, Any]]:
     return dict(zip(("Attack", "Probe", "Defense", "Trainer", "Benchmark", "Provider"), found, strict=True))
 
 
-def _find(kind: Any, package: str) -> dict[str, Any]:
+def _find_plugin_classes(kind: Any, package: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for module in _modules(package):
-        for value in _classes(module, kind):
+    for module in _import_plugin_modules(package):
+        for value in _plugin_classes_in_module(module, kind):
             if found.setdefault(value.name, value) is not value:
                 raise AuditError(f"two plug-ins are called {value.name!r}: {found[value.name]} and {value}")
     return dict(sorted(found.items()))
 
 
-def _classes(module: types.ModuleType, kind: type) -> Iterator[Any]:
+def _plugin_classes_in_module(module: types.ModuleType, kind: type) -> Iterator[Any]:
     """The named subclasses of `kind` that this module defines; those it imports belong elsewhere."""
     for value in vars(module).values():
         mine = inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, kind)
         if mine and value.name:
-            check_name(value.name)
+            check_plugin_name(value.name)
             yield value
 
 
-def check_name(name: str) -> None:
+def check_plugin_name(name: str) -> None:
     """Files write what was found of a plug-in under target/setting/attack. Raises AuditError where they could not."""
     if not name or "/" in name:
         raise AuditError(f"expected the name of a plug-in, without '/', got {name!r}")
 
 
-def _modules(package: str) -> list[types.ModuleType]:
+def _import_plugin_modules(package: str) -> list[types.ModuleType]:
     ours = importlib.import_module(package)
     names = [f"{package}.{info.name}" for info in pkgutil.iter_modules(ours.__path__) if not info.ispkg]
-    outside = [] if safe.is_safe_mode() else [_installed(entry) for entry in _entries()]
+    outside = [] if safe.is_safe_mode() else [_load_entry_point(entry) for entry in _plugin_entry_points()]
     return [importlib.import_module(name) for name in names] + outside + list(_extra.values())
 
 
 @cache
-def _entries() -> importlib.metadata.EntryPoints:
+def _plugin_entry_points() -> importlib.metadata.EntryPoints:
     return importlib.metadata.entry_points(group=ENTRY_POINTS)
 
 
-def _installed(entry: importlib.metadata.EntryPoint) -> types.ModuleType:
+def _load_entry_point(entry: importlib.metadata.EntryPoint) -> types.ModuleType:
     try:
         module: types.ModuleType = entry.load()
     except (Exception, SystemExit) as error:
-        raise _unloadable(entry.value, error) from error
+        raise _plugin_load_error(entry.value, error) from error
     return module

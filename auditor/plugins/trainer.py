@@ -120,7 +120,7 @@ class Checkpoint:
 
     def save(self, state: dict[str, Any]) -> None:
         """Tensors, numbers and text, and containers of them. Raises AuditError where they cannot be written."""
-        with disk.replacing(self.path, sync=True) as scratch, open(scratch, "wb") as file:
+        with disk.atomic_replacement_file(self.path, sync=True) as scratch, open(scratch, "wb") as file:
             try:
                 torch.save(state, file)
             except RuntimeError as error:  # torch's, behind which stands what the system said

@@ -16,15 +16,20 @@ from torch import Tensor
 
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Query, SettingName, Tokens
-from auditor.core.streams import CHANNELS, uniforms
+from auditor.core.streams import CHANNELS, secret_uniform_draws
 from auditor.generation.passes import Pass
-from auditor.generation.sample import Candidates, merge_candidates, sample_together, together
-from auditor.generation.search import beam_search, search_tree
+from auditor.generation.sample import (
+    Candidates,
+    merge_candidates,
+    sample_mixed_length_batch,
+    sampling_batches_by_length,
+)
+from auditor.generation.search import beam_search, find_suffixes_above_threshold
 from auditor.models.base import LanguageModel, implies_capability
-from auditor.models.decoding import ANCESTRAL, Decoding, by_shape
-from auditor.models.memory import AtOnce, decoding_bytes
+from auditor.models.decoding import ANCESTRAL, Decoding, batches_of_equal_shape
+from auditor.models.memory import AtOnce, decoding_memory_budget
 from auditor.models.references import References
-from auditor.plugins.defense import largest_lot
+from auditor.plugins.defense import largest_lot_token_count
 from auditor.privacy.gradient_canaries import GradientCanaries
 
 # What decoding rows may hold at once on a processor, should no two samples of a prefix share a path. Twice as much is
@@ -87,10 +92,10 @@ class Meter:
 
     @property
     def total(self) -> int:
-        return largest_lot(self.drawn, self.lots)
+        return largest_lot_token_count(self.drawn, self.lots)
 
     @property
-    def uncharged(self) -> int:
+    def uncharged_token_count(self) -> int:
         return max(0, self.total - self.spent)
 
 
@@ -99,7 +104,9 @@ Batch = list[tuple[Query, Candidates]]
 
 @dataclass
 class View:
-    """One attacker's access. `need` refuses what the setting does not give; everything else asks through it."""
+    """One attacker's access. `require_capability` refuses what the setting does not give; everything else asks
+    through it.
+    """
 
     target_name: str
     target: LanguageModel
@@ -118,31 +125,31 @@ class View:
     training: GradientCanaries | None = None  # what the target's training kept for an audit of it
     _shared: dict[str, Pass] = field(default_factory=dict)
 
-    def need(self, capability: str) -> None:
+    def require_capability(self, capability: str) -> None:
         """Raises NotApplicable where this setting, or the target, does not give the capability."""
         if not implies_capability(self.setting.capabilities, capability):
             raise NotApplicable(f"needs {_WORDS[capability]}; in this setting only sampled tokens come back")
         if not implies_capability(self._given, capability):
             raise NotApplicable(f"needs {_WORDS[capability]}; {self.target.name} does not give them")
 
-    def has(self, capability: str) -> bool:
+    def has_capability(self, capability: str) -> bool:
         return all(implies_capability(own, capability) for own in (self.setting.capabilities, self._given))
 
     @property
     def access(self) -> tuple[str, ...]:
         """What this setting lets an attacker see of this target, from the least on."""
-        implied = ("likelihood", "ranks", "likeliest") if self.has("distribution") else ()
-        return tuple(name for name in _WORDS if self.has(name) and name not in implied)
+        implied = ("likelihood", "ranks", "likeliest") if self.has_capability("distribution") else ()
+        return tuple(name for name in _WORDS if self.has_capability(name) and name not in implied)
 
     @property
     def _given(self) -> frozenset[str]:
         """By the target, and by what its training kept."""
         return self.target.capabilities | (set() if self.training is None else {"training"})
 
-    def of_training(self) -> GradientCanaries:
+    def recorded_gradient_canaries(self) -> GradientCanaries:
         """What the target's training kept of its gradient canaries. Raises NotApplicable where it kept nothing."""
-        self.need("training")
-        assert self.training is not None  # `need` has seen to it
+        self.require_capability("training")
+        assert self.training is not None  # `require_capability` has seen to it
         return self.training
 
     def decoding(self, sampling: Sampling) -> Decoding:
@@ -179,16 +186,16 @@ class View:
     ) -> Iterator[Batch]:
         """Candidates for each query, in batches of one shape; those of rare shapes are drawn together. A pass with this
         recipe that was run before is reused."""
-        self.need("draw" if sampling.search == "sample" else "distribution")
+        self.require_capability("draw" if sampling.search == "sample" else "distribution")
         name = self.recipe(sampling, prompt)
         done = self._shared.setdefault(name, Pass())
         queries = self.covered(sampling, prompt, queries)
         prompt_rows = 0 if soft_prompt is None else len(soft_prompt)
         rows = AtOnce(self._rows(queries, prompt_rows))
-        at_once = AtOnce(self.prefixes_at_once(sampling, queries, prompt_rows))
-        batched = by_shape
+        at_once = AtOnce(self.prefix_batch_size(sampling, queries, prompt_rows))
+        batched = batches_of_equal_shape
         if sampling.search == "sample":
-            batched = partial(together, self.target, samples=sampling.samples)
+            batched = partial(sampling_batches_by_length, self.target, samples=sampling.samples)
         for indices in batched([(len(q.prefix), q.length) for q in queries]):
             asked = [queries[i] for i in indices]
 
@@ -200,10 +207,10 @@ class View:
                         done[query.id] = candidates
 
             for some, _ in at_once.pieces(len(asked), find):
-                for alike in by_shape([(len(query.prefix), query.length) for query in asked[some]]):
+                for alike in batches_of_equal_shape([(len(query.prefix), query.length) for query in asked[some]]):
                     yield [(asked[some][i], done[asked[some][i].id]) for i in alike]
 
-    def prefixes_at_once(self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0) -> int:
+    def prefix_batch_size(self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0) -> int:
         """Many, since the rows of memorised text are few, within what memory the rows may take."""
         # A tree divides a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
@@ -212,8 +219,8 @@ class View:
     def _rows(self, queries: Sequence[Query], prompt_rows: int) -> int:
         """Decoding rows that memory allows at once."""
         longest = max((len(query.prefix) + query.length for query in queries), default=1)
-        row = self.target.row_bytes(prompt_rows + longest, distribution=self.has("likelihood"))
-        return max(1, decoding_bytes(self.target.device, _ROWS_BYTES) // row)
+        row = self.target.row_bytes(prompt_rows + longest, distribution=self.has_capability("likelihood"))
+        return max(1, decoding_memory_budget(self.target.device, _ROWS_BYTES) // row)
 
     def _candidates_of_batch(
         self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None, rows: AtOnce
@@ -225,15 +232,17 @@ class View:
             if sampling.search == "beam":
                 return beam_search(model, prefixes, length, sampling.beams, forbidden=decoding.forbidden, prompt=prompt)
             max_rows = max(1, rows.size // _TREE_DISTRIBUTIONS)
-            return search_tree(model, prefixes, length, decoding, sampling.threshold, prompt=prompt, max_rows=max_rows)
-        noise = [self._uniforms(query, sampling.samples, name) for query in batch]
-        distribution = self.has("likelihood")
+            return find_suffixes_above_threshold(
+                model, prefixes, length, decoding, sampling.threshold, prompt=prompt, max_rows=max_rows
+            )
+        noise = [self._sampling_noise(query, sampling.samples, name) for query in batch]
+        distribution = self.has_capability("likelihood")
         # A batch is sized for all samples of its prefixes; those of a single one may still be too many for memory.
         # Where that is wrong, prefixes are parted first: samples of one prefix share what they agree in.
         size = max(1, rows.size // len(batch))
         drawn = (rows if len(batch) == 1 else AtOnce(size, least=size)).pieces(
             sampling.samples,
-            lambda some: sample_together(
+            lambda some: sample_mixed_length_batch(
                 model,
                 [query.prefix for query in batch],
                 decoding,
@@ -248,10 +257,12 @@ class View:
             self.meter.drawn |= {(name, query.id): tokens for query, tokens in zip(batch, paid, strict=True)}
         return passes[0] if len(passes) == 1 else [merge_candidates(parts) for parts in zip(*passes, strict=True)]
 
-    def _uniforms(self, query: Query, samples: int, name: str) -> np.ndarray:
+    def _sampling_noise(self, query: Query, samples: int, name: str) -> np.ndarray:
         # The number of samples is left out of the key: a run with fewer of them draws the first ones of this run.
         recipe = name.split(" x ", 1)[1]
-        noise = uniforms(samples, query.length, self.seed, self.target_name, self.setting.stream, recipe, query.id)
+        noise = secret_uniform_draws(
+            samples, query.length, self.seed, self.target_name, self.setting.stream, recipe, query.id
+        )
         if self.allowance is not None:
             # Draws past the budget are answered by the public model: a subset of size zero, whatever was drawn for it.
             paid = self.allowance[(name, query.id)]
@@ -264,20 +275,22 @@ class View:
         Suffixes of one prefix are scored together: what they share is read once.
         """
         if model is self.target:
-            self.need("likelihood")
+            self.require_capability("likelihood")
         behind: dict[Tokens, list[Tokens]] = {}
         for prefix, suffix in dict.fromkeys(pairs):
             behind.setdefault(prefix, []).append(suffix)
-        found = {**_read_whole(model, behind), **_nll_of_shared_prefix_suffixes(model, behind)}
+        found = {**_nll_of_lone_suffixes(model, behind), **_nll_of_shared_prefix_suffixes(model, behind)}
         return [found[pair] / len(pair[1]) for pair in pairs]
 
 
-def _read_whole(model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]) -> dict[tuple[Tokens, Tokens], float]:
+def _nll_of_lone_suffixes(
+    model: LanguageModel, behind: Mapping[Tokens, Sequence[Tokens]]
+) -> dict[tuple[Tokens, Tokens], float]:
     """Summed nll of suffixes that are alone behind their prefix, each in one pass."""
     pairs = [(prefix, suffixes[0]) for prefix, suffixes in behind.items() if len(suffixes) == 1]
     found: dict[tuple[Tokens, Tokens], float] = {}
     model.read_ahead([(prefix + suffix)[:-1] for prefix, suffix in pairs], [len(suffix) for _, suffix in pairs])
-    for indices in by_shape([(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE):
+    for indices in batches_of_equal_shape([(len(prefix), len(suffix)) for prefix, suffix in pairs], _PREFIXES_AT_ONCE):
         prefixes, suffixes = (torch.tensor([pairs[i][side] for i in indices], device=model.device) for side in (0, 1))
         with torch.no_grad():
             scores = model.token_log_probs(prefixes, suffixes)
@@ -291,10 +304,10 @@ def _nll_of_shared_prefix_suffixes(
     """Summed nll of suffixes that share their prefix with others, as many at once as memory allows."""
     prefixes = [prefix for prefix, suffixes in behind.items() if len(suffixes) > 1]
     found: dict[tuple[Tokens, Tokens], float] = {}
-    for indices in by_shape([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
+    for indices in batches_of_equal_shape([(len(prefix), 0) for prefix in prefixes], _PREFIXES_AT_ONCE):
         pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
-        size = max(1, decoding_bytes(model.device, _ROWS_BYTES) // model.row_bytes(longest))
+        size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
         for some, log_probs in AtOnce(size).pieces(len(pairs), lambda some: _log_probs_of_suffixes(model, pairs[some])):  # noqa: B023
             found.update(zip(pairs[some], (-x for x in log_probs), strict=True))
     return found

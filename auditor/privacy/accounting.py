@@ -23,7 +23,7 @@ def uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> 
     Majmudar et al. 2022, Theorem 1 (Eq. 2), with 0 for a vocabulary of one. It holds between *any* two models: the
     neighbouring relation is never used. Raises AuditError on bad input.
     """
-    require_share("weight", weight)
+    require_in_unit_interval("weight", weight)
     vocab_size, queries = require_count("vocab_size", vocab_size, 1), require_count("queries", queries, 0)
     if queries == 0 or weight == 0 or vocab_size == 1:
         return 0.0
@@ -37,9 +37,9 @@ def rdp_budget(epsilon: float, delta: float, alpha: int) -> float:
 
     Raises AuditError where nothing is left.
     """
-    alpha = require_order(alpha)
+    alpha = require_renyi_order(alpha)
     require_positive("epsilon", epsilon)
-    cost = _conversion_cost(delta, alpha)
+    cost = _rdp_conversion_cost(delta, alpha)
     if epsilon <= cost:
         raise AuditError(
             f"expected epsilon above {cost:.6g} nats, which the conversion from order alpha {alpha} costs at "
@@ -54,9 +54,9 @@ def rdp_to_dp(rdp: float, delta: float, alpha: int) -> float:
     PMixED Theorem C.3 (Balle et al. 2020), never below 0, and 0 for a mechanism that gives nothing away.
     Raises AuditError on bad input.
     """
-    alpha = require_order(alpha)
-    require_least("rdp", rdp, 0.0)
-    cost = _conversion_cost(delta, alpha)
+    alpha = require_renyi_order(alpha)
+    require_at_least("rdp", rdp, 0.0)
+    cost = _rdp_conversion_cost(delta, alpha)
     return 0.0 if rdp == 0 else max(0.0, rdp + cost)
 
 
@@ -65,7 +65,7 @@ def bounded_range_rho(spread: float) -> float:
 
     Cesar and Rogers 2021, Lemma 3.4; D_alpha <= alpha rho at every order. Raises AuditError on bad input.
     """
-    require_least("spread", spread, 0.0)
+    require_at_least("spread", spread, 0.0)
     return spread**2 / 8
 
 
@@ -74,14 +74,14 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
     0 for a mechanism that gives nothing away, inf for one without a bound. Raises AuditError on bad input.
     """
-    require_least("rho", rho, 0.0)
-    _conversion_cost(delta, 2)  # refuses a delta that is none
+    require_at_least("rho", rho, 0.0)
+    _rdp_conversion_cost(delta, 2)  # refuses a delta that is none
     if rho in (0, math.inf):
         return rho
 
     def at_order(log_above: float) -> float:
         alpha = 1 + math.exp(log_above)
-        return alpha * rho + _conversion_cost(delta, alpha)
+        return alpha * rho + _rdp_conversion_cost(delta, alpha)
 
     # Any order is a bound; the best lies near 1 + sqrt(log(1/delta) / rho): its part above 1 within a factor of e^3.
     middle = 0.5 * math.log(-math.log(delta) / rho)
@@ -106,7 +106,7 @@ def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> 
     """
     if not alpha > 1:
         raise AuditError(f"expected alpha > 1, got {alpha}")
-    log_p, log_q = np.broadcast_arrays(_normalised(log_p), _normalised(log_q))
+    log_p, log_q = np.broadcast_arrays(_normalise_log_probs(log_p), _normalise_log_probs(log_q))
     alive = ~np.isneginf(log_p)
     log_ratio = np.subtract(log_p, log_q, out=np.full(log_p.shape, -np.inf), where=alive)
     if alpha == math.inf:
@@ -128,13 +128,13 @@ def realised_pure_dp(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> npt.NDArray[
 # (1 - x)^(j-1) + x^(j-1) <= 1.
 
 
-def _conversion_cost(delta: float, alpha: float) -> float:
+def _rdp_conversion_cost(delta: float, alpha: float) -> float:
     if not 0 < delta < 1:
         raise AuditError(f"expected delta in (0, 1), got {delta}")
     return math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / (alpha - 1)
 
 
-def _normalised(log_distribution: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _normalise_log_probs(log_distribution: npt.ArrayLike) -> npt.NDArray[np.float64]:
     distribution = np.asarray(log_distribution, dtype=np.float64)
     log_mass = logsumexp(distribution, axis=-1, keepdims=True)
     if not np.all(np.abs(log_mass) < _MASS_TOLERANCE):  # NaN too
@@ -142,12 +142,12 @@ def _normalised(log_distribution: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return distribution - log_mass
 
 
-def require_share(name: str, value: float) -> None:
+def require_in_unit_interval(name: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise AuditError(f"expected {name} in [0, 1], got {value}")
 
 
-def require_least(name: str, value: float, least: float) -> None:
+def require_at_least(name: str, value: float, least: float) -> None:
     if not value >= least:
         raise AuditError(f"expected {name} >= {least:g}, got {value}")
 
@@ -167,5 +167,5 @@ def require_count(name: str, value: Any, least: int) -> int:
     return count
 
 
-def require_order(alpha: Any) -> int:
+def require_renyi_order(alpha: Any) -> int:
     return require_count("alpha", alpha, 2)

@@ -40,7 +40,7 @@ def pld_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earli
     """
     from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 
-    return _epsilon(PLDAccountant(), sigma, q, steps, delta, earlier)
+    return _composed_epsilon(PLDAccountant(), sigma, q, steps, delta, earlier)
 
 
 @functools.lru_cache(maxsize=64)
@@ -48,19 +48,19 @@ def rdp_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earli
     """Epsilon of T steps by Renyi accounting: an upper bound, a tenth to a quarter looser, in a tenth of the time."""
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    return _epsilon(RdpAccountant(), sigma, q, steps, delta, earlier)
+    return _composed_epsilon(RdpAccountant(), sigma, q, steps, delta, earlier)
 
 
-def quick_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()) -> float:
+def quick_rdp_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()) -> float:
     """`rdp_epsilon` at whole orders only, where the formula is a short sum: milliseconds, for a running number."""
     from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 
-    return _epsilon(RdpAccountant([*range(2, 65), 96, 128, 256, 512]), sigma, q, steps, delta, earlier)
+    return _composed_epsilon(RdpAccountant([*range(2, 65), 96, 128, 256, 512]), sigma, q, steps, delta, earlier)
 
 
 def reported_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()) -> tuple[float, str]:
     """Epsilon and the accountant it is by: the smaller of PLD's and RDP's; RDP's for hardly any noise, a tiny delta."""
-    quick = quick_epsilon(sigma, q, steps, delta, earlier)
+    quick = quick_rdp_epsilon(sigma, q, steps, delta, earlier)
     if min([sigma, *(other for other, _, _ in earlier)]) < _PLD_FROM or quick > _PLD_TO:
         return quick, "dp-accounting RDP"
     loose = rdp_epsilon(sigma, q, steps, delta, earlier), "dp-accounting RDP"
@@ -69,7 +69,7 @@ def reported_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: 
     return min((pld_epsilon(sigma, q, steps, delta, earlier), "dp-accounting PLD"), loose)
 
 
-def _epsilon(
+def _composed_epsilon(
     accountant: PrivacyAccountant, sigma: float, q: float, steps: int, delta: float, earlier: Earlier
 ) -> float:
     check_mechanism(sigma, q, steps, delta)
@@ -81,13 +81,13 @@ def _epsilon(
     absl.setLevel(logging.ERROR)
     try:
         for mechanism in ((sigma, q, steps), *earlier):
-            accountant.compose(_event(*mechanism))
+            accountant.compose(_subsampled_gaussian_event(*mechanism))
         return float(accountant.get_epsilon(delta))
     finally:
         absl.setLevel(before)
 
 
-def _event(sigma: float, q: float, steps: int) -> Any:
+def _subsampled_gaussian_event(sigma: float, q: float, steps: int) -> Any:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
     return SelfComposedDpEvent(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), steps)
@@ -121,7 +121,7 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
         return reported_epsilon(sigma, q, steps, delta)[0]
 
     # RDP is an upper bound and fast: its sigma is enough, and the reported one lies shortly below.
-    high = _bisect(lambda sigma: quick_epsilon(sigma, q, steps, delta) <= epsilon, _LEAST, _MOST, 0.02)
+    high = _bisect(lambda sigma: quick_rdp_epsilon(sigma, q, steps, delta) <= epsilon, _LEAST, _MOST, 0.02)
     if high < _PLD_FROM or epsilon > _PLD_TO:
         return high
     spent = reported(high)
@@ -156,7 +156,7 @@ def _bisect(enough: Any, low: float, high: float, precision: float) -> float:
 # --- two scales of noise ----------------------------------------------------------------------------------------------
 
 
-def scale_divergence(order: float, parameters: int, one: float, other: float) -> float:
+def noise_scale_divergence(order: float, parameters: int, one: float, other: float) -> float:
     """Renyi divergence (nats) of noise N(0, one^2 I) from N(0, other^2 I) on so many parameters; inf where it has none.
 
     Formulas B4 (i): what the scale of the noise alone gives away, where it depends on the data.
@@ -167,15 +167,15 @@ def scale_divergence(order: float, parameters: int, one: float, other: float) ->
     return parameters * (math.log(other / one) + math.log(other**2 / mixed) / (2 * (order - 1)))
 
 
-def scale_epsilon(parameters: int, one: float, other: float, delta: float) -> float:
+def noise_scale_epsilon(parameters: int, one: float, other: float, delta: float) -> float:
     """The least epsilon (nats, >= 0) at which these two noises are (epsilon, delta)-indistinguishable.
 
     Their squared norm says all there is to say: scaled, it is chi-squared. The larger of both directions.
     """
-    return max(_scale_epsilon(parameters, *pair, delta) for pair in ((one, other), (other, one)))
+    return max(_one_way_scale_epsilon(parameters, *pair, delta) for pair in ((one, other), (other, one)))
 
 
-def _scale_epsilon(parameters: int, one: float, other: float, delta: float) -> float:
+def _one_way_scale_epsilon(parameters: int, one: float, other: float, delta: float) -> float:
     if one == other:
         return 0.0
     slope = (other**-2 - one**-2) / 2  # of the log-ratio in the squared norm

@@ -12,7 +12,7 @@ from pathlib import Path
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.jsonfiles import read_object
+from auditor.core.jsonfiles import read_json_object
 
 FILE = "gradient-canaries.json"
 
@@ -52,7 +52,7 @@ class GradientCanaries:
 
 def write_canaries(folder: Path, canaries: GradientCanaries) -> None:
     """Writes it whole or not at all."""
-    disk.replace(folder / FILE, json.dumps(to_json(canaries)) + "\n", sync=True)
+    disk.replace_atomically(folder / FILE, json.dumps(to_json(canaries)) + "\n", sync=True)
 
 
 def read_canaries(folder: Path) -> GradientCanaries | None:
@@ -60,7 +60,7 @@ def read_canaries(folder: Path) -> GradientCanaries | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    found: GradientCanaries = from_json(GradientCanaries, read_object(path, "gradient canaries"), str(path))
+    found: GradientCanaries = from_json(GradientCanaries, read_json_object(path, "gradient canaries"), str(path))
     if not len(found.included) == len(found.scores) == len(found.sums):
         counts = ", ".join(str(len(column)) for column in (found.included, found.scores, found.sums))
         raise AuditError(f"{path}: expected a coin, a score and a sum of each canary, got {counts}")

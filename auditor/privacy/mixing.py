@@ -12,8 +12,15 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from auditor.core.errors import AuditError, unknown
-from auditor.privacy.accounting import rdp_budget, rdp_to_dp, require_count, require_least, require_order, require_share
+from auditor.core.errors import AuditError, unknown_name_error
+from auditor.privacy.accounting import (
+    rdp_budget,
+    rdp_to_dp,
+    require_at_least,
+    require_count,
+    require_in_unit_interval,
+    require_renyi_order,
+)
 
 Adjacency = Literal["zero_out", "add_remove", "replace"]
 
@@ -29,14 +36,14 @@ def published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> 
 
     A claim, not a bound: its triangle inequality fails at a single order. Raises AuditError on bad input.
     """
-    alpha = require_order(alpha)
-    require_share("q", q)
-    require_least("beta", beta, 0.0)
+    alpha = require_renyi_order(alpha)
+    require_in_unit_interval("q", q)
+    require_at_least("beta", beta, 0.0)
     size = max(1, require_count("subset_size", subset_size, 0))
     factor = 1 if size == 1 else 4
     # Theorem 5.1: e^{(k-1) eps(k)} = (n - 1 + e^{(k-1) 4 beta k}) / n, hence its excess over 1 is expm1(.) / n
     terms = [
-        (_log_binomial(k, alpha, q) - math.log(size), _log_expm1((k - 1) * factor * beta * k))
+        (_log_binomial_probability(k, alpha, q) - math.log(size), _log_expm1((k - 1) * factor * beta * k))
         for k in range(2, alpha + 1)
     ]
     return _log1p_sum(terms) / (alpha - 1)
@@ -53,29 +60,29 @@ def published_beta(epsilon: float, delta: float, alpha: int, queries: int, q: fl
     def query_rdp(beta: float) -> float:
         return published_query_rdp(alpha, q, beta, subset_size)
 
-    return _largest_affordable(query_rdp, epsilon, delta, alpha, queries)
+    return _largest_within_budget(query_rdp, epsilon, delta, alpha, queries)
 
 
-def member_share(q: float, members: int) -> float:
+def member_mixing_weight(q: float, members: int) -> float:
     """w = (1 - (1-q)^N) / N, the weight of each of N members in the distribution of one token under Poisson(q)
     sampling.
 
     The collapse lemma: that distribution is exactly public + w * sum_j (projected_j - public), public being the
     projection's centre, if the projection does not depend on the size of the subset. Raises AuditError on bad input.
     """
-    require_share("q", q)
+    require_in_unit_interval("q", q)
     members = require_count("members", members, 1)
     return q if members == 1 else -math.expm1(members * _log1m(q)) / members
 
 
 def subset_size_distribution(q: float, members: int) -> npt.NDArray[np.float64]:
     """Probability of each subset size 0..N under Poisson(q) sampling of N members; raises AuditError on bad input."""
-    require_share("q", q)
+    require_in_unit_interval("q", q)
     members = require_count("members", members, 0)
-    return np.exp([_log_binomial(size, members, q) for size in range(members + 1)])
+    return np.exp([_log_binomial_probability(size, members, q) for size in range(members + 1)])
 
 
-def mean_weights(weights: npt.NDArray[np.float64], q: float, members: int) -> npt.NDArray[np.float64]:
+def mean_member_weights(weights: npt.NDArray[np.float64], q: float, members: int) -> npt.NDArray[np.float64]:
     """Share of each member's distribution in that of one token, (..., n); what they leave of 1 is the public
     distribution's.
 
@@ -84,7 +91,7 @@ def mean_weights(weights: npt.NDArray[np.float64], q: float, members: int) -> np
     distribution is public + sum_j share_j (member_j - public). Raises AuditError on bad input.
     """
     if weights.shape[-2] == 1:
-        return weights[..., 0, :] * member_share(q, members)
+        return weights[..., 0, :] * member_mixing_weight(q, members)
     if weights.shape[-2] != members:
         raise AuditError(f"expected weights of 1 or {members} subset sizes, got {weights.shape[-2]}")
     return np.einsum("m,...mj->...j", subset_size_distribution(q, members)[1:], weights) / members
@@ -100,21 +107,22 @@ def neighbour_distributions(
     """The distribution of one token of each neighbour, (..., N, V) probabilities: in the i-th, member i has changed.
 
     It answers as the public model (zero_out), is absent (add_remove), or answers as the next member does (replace: one
-    neighbour of the many there are). public: (..., V); distributions: (..., N, V); weights: as in `mean_weights`, for
+    neighbour of the many there are). public: (..., V); distributions: (..., N, V); weights: as in
+    `mean_member_weights`, for
     the sizes 1..N - 1 where a member is absent: those that the neighbour is served with. O(N V), by the collapse lemma;
     sums of non-negative terms only, so that small probabilities keep their precision.
     """
     members = distributions.shape[-2]
     left = members - 1 if adjacency == "add_remove" else members
-    shares = mean_weights(weights, q, left) if left else np.zeros(distributions.shape[:-1])
+    shares = mean_member_weights(weights, q, left) if left else np.zeros(distributions.shape[:-1])
     parts = shares[..., None] * distributions
-    mixed, private = _sum_of_others(parts), _sum_of_others(shares[..., None])
+    mixed, private = _leave_one_out_sums(parts), _leave_one_out_sums(shares[..., None])
     if adjacency == "replace":
         mixed, private = mixed + np.roll(parts, -1, axis=-2), private + np.roll(shares, -1, axis=-1)[..., None]
     return mixed + np.maximum(1 - private, 0.0) * public[..., None, :]
 
 
-def _sum_of_others(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _leave_one_out_sums(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Sum over the second last axis of all but each one, without subtracting."""
     before, after = np.zeros_like(parts), np.zeros_like(parts)
     np.cumsum(parts[..., :-1, :], axis=-2, out=before[..., 1:, :])
@@ -137,19 +145,19 @@ def sound_query_rdp(
     our tighter moments for zero_out and replace, which vanish with the radius; False takes those of formulas B2.5. It
     changes the bound, not the rule. Raises AuditError on bad input.
     """
-    alpha = require_order(alpha)
-    require_share("q", q)
+    alpha = require_renyi_order(alpha)
+    require_in_unit_interval("q", q)
     members = require_count("members", members, 1)
-    require_least("radius", radius, 0.0)
-    require_least("cap", cap, 0.0)
+    require_at_least("radius", radius, 0.0)
+    require_at_least("cap", cap, 0.0)
     if adjacency not in get_args(Adjacency):
-        raise unknown("adjacency", adjacency, get_args(Adjacency))
+        raise unknown_name_error("adjacency", adjacency, get_args(Adjacency))
     if q == 0 or radius == 0 or cap == 0:  # every token is drawn from the public distribution
         return 0.0
     if adjacency == "add_remove":
-        terms = _add_remove_terms(alpha, q, radius, cap)
+        terms = _renyi_terms_add_remove(alpha, q, radius, cap)
     else:
-        terms = _fixed_size_terms(adjacency, alpha, q, members, radius, cap, sharp)
+        terms = _renyi_terms_fixed_members(adjacency, alpha, q, members, radius, cap, sharp)
     return max(map(_log1p_sum, terms)) / (alpha - 1)
 
 
@@ -177,7 +185,7 @@ def sound_epsilon(
         rdp = sound_query_rdp(adjacency, order, q, members, radius, cap, sharp=sharp)
         return rdp_to_dp(queries * rdp if queries else 0.0, delta, order)
 
-    return min(at_order(order) for order in range(2, require_order(alpha) + 1))
+    return min(at_order(order) for order in range(2, require_renyi_order(alpha) + 1))
 
 
 @cache
@@ -202,10 +210,10 @@ def sound_radius(
     def query_rdp(radius: float) -> float:
         return sound_query_rdp(adjacency, alpha, q, members, radius, radius if cap is None else cap, sharp=sharp)
 
-    return _largest_affordable(query_rdp, epsilon, delta, alpha, queries)
+    return _largest_within_budget(query_rdp, epsilon, delta, alpha, queries)
 
 
-def _fixed_size_terms(
+def _renyi_terms_fixed_members(
     adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float, sharp: bool
 ) -> list[_Terms]:
     """The terms of E_Q (P/Q)^alpha - 1, once for each direction, for zero_out and replace.
@@ -213,7 +221,10 @@ def _fixed_size_terms(
     P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j base^(1-j) E h^j, where the
     base distribution is at least `base` times the public one.
     """
-    share, log_reach = member_share(q, members), math.log(-math.expm1(-cap))  # a member is >= (1 - reach) * public
+    share, log_reach = (
+        member_mixing_weight(q, members),
+        math.log(-math.expm1(-cap)),
+    )  # a member is >= (1 - reach) * public
     absent = math.exp(members * _log1m(q))
     base_all = absent + (1 - absent) * math.exp(-cap)  # every member at its lowest
     base_others = base_all + share * math.exp(log_reach)  # the one that changes is public
@@ -244,10 +255,10 @@ def _log_moment_of_fall(j: int, radius: float, log_reach: float, sharp: bool) ->
     """log of a bound on E (-h)^j; where j is odd, on its part where the member is below public."""
     if j % 2 == 0:
         return _log_moment_of_rise(j, radius, log_reach, sharp)
-    return _log_moment_below(j, radius, log_reach) if sharp else j * log_reach
+    return _log_negative_part_moment(j, radius, log_reach) if sharp else j * log_reach
 
 
-def _log_moment_below(j: int, radius: float, log_reach: float) -> float:
+def _log_negative_part_moment(j: int, radius: float, log_reach: float) -> float:
     return (j - 2) * log_reach + min(2 * log_reach, _log_expm1(radius))
 
 
@@ -258,12 +269,12 @@ def _log_moment_of_change(j: int, radius: float, log_reach: float, sharp: bool) 
         return math.log(4) + _log_expm1(radius)  # Minkowski: each has norm sqrt(e^radius - 1) at most
     above = (j - 1) * radius  # (f - f')_+ <= f
     if sharp:  # (h - h')_+ <= h_+ + h'_-, and Minkowski again
-        norms = _log_expm1((j - 1) * radius) / j, _log_moment_below(j, radius, log_reach) / j
+        norms = _log_expm1((j - 1) * radius) / j, _log_negative_part_moment(j, radius, log_reach) / j
         above = min(above, j * float(np.logaddexp(*norms)))
     return above if j % 2 else math.log(2) + above
 
 
-def _add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
+def _renyi_terms_add_remove(alpha: int, q: float, radius: float, cap: float) -> list[_Terms]:
     """The terms of E_Q (P/Q)^alpha - 1 when one member is absent, once for each company it may have had.
 
     Given the others' subset (joint convexity) it weighs 1 / (K + 1) beside the K that were sampled, which acts as
@@ -279,10 +290,10 @@ def _add_remove_terms(alpha: int, q: float, radius: float, cap: float) -> list[_
 
 def _subsampled_divergence_terms(alpha: int, rate: float, divergence: float) -> _Terms:
     """Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >= 2."""
-    return [(_log_binomial(k, alpha, rate), _log_expm1((k - 1) * divergence)) for k in range(2, alpha + 1)]
+    return [(_log_binomial_probability(k, alpha, rate), _log_expm1((k - 1) * divergence)) for k in range(2, alpha + 1)]
 
 
-def _largest_affordable(
+def _largest_within_budget(
     query_rdp: Callable[[float], float], epsilon: float, delta: float, alpha: int, queries: int
 ) -> float:
     """Largest x whose non-decreasing `query_rdp(x)`, `queries` times, costs at most (epsilon, delta) at order alpha."""
@@ -327,7 +338,7 @@ def _log1m(x: float) -> float:
     return -math.inf if x == 1 else math.log1p(-x)
 
 
-def _log_binomial(k: int, n: int, p: float) -> float:
+def _log_binomial_probability(k: int, n: int, p: float) -> float:
     """log of the binomial probability of k in n."""
     if p in (0, 1):
         return 0.0 if k == n * p else -math.inf

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.privacy.accounting import require_order
+from auditor.privacy.accounting import require_renyi_order
 
 _CHUNK = 1 << 18  # elements walked at once: the working copies of a chunk stay in the cache
 _DIRECT_ORDERS = 8  # from 12 on, alternating sums of central moments cancel more digits than _SHAVE makes up for
@@ -28,16 +28,16 @@ _SMALLEST_STEP = 1e-15  # relative to the weight
 
 
 @torch.no_grad()
-def log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
+def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     """log E_{p0} (p / p0)^k for k = 0..alpha: (alpha + 1, ...) in float64, inf where p > 0 = p0.
 
     Half precision is renormalised in float32. Raises AuditError where a distribution is none: NaN, or a total mass
     other than 1.
     """
-    log_p, log_p0 = _aligned(log_p, log_p0)
-    moments = log_p.new_empty(require_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64)
+    log_p, log_p0 = _align_dtype_and_dimensions(log_p, log_p0)
+    moments = log_p.new_empty(require_renyi_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64)
     of_chunk = _moments_directly if alpha <= _DIRECT_ORDERS else _moments_in_logs
-    for index in _chunks(log_p.shape):
+    for index in _chunk_index_ranges(log_p.shape):
         moments[(slice(None), *index)] = of_chunk(
             _broadcast_slice(log_p, index), _broadcast_slice(log_p0, index), alpha
         )
@@ -45,10 +45,10 @@ def log_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
 
 
 @torch.no_grad()
-def largest_weight(moments: Tensor, radius: float | Tensor, max_weight: float = 1.0) -> Tensor:
+def largest_mixing_weight(moments: Tensor, radius: float | Tensor, max_weight: float = 1.0) -> Tensor:
     """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats); float64.
 
-    `moments` are `log_moments` up to alpha; `radius` broadcasts with their leading dimensions, and may have more.
+    `moments` are `log_ratio_moments` up to alpha; `radius` broadcasts with their leading dimensions, and may have more.
     Raises AuditError on bad input.
     """
     if not 0 <= max_weight <= 1:
@@ -59,33 +59,36 @@ def largest_weight(moments: Tensor, radius: float | Tensor, max_weight: float = 
     budget = budget.expand(shape)
     moments = moments.reshape(alpha + 1, *(1,) * (len(shape) + 1 - moments.ndim), *moments.shape[1:]).expand(-1, *shape)
     whole = torch.full(shape, max_weight, dtype=torch.float64, device=moments.device)
-    fits = (_log_excess(moments, whole) <= _log_expm1(budget)) | budget.isposinf()
+    fits = (_log_mixture_moment_excess(moments, whole) <= _log_expm1(budget)) | budget.isposinf()
     weight = torch.where(fits, whole, 0.0)
     unsettled = ~fits & (budget > 0) & moments[alpha].isfinite()  # p > 0 = p0 admits no weight at all
     if unsettled.any():
-        weight[unsettled] = _newton_from_the_right(moments[:, unsettled], budget[unsettled], max_weight)
+        weight[unsettled] = _solve_weight_by_newton(moments[:, unsettled], budget[unsettled], max_weight)
     return weight
 
 
-def project(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor, max_weight: float = 1.0) -> Tensor:
+def projection_weight(
+    log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor, max_weight: float = 1.0
+) -> Tensor:
     """Largest lambda in [0, max_weight] with D_alpha(lambda p + (1 - lambda) p0 || p0) <= radius (nats); float64.
 
     `radius` broadcasts with the leading dimensions. Single precision loses 1e-4 of it. Raises AuditError on bad input.
     """
-    return largest_weight(
-        log_moments(log_p, log_p0, alpha), _radii_less_precision_margin(radius, log_p, log_p0), max_weight
+    return largest_mixing_weight(
+        log_ratio_moments(log_p, log_p0, alpha), _radii_less_precision_margin(radius, log_p, log_p0), max_weight
     )
 
 
 @torch.no_grad()
-def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor) -> Tensor:
+def two_sided_projection_weight(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float | Tensor) -> Tensor:
     """Largest lambda in [0, 1] whose mixture is within `radius` (nats) of p0 in both directions; PMixED Sec. 4.2.
 
-    As `project`, and then shrunk where D_alpha(p0 || mixture) is the larger one. Raises AuditError on bad input.
+    As `projection_weight`, and then shrunk where D_alpha(p0 || mixture) is the larger one. Raises AuditError on bad
+    input.
     """
     radius = _radii_less_precision_margin(radius, log_p, log_p0)
-    moments = log_moments(log_p, log_p0, alpha)
-    weight = largest_weight(moments, radius)
+    moments = log_ratio_moments(log_p, log_p0, alpha)
+    weight = largest_mixing_weight(moments, radius)
     budget = ((alpha - 1) * radius).expand(weight.shape)
     # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1 - lambda everywhere
     most = math.comb(alpha, 2) * weight**2 * torch.expm1(moments[2]) * (1 - weight) ** -(alpha + 1)
@@ -93,10 +96,10 @@ def project_two_sided(log_p: Tensor, log_p0: Tensor, alpha: int, radius: float |
     lead = weight.shape[
         weight.ndim - moments.ndim + 1 :
     ]  # of the distributions; before it are sizes that the radius alone has
-    log_p, log_p0 = _aligned(log_p, log_p0, lead)
+    log_p, log_p0 = _align_dtype_and_dimensions(log_p, log_p0, lead)
     sizes = math.prod(weight.shape[: weight.ndim - len(lead)])
     found, budget, unsure = (x.reshape(sizes, *lead) for x in (weight, budget, unsure))
-    for index in _chunks(log_p.shape):
+    for index in _chunk_index_ranges(log_p.shape):
         here = (slice(None), *index)
         own, allowed, looked_at = (x[here].reshape(sizes, -1).clone() for x in (found, budget, unsure))
         some = looked_at.any(0)  # of the distributions of the chunk
@@ -118,8 +121,8 @@ def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     """Through the central moments of p / p0: one exponential a token, and small divergences to full precision."""
     # A p0 below the smallest normal number is rounded up to it: more divergence, less weight, nothing lost.
     public = log_p0.clamp_min(math.log(torch.finfo(log_p0.dtype).tiny)).exp_()
-    _require_mass(public.sum(-1))
-    excess = _relative_excess(log_p, log_p0)
+    _require_total_mass_one(public.sum(-1))
+    excess = _ratio_minus_one(log_p, log_p0)
     term = excess * public
     powers = [term.sum(-1)]  # E h, which is 0
     for _ in range(2, alpha + 1):
@@ -139,8 +142,8 @@ def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     """By log-sum-exp in float64, both distributions renormalised: slow, and right wherever float64 is."""
     log_p, log_p0 = log_p.double(), log_p0.double()
     log_mass, log_mass0 = log_p.logsumexp(-1), log_p0.logsumexp(-1)
-    _require_mass(log_mass.exp())
-    _require_mass(log_mass0.exp())
+    _require_total_mass_one(log_mass.exp())
+    _require_total_mass_one(log_mass0.exp())
     log_ratio = log_p - log_p0
     moments = log_p.new_zeros(alpha + 1, *log_ratio.shape[:-1])
     for k in range(2, alpha + 1):
@@ -150,7 +153,7 @@ def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     return moments.clamp_min_(0.0)  # a rounding below 0 is one
 
 
-def _relative_excess(log_p: Tensor, log_p0: Tensor) -> Tensor:
+def _ratio_minus_one(log_p: Tensor, log_p0: Tensor) -> Tensor:
     """h = p / p0 - 1; 0 where both distributions are, inf where only p0 is 0."""
     return _log_ratio(log_p, log_p0).expm1_()
 
@@ -162,7 +165,7 @@ def _log_ratio(log_p: Tensor, log_p0: Tensor) -> Tensor:
     return ratio.masked_fill_(dead & log_p.isneginf(), 0.0) if dead.any() else ratio
 
 
-def _newton_from_the_right(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
+def _solve_weight_by_newton(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
     """lambda with log E x^alpha = budget > 0, for (alpha + 1, n) finite moments and (n,) budgets; x = mixture / p0.
 
     (E x^alpha)^(1/alpha) is convex in lambda (Minkowski): Newton's steps from an upper bound never pass the root.
@@ -174,24 +177,24 @@ def _newton_from_the_right(moments: Tensor, budget: Tensor, max_weight: float) -
     weight = torch.minimum(one_term, square).clamp_max(max_weight)
     log_rises = moments[2:] + torch.log(-torch.expm1((moments[1:-1] - moments[2:]).clamp_max(0.0)))
     for _ in range(_ITERATIONS):
-        log_moment = torch.logaddexp(_log_excess(moments, weight), budget.new_zeros(()))
-        log_slope = math.log(alpha) + _log_bernstein(log_rises, alpha - 1, weight)
+        log_moment = torch.logaddexp(_log_mixture_moment_excess(moments, weight), budget.new_zeros(()))
+        log_slope = math.log(alpha) + _log_bernstein_polynomial(log_rises, alpha - 1, weight)
         step = -alpha * torch.expm1((budget - log_moment) / alpha) * torch.exp(log_moment - log_slope)
         step = step.clamp_min(0.0)
         if not (step > _SMALLEST_STEP * weight).any():
             break
         weight = (weight - step).clamp_min(0.0)
     # What is left above the budget goes by the chord from (0, 1), which lies above a convex function: its end fits
-    chord = torch.exp(_log_expm1(budget) - _log_excess(moments, weight))
+    chord = torch.exp(_log_expm1(budget) - _log_mixture_moment_excess(moments, weight))
     return weight * chord.clamp_max(1.0)
 
 
-def _log_excess(moments: Tensor, weight: Tensor) -> Tensor:
+def _log_mixture_moment_excess(moments: Tensor, weight: Tensor) -> Tensor:
     """log(E x^alpha - 1) of the mixtures: a sum over k >= 2 of positive terms, hence exact for small divergences."""
-    return _log_bernstein(_log_expm1(moments[2:]), len(moments) - 1, weight)
+    return _log_bernstein_polynomial(_log_expm1(moments[2:]), len(moments) - 1, weight)
 
 
-def _log_bernstein(log_coefficients: Tensor, degree: int, weight: Tensor) -> Tensor:
+def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Tensor) -> Tensor:
     """log sum_k C(degree, k) weight^k (1 - weight)^(degree - k) e^(coefficient), for the last k up to the degree."""
     first = degree + 1 - len(log_coefficients)
     log_weight = weight.log()
@@ -218,7 +221,7 @@ def _weights_within_reverse_budget(
         at = at[~(reverse.at(at).excess(weight[size, at]).log1p() <= near[size, at])]
         if len(at):
             exact = exact or _Reverse(log_p.double(), log_p0.double(), alpha)
-            weight[size, at] = exact.at(at).shrink(weight[size, at], budget[size, at])
+            weight[size, at] = exact.at(at).shrink_weight_to_budget(weight[size, at], budget[size, at])
     return weight
 
 
@@ -232,7 +235,7 @@ class _Reverse:
 
     def __init__(self, log_p: Tensor, log_p0: Tensor, alpha: int) -> None:
         self.alpha = alpha
-        self.ratio, excess = _log_ratio(log_p, log_p0).exp_(), _relative_excess(log_p, log_p0)
+        self.ratio, excess = _log_ratio(log_p, log_p0).exp_(), _ratio_minus_one(log_p, log_p0)
         self.square = log_p0.exp().mul_(excess).mul_(excess)  # p0 h^2
 
     def at(self, distributions: Tensor) -> Self:
@@ -256,7 +259,7 @@ class _Reverse:
     def _sum_weighted_by_square(self, term: Tensor) -> Tensor:
         return term.mul_(self.square).sum(-1).double()
 
-    def shrink(self, weight: Tensor, budget: Tensor) -> Tensor:
+    def shrink_weight_to_budget(self, weight: Tensor, budget: Tensor) -> Tensor:
         """Largest lambda <= weight with log E x^(1 - alpha) <= budget, of distributions in float64.
 
         (E x^(1 - alpha))^(-1/(alpha - 1)) is concave and decreasing (reverse Minkowski): Newton stays on the right.
@@ -292,7 +295,7 @@ def _log_expm1(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
-def _aligned(log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None) -> tuple[Tensor, Tensor]:
+def _align_dtype_and_dimensions(log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None) -> tuple[Tensor, Tensor]:
     """Both distributions in one dtype and with the same number of dimensions, p with all of them and p0 with 1 where it
     can."""
     if log_p.shape[-1] != log_p0.shape[-1]:
@@ -308,7 +311,7 @@ def _aligned(log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None) -> t
     return log_p.expand(shape), log_p0[(None,) * (len(shape) - log_p0.ndim)]
 
 
-def _chunks(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
+def _chunk_index_ranges(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
     """Index ranges over the leading dimensions, each of at most _CHUNK elements or a single distribution."""
     ranges = []
     for dim, size in enumerate(shape[:-1]):
@@ -335,7 +338,7 @@ def _radii_less_precision_margin(radius: float | Tensor, *distributions: Tensor)
     return _radii_less_rounding(radius, distributions[0].device) * (1 if exact else 1 - _SHAVE)
 
 
-def _require_mass(mass: Tensor) -> None:
+def _require_total_mass_one(mass: Tensor) -> None:
     off = (mass - 1).abs()
     if not bool((off <= _MASS_TOLERANCE).all()):  # NaN too
         worst = mass.flatten()[off.flatten().argmax()].item()

@@ -14,7 +14,7 @@ from typing import Literal
 
 from auditor.core import disk
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.jsonfiles import read_object
+from auditor.core.jsonfiles import read_json_object
 from auditor.core.nouns import Claim
 
 FILE = "privacy.json"
@@ -148,7 +148,7 @@ class PrivacyRecord:
         return tuple(told)
 
 
-def recipe_differences(own: PrivacyRecord, control: PrivacyRecord) -> Iterator[tuple[str, object, object]]:
+def recipe_settings_to_compare(own: PrivacyRecord, control: PrivacyRecord) -> Iterator[tuple[str, object, object]]:
     """(what, of a model, of its control) for all that the two must have in common, as far as both say."""
     for name in ("sampling_rate", "steps", "unit", "sampling"):
         yield name, getattr(own, name), getattr(control, name)
@@ -161,15 +161,15 @@ def recipe_differences(own: PrivacyRecord, control: PrivacyRecord) -> Iterator[t
         yield "kappa_least", own.details.get("kappa_least", 1.0), control.details.get("kappa_least", 1.0)
 
 
-def write_privacy(folder: Path, record: PrivacyRecord) -> None:
+def write_privacy_record(folder: Path, record: PrivacyRecord) -> None:
     """Writes it whole or not at all."""
-    disk.replace(folder / FILE, json.dumps(to_json(record), indent=1) + "\n", sync=True)
+    disk.replace_atomically(folder / FILE, json.dumps(to_json(record), indent=1) + "\n", sync=True)
 
 
-def read_privacy(folder: Path) -> PrivacyRecord | None:
+def read_privacy_record(folder: Path) -> PrivacyRecord | None:
     """What the folder's model promises; None where it does not say. Raises AuditError for another form."""
     path = folder / FILE
     if not path.is_file():
         return None
-    record: PrivacyRecord = from_json(PrivacyRecord, read_object(path, "the privacy record"), str(path))
+    record: PrivacyRecord = from_json(PrivacyRecord, read_json_object(path, "the privacy record"), str(path))
     return record

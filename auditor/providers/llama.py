@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from auditor.core.errors import AuditError, NotApplicable, library_errors
+from auditor.core.errors import AuditError, NotApplicable, wrap_library_errors
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models import agreement
 from auditor.models.base import LanguageModel
-from auditor.models.loading import tokenizer_beside
+from auditor.models.loading import load_tokenizer_if_present
 from auditor.plugins.provider import Provider, Wanted
 
 _TRIED = ("The 7 quick brown foxes", " it's 12:30\n\n\tnow", "naïve café – 東京", "user@example.com +49 170 555-0199")
@@ -99,14 +99,14 @@ class LlamaCpp(Provider):
     def load(self, wanted: Wanted) -> LlamaModel:
         import llama_cpp
 
-        with library_errors(f"cannot load {wanted.name!r} by llama.cpp"):
+        with wrap_library_errors(f"cannot load {wanted.name!r} by llama.cpp"):
             sizes: dict[str, Any] = {"n_ctx": self.positions, "n_gpu_layers": self.gpu_layers}
             llama = llama_cpp.Llama(wanted.name, n_threads=self.threads or None, verbose=False, **sizes)
-        model = LlamaModel(llama, f"{self.name}:{wanted.name}", _tokenizer(wanted))
+        model = LlamaModel(llama, f"{self.name}:{wanted.name}", _load_chosen_tokenizer(wanted))
         trained = int(llama.metadata.get(f"{llama.metadata.get('general.architecture')}.context_length", 0))
         model.max_positions = min(self.positions, trained or self.positions)
         _check_tokenizer(llama, model)
-        agreement.check_agreement(model)
+        agreement.check_distribution_consistency(model)
         return model
 
     def places(self, wanted: Wanted) -> Mapping[str, tuple[str, str | None]]:
@@ -116,13 +116,13 @@ class LlamaCpp(Provider):
         return Path(wanted.name).stat().st_size
 
 
-def _tokenizer(wanted: Wanted) -> Any:
+def _load_chosen_tokenizer(wanted: Wanted) -> Any:
     """As `--tokenizer` says, else the file's own, as transformers reads it."""
     if wanted.tokenizer is None:
         path = Path(wanted.name)
-        with library_errors(f"cannot read the tokenizer of {wanted.name!r}: --tokenizer DIR names one"):
+        with wrap_library_errors(f"cannot read the tokenizer of {wanted.name!r}: --tokenizer DIR names one"):
             return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    found = tokenizer_beside(wanted.tokenizer, LoadingOptions())
+    found = load_tokenizer_if_present(wanted.tokenizer, LoadingOptions())
     if found is None:
         raise AuditError(f"expected --tokenizer as a folder or hub id with one, got none in {wanted.tokenizer!r}")
     return found

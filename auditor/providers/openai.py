@@ -11,7 +11,7 @@ from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.base import LanguageModel
-from auditor.models.loading import tokenizer_beside
+from auditor.models.loading import load_tokenizer_if_present
 from auditor.plugins.provider import Provider, Wanted
 from auditor.remote.answers import AnswerStore
 from auditor.remote.model import RemoteModel
@@ -46,20 +46,20 @@ class OpenAI(Provider):
             )
 
     def load(self, wanted: Wanted) -> RemoteModel:
-        return RemoteModel(Wire(str(wanted.base_url), self._ledger(wanted)), wanted.name, self._tokenizer(wanted))
+        return RemoteModel(Wire(str(wanted.base_url), self._cost_ledger(wanted)), wanted.name, self._tokenizer(wanted))
 
     def again(self, model: LanguageModel, wanted: Wanted) -> None:
         assert isinstance(model, RemoteModel)  # it has made no other
-        model.charge(self._ledger(wanted))
+        model.charge(self._cost_ledger(wanted))
 
-    def _ledger(self, wanted: Wanted) -> Ledger:
+    def _cost_ledger(self, wanted: Wanted) -> Ledger:
         """What this run pays, out of the store of what this server has answered to anybody here."""
         where = hashlib.sha256(f"{wanted.base_url} {OpenAI.name}:{wanted.name}".encode()).hexdigest()[:16]
         return Ledger(AnswerStore(cache_folder() / "api" / f"{where}.sqlite"), wanted.run, wanted.most)
 
     def _tokenizer(self, wanted: Wanted) -> Any:
         name = wanted.tokenizer or wanted.name
-        found = tokenizer_beside(name, LoadingOptions())
+        found = load_tokenizer_if_present(name, LoadingOptions())
         if found is None:
             beside = "" if wanted.tokenizer else f" DIR beside --model {self.name}:{wanted.name}"
             raise AuditError(f"expected --tokenizer{beside} with the tokenizer of the model, got none in {name!r}")
@@ -95,7 +95,7 @@ class Served(OpenAI):
         at = self._at(wanted)
         if at.name:
             return at
-        found = list(Wire(str(at.base_url), self._ledger(at)).models())
+        found = list(Wire(str(at.base_url), self._cost_ledger(at)).models())
         if len(found) != 1:
             said = ", ".join(found[:3]) or "none that it says"
             raise AuditError(f"expected {at.base_url} to serve one model, or {wanted.name}#NAME, got {said}")

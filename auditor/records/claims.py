@@ -18,8 +18,8 @@ from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
 from auditor.records.disagreements import is_measured
 from auditor.records.kinds import Kind, Reading
-from auditor.statistics.audit_power import epsilon_caught
-from auditor.statistics.audited import HELD, audit_at_level, why_powerless
+from auditor.statistics.audit_power import detectable_epsilon
+from auditor.statistics.audited import HELD, audit_at_level, powerless_audit_reason
 from auditor.statistics.bounds import LEVEL
 
 BOUNDS, BOUNDS_OF_TOKENS = "epsilon", "epsilon of tokens"  # of a training, and of so many drawn tokens
@@ -27,7 +27,7 @@ EPSILON, PROVABLE, VIOLATIONS = "epsilon_lower_bound", "epsilon_best_provable", 
 Verdict = Literal["consistent", "claim contradicted", "audit too weak to tell"]
 CONSISTENT: Verdict = "consistent"  # it could have been contradicted, and was not
 CONTRADICTED: Verdict = "claim contradicted"
-TOO_WEAK: Verdict = "audit too weak to tell"  # it could not have contradicted the claim (`powerless`)
+TOO_WEAK: Verdict = "audit too weak to tell"  # it could not have contradicted the claim (`powerless_reason`)
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Bound:
     promised: float
 
     @property
-    def contradicts(self) -> bool:
+    def contradicts_claim(self) -> bool:
         return self.audit.epsilon > self.promised
 
     @property
-    def powerless(self) -> str:
+    def powerless_reason(self) -> str:
         """Why it could not have contradicted the claim; "" where it could have."""
-        return why_powerless(self.audit, self.promised)
+        return powerless_audit_reason(self.audit, self.promised)
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,22 @@ class ClaimEvidence:
     @property
     def verdict(self) -> Verdict | None:
         """None: nothing to judge, or nothing to judge it by. Without a claim it is the nominal epsilon's."""
-        if self.refuted or any(bound.contradicts for bound in self.bounds):
+        if self.refuted or any(bound.contradicts_claim for bound in self.bounds):
             return CONTRADICTED
         if self.claimed is None and self.nominal is None:
             return None
-        if any(not bound.powerless for bound in self.bounds):
+        if any(not bound.powerless_reason for bound in self.bounds):
             return CONSISTENT
         return TOO_WEAK if self.bounds else None
 
     @property
     def strongest(self) -> Bound | None:
         """Of the audits that could have contradicted the claim the one that catches the smallest violation."""
-        able = [bound for bound in self.bounds if not bound.powerless]
-        return min(able, key=lambda bound: epsilon_caught(bound.audit, bound.promised), default=None)
+        able = [bound for bound in self.bounds if not bound.powerless_reason]
+        return min(able, key=lambda bound: detectable_epsilon(bound.audit, bound.promised), default=None)
 
     @property
-    def is_told(self) -> bool:
+    def has_anything_to_report(self) -> bool:
         """Whether a report has something to say of it."""
         return bool(self.target.claim or self.nominal is not None or self.bounds)
 
@@ -128,9 +128,9 @@ def assess_claim(
         except AuditError as why:
             unheld.append(UncomparableBound(row.key, audit, str(why)))
     refuted = tuple(dict.fromkeys(why for row in rows for why in row.violations)) if claim else ()
-    probes = result.measuring(BOUNDS, BOUNDS_OF_TOKENS)
+    probes = result.methods_measuring(BOUNDS, BOUNDS_OF_TOKENS)
     missing = tuple(f"{r.attack}: {r.not_applicable}" for r in rows if r.attack in probes and r.not_applicable)
-    usual = result.measuring(BOUNDS if claim is None or claim.queries is None else BOUNDS_OF_TOKENS)
+    usual = result.methods_measuring(BOUNDS if claim is None or claim.queries is None else BOUNDS_OF_TOKENS)
     return ClaimEvidence(
         *(target, claimed, target.nominal_epsilon, tuple(bounds), tuple(unheld), refuted),
         unmeasured=tuple(dict.fromkeys(missing)),

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.result import Measurement
 from auditor.records.replicates import Replicates
 from auditor.statistics import bootstrap, metrics
 from auditor.statistics.bootstrap import Draws
-from auditor.statistics.bounds import measured
-from auditor.statistics.compare import paired_means
+from auditor.statistics.bounds import measurement_from_evidence
+from auditor.statistics.compare import paired_mean_difference
 from auditor.statistics.intervals import clopper_pearson, combine_independent
 
 _RESAMPLES = 2000
@@ -38,14 +38,14 @@ class WeightedMetric:
     cell: Replicates
 
 
-def contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
+def contrast_over_seeds(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
     """The sum of coefficient x metric, as the mean over the seeds that all cells have, with its 95% interval.
 
     Paired over secrets where every metric is of an attack's guesses for the members, or a probe's mean over the same
     secrets; over held-out texts where every one is a perplexity of the same texts. Of others (an epsilon) the cells'
     own intervals are combined as independent ones (MOVER). Raises AuditError for a metric that a cell does not have.
     """
-    seeds = sorted(set.intersection(*(_seeds(part) for part in parts)))
+    seeds = sorted(set.intersection(*(_seeds_with_metric(part) for part in parts)))
     if not seeds:
         raise AuditError(f"no seed was run at every point that {name} compares")
     if all(_is_metric_of_members(part.metric) for part in parts):
@@ -53,14 +53,14 @@ def contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
     if len({_heldout_token_counts(part, seed) for part in parts for seed in seeds}) == 1 and _heldout_token_counts(
         parts[0], seeds[0]
     ):
-        return _paired_by_text(name, parts, seeds)
+        return _perplexity_contrast_by_text(name, parts, seeds)
     same = len({frozenset(_metric_values_by_secret(part, seed)) for part in parts for seed in seeds}) == 1
     if len(parts) > 1 and same and _metric_values_by_secret(parts[0], seeds[0]):
-        return _paired_means(name, parts, seeds)
+        return _paired_mean_contrast(name, parts, seeds)
     return _unpaired_contrast(name, parts, seeds)
 
 
-def _seeds(part: WeightedMetric) -> set[int]:
+def _seeds_with_metric(part: WeightedMetric) -> set[int]:
     return set(part.cell.outcomes if _is_metric_of_members(part.metric) else part.cell.measured)
 
 
@@ -71,7 +71,7 @@ def _is_metric_of_members(name: str) -> bool:
 def _paired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     outcomes = [part.cell.outcomes[seed] for part in parts for seed in seeds]
     ids = tuple(sorted({secret for outcome in outcomes for secret in outcome.ids}))
-    at, draws = {secret: i for i, secret in enumerate(ids)}, _resamples(len(ids))
+    at, draws = {secret: i for i, secret in enumerate(ids)}, _resample_count_matrix(len(ids))
     values = np.zeros(len(draws))
     for part in parts:
         for seed in seeds:
@@ -83,7 +83,7 @@ def _paired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence
     value, resampled = float(values[0]), values[1:]
     if math.isnan(value) or np.isnan(resampled).mean() > _MOST_UNDEFINED:
         return Measurement(name, value, math.nan, math.nan, n, unit, "too few guesses to take a mean of")
-    low, high = bootstrap.interval(resampled[~np.isnan(resampled)])
+    low, high = bootstrap.percentile_interval(resampled[~np.isnan(resampled)])
     if low == high and unit == "share":
         # No resample differs, so a bootstrap has no width: bounded as in `intervals.share` and `compare.difference`.
         low, high = _replace_zero_width_interval(value, n, single=len(parts) == 1)
@@ -96,7 +96,7 @@ def _heldout_token_counts(part: WeightedMetric, seed: int) -> tuple[float, ...]:
     return tuple(held["tokens"]) if part.metric in held and part.metric != "tokens" else ()
 
 
-def _paired_by_text(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
+def _perplexity_contrast_by_text(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     tokens = np.array([_heldout_token_counts(parts[0], seeds[0])])
     nll = np.array([part.cell.heldout[seed][part.metric] for part in parts for seed in seeds])
     times = np.repeat([part.coefficient / len(seeds) for part in parts], len(seeds))
@@ -114,11 +114,11 @@ def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float
     held = part.cell.rows.get(seed)
     if match is None or held is None or held.outcome is not None:
         return {}
-    own = held.by_secret(match[1], True, None if match[2] is None else int(match[2]))
+    own = held.values_by_secret(match[1], True, None if match[2] is None else int(match[2]))
     return own if all(map(math.isfinite, own.values())) else {}
 
 
-def _paired_means(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
+def _paired_mean_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     """As the steps of a chain of causes are (auditor/runs/causes.py)."""
     secrets = sorted(_metric_values_by_secret(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
@@ -130,7 +130,9 @@ def _paired_means(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[in
                 plus += values
             else:
                 minus -= values
-    return measured(name, paired_means(plus, minus), _measured(parts[0], seeds[0]).unit)
+    return measurement_from_evidence(
+        name, paired_mean_difference(plus, minus), _measurement_at_seed(parts[0], seeds[0]).unit
+    )
 
 
 def _replace_zero_width_interval(value: float, n: int, single: bool) -> tuple[float, float]:
@@ -141,7 +143,7 @@ def _replace_zero_width_interval(value: float, n: int, single: bool) -> tuple[fl
 
 
 @functools.lru_cache(maxsize=4)
-def _resamples(n: int) -> Draws:
+def _resample_count_matrix(n: int) -> Draws:
     """(1 + resamples, n); the first row is the sample itself. The same for every contrast over n secrets."""
     return np.vstack([np.ones((1, n), dtype=np.int64), *bootstrap.resample_blocks(n, "contrast", _RESAMPLES)])
 
@@ -149,7 +151,7 @@ def _resamples(n: int) -> Draws:
 def _unpaired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
     terms = list[tuple[float, Measurement]]()
     for part in parts:
-        held = [_measured(part, seed) for seed in seeds]
+        held = [_measurement_at_seed(part, seed) for seed in seeds]
         value, low, high = (float(np.mean([getattr(m, end) for m in held])) for end in ("value", "low", "high"))
         terms.append((part.coefficient, Measurement(part.metric, value, low, high, held[0].n, held[0].unit)))
     units = {m.unit for _, m in terms}
@@ -157,10 +159,10 @@ def _unpaired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequen
     return Measurement(name, *combine_independent(terms), max(m.n for _, m in terms), unit, "not paired")
 
 
-def _measured(part: WeightedMetric, seed: int) -> Measurement:
+def _measurement_at_seed(part: WeightedMetric, seed: int) -> Measurement:
     held = part.cell.measured[seed]
     if part.metric not in held:
-        raise unknown(
+        raise unknown_name_error(
             f"metric of {part.cell.attack} on {part.cell.target}:",
             part.metric,
             {*held, *(m.name for m in metrics.METRICS if m.of_members)},

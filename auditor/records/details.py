@@ -43,7 +43,7 @@ class Details:
     records: Mapping[CellKey, Mapping[str, Column]] = field(default_factory=dict)  # in generations, by quantity
 
 
-def secret_facts(secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()) -> dict[str, Any]:
+def secret_fact_columns(secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()) -> dict[str, Any]:
     """The record `read_details` reads: a column a key; salt: the fingerprint of the one that made the aliases.
 
     canaries: ids of those that only probes look at.
@@ -60,7 +60,7 @@ def secret_facts(secrets: Sequence[Secret], salt: str, canaries: Collection[str]
     return {**found, "document": named, "at": [secret.at for secret in secrets]}
 
 
-def aliases(folder: Path) -> dict[str, str]:
+def secret_alias_by_id(folder: Path) -> dict[str, str]:
     """What reports call each secret of the run, by its id."""
     return {id: secret.alias for id, secret in (listed.read_secret_facts(folder) or {}).items()}
 
@@ -72,7 +72,7 @@ def read_details(folder: Path) -> Details:
     for column in table.read_columns(folder, table.RECORDS):
         records.setdefault(column.cell, {})[column.quantity] = column
     exposure = {
-        one.cell: dict(zip(one.ids, map(_bits, one.values), strict=True))
+        one.cell: dict(zip(one.ids, map(_p_value_bits, one.values), strict=True))
         for one in table.read_columns(folder, table.OBSERVED)
         if one.quantity == "null_p"
     }
@@ -80,11 +80,11 @@ def read_details(folder: Path) -> Details:
     return Details(told, rows, table.read_token_likelihoods(folder), table.read_heldout(folder), exposure, records)
 
 
-def _bits(p: float) -> float:
+def _p_value_bits(p: float) -> float:
     return -math.log2(p) if p > 0 else math.inf
 
 
-def by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, int]]:
+def extraction_by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, int]]:
     """Of members' documents: tokens of the longest block that was extracted, extracted parts, parts asked for."""
     if seen.outcome is None:
         return {}
@@ -100,7 +100,7 @@ def by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, 
     return {name: (longest[name], out[name], asked[name]) for name in worst}
 
 
-def by_person(details: Details, seen: PerSecret) -> dict[str, tuple[int, int]]:
+def extracted_records_by_person(details: Details, seen: PerSecret) -> dict[str, tuple[int, int]]:
     """Of people whose records were trained on: records that were extracted, records asked for. Worst first."""
     if seen.outcome is None:
         return {}
@@ -116,17 +116,20 @@ def by_person(details: Details, seen: PerSecret) -> dict[str, tuple[int, int]]:
 # --- numbers over the secrets -----------------------------------------------------------------------------------------
 
 
-def by_group(details: Details, seen: PerSecret) -> dict[str, Measurement]:
+def recall_by_group(details: Details, seen: PerSecret) -> dict[str, Measurement]:
     """Verbatim recall of the members of each group, by the group's name; empty where there are no groups."""
     groups = {secret.id: secret.group for secret in details.secrets if secret.member and secret.group is not None}
     if seen.outcome is None or not groups:
         return {}
     own = [groups.get(id) for id in seen.ids]
     names = sorted({name for name in own if name is not None})
-    return {name: intervals.share("recall", seen.outcome.hit[[group == name for group in own]]) for name in names}
+    return {
+        name: intervals.share_with_interval("recall", seen.outcome.hit[[group == name for group in own]])
+        for name in names
+    }
 
 
-def by_length(
+def prefix_accuracy_by_length(
     details: Details, seen: PerSecret, lengths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ) -> dict[int, Measurement]:
     """Share of members whose first guess is right in its first L tokens, of those with a suffix so long; by L.
@@ -143,7 +146,7 @@ def by_length(
         return {}
     longest = int(length.max())
     shown = [*(L for L in lengths if longest > L), longest]
-    return {L: intervals.share("recall_first_tokens", lead[length >= L] >= L) for L in shown}
+    return {L: intervals.share_with_interval("recall_first_tokens", lead[length >= L] >= L) for L in shown}
 
 
 _BINS = 10  # of one width, over scores from 0 to 1
@@ -167,7 +170,7 @@ class Reliability:
     n: int
 
 
-def reliability(score: NDArray[np.float64], right: NDArray[np.bool_]) -> Reliability:
+def score_calibration(score: NDArray[np.float64], right: NDArray[np.bool_]) -> Reliability:
     """Of (n,) scores in [0, 1] and whether each guess was right, over equally wide bins; empty bins are left out.
 
     Guo et al. 2017, Eq. 3 (expected calibration error); Brier 1950. Raises AuditError for a score that is none.
@@ -175,7 +178,9 @@ def reliability(score: NDArray[np.float64], right: NDArray[np.bool_]) -> Reliabi
     if not len(score) or not ((score >= 0) & (score <= 1 + 1e-9)).all():
         raise AuditError("expected at least one score, each a probability in [0, 1]")
     at = np.minimum((score * _BINS).astype(int), _BINS - 1)
-    found = [Bin(float(score[at == i].mean()), intervals.share("right", right[at == i])) for i in np.unique(at)]
+    found = [
+        Bin(float(score[at == i].mean()), intervals.share_with_interval("right", right[at == i])) for i in np.unique(at)
+    ]
     error = sum(abs(b.score - b.right.value) * b.right.n for b in found) / len(score)
     return Reliability(tuple(found), float(error), float(np.mean((score - right) ** 2)), len(score))
 

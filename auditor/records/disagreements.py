@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Finding, Measurement
-from auditor.statistics.metrics import AT_LEAST, CONTROLS, RECALL, auc_of
+from auditor.statistics.metrics import AT_LEAST, CONTROLS, RECALL, auc_name
 
 ANY, EXACT = "any_of_k", "extraction_probability"
 _ANCESTRAL = "ancestral"
@@ -23,27 +23,27 @@ def is_measured(m: Measurement | None) -> bool:
     return m is not None and m.n > 0 and not math.isnan(m.value)
 
 
-def beyond_chance(m: Measurement) -> bool:
+def auc_beyond_chance(m: Measurement) -> bool:
     return m.low > 0.5
 
 
-def controls_of(finding: Finding) -> list[Measurement]:
-    return [m for control in CONTROLS if (m := finding.measurement(auc_of(control))) is not None]
+def control_aucs(finding: Finding) -> list[Measurement]:
+    return [m for control in CONTROLS if (m := finding.measurement(auc_name(control))) is not None]
 
 
-def member_mismatch(result: AuditResult) -> tuple[Doubt, ...]:
+def member_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     """That members and non-members are no match: whatever distinguishes them without having seen the model."""
 
     def highest(control: str) -> Measurement | None:
-        seen = (finding.measurement(auc_of(control)) for finding in result.findings)
-        return max((m for m in seen if m is not None and beyond_chance(m)), key=lambda m: m.low, default=None)
+        seen = (finding.measurement(auc_name(control)) for finding in result.findings)
+        return max((m for m in seen if m is not None and auc_beyond_chance(m)), key=lambda m: m.low, default=None)
 
     if blind := highest("blind"):
         return (
             Doubt(
                 "non-members",
                 "Members and non-members differ in kind: without any model, their tokens and lengths distinguish them "
-                f"({_auc(blind)}), so no membership number here means what it says, and what members leak beyond "
+                f"({_auc_label(blind)}), so no membership number here means what it says, and what members leak beyond "
                 "non-members may be that difference.",
             ),
         )
@@ -51,18 +51,19 @@ def member_mismatch(result: AuditResult) -> tuple[Doubt, ...]:
         return (
             Doubt(
                 "non-members",
-                f"The reference alone distinguishes members from non-members ({_auc(reference)}): it saw some of them, "
+                f"The reference alone distinguishes members from non-members "
+                f"({_auc_label(reference)}): it saw some of them, "
                 "or they differ in kind, and either way no membership number here means what it says.",
             ),
         )
     return ()
 
 
-def _auc(m: Measurement) -> str:
+def _auc_label(m: Measurement) -> str:
     return f"AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}]"
 
 
-def contradictions(result: AuditResult, target: str, greedy: Measurement | None) -> Iterator[Doubt]:
+def find_contradicting_numbers(result: AuditResult, target: str, greedy: Measurement | None) -> Iterator[Doubt]:
     """Numbers of one target that cannot all be right: a filter, a truncation or another distribution lies between.
 
     greedy: the share of secrets that greedy decoding of the undefended model gives.
@@ -70,7 +71,7 @@ def contradictions(result: AuditResult, target: str, greedy: Measurement | None)
     rows = [f for f in result.findings if f.target == target and not f.not_applicable]
     drawn = [f for f in rows if is_measured(f.measurement(RECALL))]
     exact = [f for f in rows if any(m.name.startswith(EXACT) for m in f.measurements)]
-    said = dict.fromkeys(said for probe in exact for attack in drawn if (said := _fewer_than_probable(probe, attack)))
+    said = dict.fromkeys(said for probe in exact for attack in drawn if (said := _too_few_hits_sentence(probe, attack)))
     yield from (Doubt("contradiction", sentence) for sentence in said)
     if target == UNDEFENDED and greedy is not None:
         yield from (
@@ -78,7 +79,7 @@ def contradictions(result: AuditResult, target: str, greedy: Measurement | None)
         )
 
 
-def _fewer_than_probable(probe: Finding, attack: Finding) -> str:
+def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
     """That an attack has too few hits for the probabilities; "" where they agree.
 
     Hits of independent secrets with mean probability p are no less likely to be k or fewer than a binomial number is,
@@ -93,7 +94,8 @@ def _fewer_than_probable(probe: Finding, attack: Finding) -> str:
     if hits > recall.n * p - 1 or (tail := float(binom.cdf(hits, recall.n, p))) >= _IMPROBABLE:
         return ""
     return (
-        f"{attack.attack} extracts {hits:,} of {recall.n:,}, and at the measured probability of {_percent(p)} a single "
+        f"{attack.attack} extracts {hits:,} of {recall.n:,}, and at "
+        f"the measured probability of {_percent_label(p)} a single "
         f"sample of each would give about {recall.n * p:.0f} ({_tail_probability_label(tail)} by "
         "chance): a filter, a truncation or another distribution stands between what the model knows and what was "
         "drawn."
@@ -127,7 +129,7 @@ def _greedy_contradiction_sentences(
             if likely > given:  # more probable than not means that each of its tokens is the likeliest
                 yield (
                     f"{likely:,} of {m.n:,} suffixes have an extraction probability of "
-                    f"{_percent(_number_or_zero(level))} or more, and greedy decoding, which must give "
+                    f"{_percent_label(_number_or_zero(level))} or more, and greedy decoding, which must give "
                     f"these, gives {given:,}."
                 )
 
@@ -139,7 +141,7 @@ def _number_or_zero(text: str) -> float:
         return 0.0
 
 
-def _percent(p: float) -> str:
+def _percent_label(p: float) -> str:
     return f"{100 * p:.2g}%"
 
 

@@ -18,7 +18,7 @@ from filelock import FileLock
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.jsonfiles import read_object
+from auditor.core.jsonfiles import read_json_object
 from auditor.core.nouns import CellKey, PrefixToken, TextForm
 from auditor.records import weights
 from auditor.records.journal import (
@@ -26,12 +26,12 @@ from auditor.records.journal import (
     OBSERVATIONS,
     TOKENS,
     CellJournal,
-    _decode,
+    _decode_guesses,
     _decode_observation,
-    _decode_tokens,
-    _encode,
+    _decode_token_log_probs,
+    _encode_guesses,
     _encode_observation,
-    _encode_tokens,
+    _encode_token_log_probs,
 )
 from auditor.records.listed import PLAN, SECRETS
 
@@ -54,14 +54,14 @@ class RunFolder:
         self._lock: FileLock | None = None
         self._new = False  # whether `create` began this run; one that is resumed is somebody's already
         self._ours = False  # whether `create` made the folder itself
-        self.guesses = CellJournal(path / GUESSES, _encode, _decode)
+        self.guesses = CellJournal(path / GUESSES, _encode_guesses, _decode_guesses)
         self.observations = CellJournal(path / OBSERVATIONS, _encode_observation, _decode_observation)
-        self.tokens = CellJournal(path / TOKENS, _encode_tokens, _decode_tokens)
+        self.tokens = CellJournal(path / TOKENS, _encode_token_log_probs, _decode_token_log_probs)
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
         """A new folder with the plan in it. Raises AuditError when it cannot be written or already holds a run."""
-        path = out or new_folder(name)
+        path = out or unused_run_path(name)
         folder = cls(path)
         try:
             folder._ours = not path.exists()
@@ -74,7 +74,7 @@ class RunFolder:
             (path / "state").mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise AuditError(f"cannot write the run folder {str(path)!r}: {error.strerror}") from error
-        disk.replace(path / PLAN, json.dumps(plan, indent=1))
+        disk.replace_atomically(path / PLAN, json.dumps(plan, indent=1))
         folder._new = True
         if out is None:
             disk.replace_symlink(path.parent / _LATEST, path.name)
@@ -119,16 +119,16 @@ class RunFolder:
         return f"{self.path.resolve()} {(self.path / PLAN).stat().st_mtime_ns}"
 
     def plan(self) -> dict[str, Any]:
-        return read_object(self.path / PLAN, "the plan of a run")
+        return read_json_object(self.path / PLAN, "the plan of a run")
 
-    def pin(self, fingerprint: str) -> None:
+    def pin_secrets(self, fingerprint: str) -> None:
         """Ties the folder to the secrets it is started on. Raises AuditError where it holds answers about others."""
         path = self.path / _SECRETS
         if path.is_file() and path.read_bytes() != fingerprint.encode():
             raise AuditError(f"expected the secrets that {str(self.path)!r} was started on, but the data has changed")
-        disk.replace(path, fingerprint)
+        disk.replace_atomically(path, fingerprint)
 
-    def pin_stops(self, digest: str) -> None:
+    def pin_stopping_rules(self, digest: str) -> None:
         """Ties the folder to when its rows stop; "": no row does. Raises AuditError where others were to."""
         path = self.path / _STOPS
         if path.is_file() and path.read_bytes() != digest.encode():
@@ -136,7 +136,7 @@ class RunFolder:
                 f"expected the rules and baseline by which {str(self.path)!r} was to stop (--until), got others"
             )
         if digest:
-            disk.replace(path, digest)
+            disk.replace_atomically(path, digest)
 
     def check_weights(self, now: Mapping[str, str]) -> None:
         """Raises AuditError by the name of a file where the answers in the folder are about other weights."""
@@ -145,17 +145,17 @@ class RunFolder:
             if any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS)):
                 weights.check_unchanged(None, now, str(self.path))
             return
-        held = from_json(dict[str, str], read_object(path, "the digests of weights"), str(path))
+        held = from_json(dict[str, str], read_json_object(path, "the digests of weights"), str(path))
         weights.check_unchanged(held, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:
         """Ties the folder to the weights it is started on. Raises AuditError as `check_weights`."""
         self.check_weights(now)
-        disk.replace(self.path / _WEIGHTS, json.dumps(now, indent=1))
+        disk.replace_atomically(self.path / _WEIGHTS, json.dumps(now, indent=1))
 
     def save_prefix_token(self, prefix_token: PrefixToken) -> None:
         """Ties the folder to what stands before every text: a resumed run chooses none anew."""
-        disk.replace(self.path / _PREFIX_TOKEN, json.dumps(to_json(prefix_token)))
+        disk.replace_atomically(self.path / _PREFIX_TOKEN, json.dumps(to_json(prefix_token)))
 
     def prefix_token(self) -> PrefixToken | None:
         """None in a new folder.
@@ -167,60 +167,62 @@ class RunFolder:
             if (self.path / _SECRETS).is_file():
                 raise AuditError(f"expected {path}, which says what stood before every text until now: it is missing")
             return None
-        prefix_token: PrefixToken = from_json(PrefixToken, read_object(path, "the prefix token of a run"), str(path))
+        prefix_token: PrefixToken = from_json(
+            PrefixToken, read_json_object(path, "the prefix token of a run"), str(path)
+        )
         return prefix_token
 
     def save_text_form(self, form: TextForm) -> None:
         """Ties the folder to how conversations are rendered: a resumed run, on another day too, chooses none anew."""
-        disk.replace(self.path / _TEXT_FORM, json.dumps(to_json(form)))
+        disk.replace_atomically(self.path / _TEXT_FORM, json.dumps(to_json(form)))
 
     def text_form(self) -> TextForm | None:
         """None in a new folder, and for data that are not rendered."""
         path = self.path / _TEXT_FORM
         if not path.exists():
             return None
-        form: TextForm = from_json(TextForm, read_object(path, "the text form of a run"), str(path))
+        form: TextForm = from_json(TextForm, read_json_object(path, "the text form of a run"), str(path))
         return form
 
     def save_secrets(self, facts: dict[str, Any]) -> None:
         """What reports may tell of each secret (`details.secret_facts`): a column a key, no text."""
-        disk.replace(self.path / SECRETS, json.dumps(facts))
+        disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
     def facts(self, cell: CellKey) -> dict[str, float]:
-        """What `save_facts` was given of it; empty where it was given nothing."""
+        """What `save_probe_facts` was given of it; empty where it was given nothing."""
         return self._probe_facts_by_cell().get(str(cell), {})
 
-    def save_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
+    def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
         """What a probe found of a cell, and of no one secret in it."""
         if facts:
-            disk.replace(
+            disk.replace_atomically(
                 self.path / _FACTS, json.dumps(to_json({**self._probe_facts_by_cell(), str(cell): dict(facts)}))
             )
 
     def _probe_facts_by_cell(self) -> dict[str, dict[str, float]]:
         path = self.path / _FACTS
-        held = read_object(path, "what probes found of each cell") if path.exists() else {}
+        held = read_json_object(path, "what probes found of each cell") if path.exists() else {}
         found: dict[str, dict[str, float]] = from_json(dict[str, dict[str, float]], held, str(path))
         return found
 
-    def state_path(self, name: str) -> Path:
+    def attack_state_path(self, name: str) -> Path:
         """Where an attack's tuned state lies (`runs/states.py`)."""
         return self.path / "state" / (name.replace("/", "--") + ".pt")
 
 
-def forget_latest() -> None:
+def remove_latest_link() -> None:
     """Takes runs/latest away when a new run is asked for: one that is refused leaves none to be taken for it."""
     latest = _RUNS / _LATEST
     if latest.is_symlink():
         latest.unlink()
 
 
-def new_folder(name: str) -> Path:
+def unused_run_path(name: str) -> Path:
     """runs/<UTC time>-<name>, or the first of its kind that is free; nothing is created."""
-    return _unused(_RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}")
+    return _first_free_path(_RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}")
 
 
-def _unused(path: Path) -> Path:
+def _first_free_path(path: Path) -> Path:
     """The path, or the first of path-2, path-3, ... that is free: two runs may start in one second."""
     count, free = 1, path
     while free.exists():
@@ -229,7 +231,7 @@ def _unused(path: Path) -> Path:
     return free
 
 
-def small_batches(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:
+def batch_finished_secrets(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:
     """Finished secrets in small lists, so that appending them costs one flush for several."""
     batch: list[Item] = []
     for item in stream:

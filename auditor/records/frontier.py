@@ -17,13 +17,13 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import Frontier, FrontierPoint, Measurement
-from auditor.records.outcomes import PerSecret, ids_of_all
+from auditor.records.outcomes import PerSecret, ids_common_to_rows
 from auditor.records.replicates import Replicates, Runs, read_replicates
 from auditor.statistics import frontier
 from auditor.statistics.bounds import LEVEL, Evidence
 from auditor.statistics.frontier import Leak
 from auditor.statistics.metrics import LEAKS, Metric, find_metric
-from auditor.statistics.roc import bounding
+from auditor.statistics.roc import nonmembers_for_lower_bound
 
 MARGIN = 0.1  # of perplexity
 Row = tuple[str, str]  # setting, attack
@@ -44,7 +44,7 @@ class FrontierModel:
         """By seed, `tokens` and nll of each held-out text."""
         return next((cell.heldout for cell in self.cells.values()), {})
 
-    def is_model_of(self, other: FrontierModel) -> bool:
+    def is_same_model(self, other: FrontierModel) -> bool:
         """Whether it is the same model, as far as the held-out texts of the seeds that both have tell."""
         both = [seed for seed in self.heldout if seed in other.heldout]
         return bool(both) and all(self.heldout[seed] == other.heldout[seed] for seed in both)
@@ -69,7 +69,7 @@ def models_of_runs(runs: Runs, variant: str = "", at: Mapping[str, Any] | None =
         knobs = _option_labels(target.name, at or {}, first.plan.get("defense", ())) if defended else ()
         claims = [t.claim for result, _ in runs.values() for t in result.targets if t.name == target.name]
         cells = {(cell.setting, cell.attack): cell for cell in found if cell.target == target.name}
-        made.append(FrontierModel(target.name, ", ".join([line, *knobs]), line, _worst(claims), cells))
+        made.append(FrontierModel(target.name, ", ".join([line, *knobs]), line, _weakest_claim(claims), cells))
     return made
 
 
@@ -83,20 +83,20 @@ def _option_labels(name: str, at: Mapping[str, Any], defenses: Sequence[str]) ->
             yield f"{option} {value}"
 
 
-def _worst(claims: Sequence[Claim | None]) -> Claim | None:
+def _weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
     """What holds at every seed."""
     held = [claim for claim in claims if claim is not None]
     return max(held, key=lambda c: c.epsilon.get(c.relation, math.inf)) if len(held) == len(claims) else None
 
 
-def merge_points(places: Sequence[Sequence[FrontierModel]]) -> list[FrontierModel]:
+def merge_grid_models(places: Sequence[Sequence[FrontierModel]]) -> list[FrontierModel]:
     """The models of several points of a grid, the undefended one and every other with the same label once.
 
     None where the undefended models differ: those points are about different targets.
     """
     bases = [place[0] for place in places]
     base = max(bases, key=lambda one: len(one.heldout), default=None)
-    if base is None or not all(one.is_model_of(base) for one in bases):
+    if base is None or not all(one.is_same_model(base) for one in bases):
         return []
     defended: dict[tuple[str, str], FrontierModel] = {}
     for model in (model for place in places for model in place[1:]):
@@ -107,13 +107,13 @@ def merge_points(places: Sequence[Sequence[FrontierModel]]) -> list[FrontierMode
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
+def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
     """One by each measure of leakage that the undefended model, the first, has; none of fewer than two defenses."""
     if len(models) < 3:
         return ()
     models = _models_with_distinct_lines(models)
     ratio = _perplexity_ratios_by_label(models)
-    made = (_frontier(models, metric, row, ratio) for metric, row in _metric_and_row_of_panels(models[0]))
+    made = (_frontier_for_metric(models, metric, row, ratio) for metric, row in _metric_and_row_of_panels(models[0]))
     return tuple(found for found in made if len(found.points) > 2)
 
 
@@ -159,7 +159,7 @@ def _perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dict[str, Me
     return {model.label: ratio for model, ratio in zip(known, found, strict=True)}
 
 
-def _frontier(
+def _frontier_for_metric(
     models: Sequence[FrontierModel],
     metric: Metric,
     row: Row,
@@ -172,11 +172,12 @@ def _frontier(
     made = Frontier(metric.name, row[1], row[0], MARGIN, LEVEL, (), missing, tuple(seeds))
     if base not in kept or len(kept) < 3:
         return made
-    leaks = _leaks(kept, metric, row, seeds)
+    leaks = _paired_leaks(kept, metric, row, seeds)
     if not leaks:
         return made
     points = [
-        _point(m, ratio[m.label], leak.measured(metric.name, metric.unit)) for m, leak in zip(kept, leaks, strict=True)
+        _frontier_point(m, ratio[m.label], leak.measured(metric.name, metric.unit))
+        for m, leak in zip(kept, leaks, strict=True)
     ]
     return replace(made, points=tuple(_mark_frontier_corners(_mark_least_leaking_points(points, leaks))))
 
@@ -209,30 +210,30 @@ def _missing_point_reason(
     return ""
 
 
-def _leaks(models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Sequence[int]) -> list[Leak]:
+def _paired_leaks(models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Sequence[int]) -> list[Leak]:
     """Of each model, on the secrets that all of them answered at every seed; none where too few did."""
     rows = [[model.cells[row].rows[seed] for seed in seeds] for model in models]
     column = metric.scores or metric.column
     every = [held for some in rows for held in some]
-    own, others = (ids_of_all(every, column, members) for members in (True, False))
+    own, others = (ids_common_to_rows(every, column, members) for members in (True, False))
 
     def values(held: PerSecret, ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        known = {**held.by_secret(column, True), **held.by_secret(column, False)}
+        known = {**held.values_by_secret(column, True), **held.values_by_secret(column, False)}
         return np.array([known[id] for id in ids])
 
     if len(own) < 2:
         return []
     if not metric.scores:
-        return frontier.means(np.array([np.mean([values(h, own) for h in held], axis=0) for held in rows]))
+        return frontier.mean_leaks(np.array([np.mean([values(h, own) for h in held], axis=0) for held in rows]))
     scores = [[(values(h, own), values(h, others)) for h in held] for held in rows]
     if not metric.rate:
-        return frontier.aucs(scores) if len(others) > 1 else []
-    if len(others) < bounding(metric.rate, LEVEL / 2):
+        return frontier.auc_leaks(scores) if len(others) > 1 else []
+    if len(others) < nonmembers_for_lower_bound(metric.rate, LEVEL / 2):
         return []  # they bound the rate of no model from below, so they show none to leak more than another
-    return frontier.rates(scores, metric.rate)
+    return frontier.tpr_leaks(scores, metric.rate)
 
 
-def _point(model: FrontierModel, ratio: Measurement, leak: Measurement) -> FrontierPoint:
+def _frontier_point(model: FrontierModel, ratio: Measurement, leak: Measurement) -> FrontierPoint:
     most = 1 + MARGIN
     within: Literal["shown", "not shown", "beyond"] = "not shown"
     if ratio.high <= most:
@@ -253,9 +254,9 @@ def _mark_least_leaking_points(points: Sequence[FrontierPoint], leaks: Sequence[
 
     @cache
     def apart(i: int, j: int) -> Evidence:
-        return frontier.difference(leaks[held[i]], leaks[held[j]])
+        return frontier.paired_leak_difference(leaks[held[i]], leaks[held[j]])
 
-    least = dict(zip(held, frontier.may_be_least(len(held), apart, LEVEL), strict=True))
+    least = dict(zip(held, frontier.possibly_least_leaking(len(held), apart, LEVEL), strict=True))
     return [replace(point, least=least.get(i)) for i, point in enumerate(points)]
 
 

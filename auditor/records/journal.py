@@ -37,7 +37,7 @@ class CellJournal(Generic[Key, Record]):
 
     def append(self, key: Key, batch: Sequence[Record]) -> None:
         lines = [json.dumps(self.encode(key, record)) + "\n" for record in batch]
-        at = disk.append(self.path, "".join(lines))
+        at = disk.append_durably(self.path, "".join(lines))
         begins = self._begins.setdefault(key, {})
         for record, line in zip(batch, lines, strict=True):
             begins[record.secret] = at
@@ -53,7 +53,7 @@ class CellJournal(Generic[Key, Record]):
                 for number, line in enumerate(file, 1):
                     if not line.endswith(b"\n"):
                         break
-                    key, record = self._record(line, number)
+                    key, record = self._parse_journal_line(line, number)
                     self._begins.setdefault(key, {})[record.secret] = at
                     at += len(line)
         except OSError as error:
@@ -65,11 +65,11 @@ class CellJournal(Generic[Key, Record]):
         try:
             with open(self.path, "rb") as file:
                 file.seek(begin)
-                return self._record(file.readline())[1]
+                return self._parse_journal_line(file.readline())[1]
         except OSError as error:
             raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
 
-    def _record(self, line: bytes, number: int | None = None) -> tuple[Key, Record]:
+    def _parse_journal_line(self, line: bytes, number: int | None = None) -> tuple[Key, Record]:
         """What a line says. Raises AuditError."""
         try:
             return self.decode(json.loads(line))
@@ -104,13 +104,13 @@ class _Finished(Mapping[str, Record]):
         return self._read(self._begins[secret])
 
 
-def _encode(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
+def _encode_guesses(cell: CellKey, guesses: Guesses) -> dict[str, Any]:
     ranked = [[list(g.suffix), g.score, g.count, g.log_prob, g.min_log_prob] for g in guesses.ranked]
     rest = to_json(replace(guesses, ranked=()))
     return {"cell": str(cell), **rest, "ranked": ranked}
 
 
-def _decode(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
+def _decode_guesses(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
     ranked = tuple(Guess(tuple(suffix), *rest) for suffix, *rest in record["ranked"])
     if not ranked:
         raise ValueError("an answer without a guess")
@@ -128,9 +128,9 @@ def _decode_observation(record: dict[str, Any]) -> tuple[CellKey, Observation]:
     return CellKey.read(record["cell"]), observation
 
 
-def _encode_tokens(target: str, seen: TokenLogProbs) -> dict[str, Any]:
+def _encode_token_log_probs(target: str, seen: TokenLogProbs) -> dict[str, Any]:
     return {"target": target, "secret": seen.secret, "log_probs": to_json([round(x, 4) for x in seen.log_probs])}
 
 
-def _decode_tokens(record: dict[str, Any]) -> tuple[str, TokenLogProbs]:
+def _decode_token_log_probs(record: dict[str, Any]) -> tuple[str, TokenLogProbs]:
     return record["target"], TokenLogProbs(record["secret"], tuple(map(float, record["log_probs"])))

@@ -17,8 +17,8 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.records.disagreements import is_measured
 from auditor.statistics.bootstrap import CONFIDENCE
-from auditor.statistics.intervals import clopper_pearson, excess_mean, wilson
-from auditor.statistics.metrics import AT_LEAST, excess_of, floor_of, upper_of
+from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, wilson
+from auditor.statistics.metrics import AT_LEAST, excess_metric_name, nonmember_metric_name, upper_bound_metric_name
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Reading:
     blind: Measurement | None = None
 
     @property
-    def is_count(self) -> bool:
+    def is_share_of_secrets(self) -> bool:
         return self.measured.unit == "share"
 
     @property
@@ -55,7 +55,7 @@ class Reading:
         return self.baseline or 0.0
 
     @property
-    def is_above(self) -> bool:
+    def is_above_baseline(self) -> bool:
         """Whether its lower bound is above the baseline, the baseline's own interval included."""
         m = widened_interval(self.measured, self.looks)
         if self.excess is not None:
@@ -68,17 +68,17 @@ class Reading:
 
     @property
     def is_shown(self) -> bool:
-        return self.alone and self.is_above
+        return self.alone and self.is_above_baseline
 
     @property
     def is_suspected(self) -> bool:
         """Not shown, and not clean: more than the baseline, but not significantly, or not of this number alone."""
         m = self.measured
-        if self.is_count or m.unit == "count":
+        if self.is_share_of_secrets or m.unit == "count":
             return m.value > self._baseline_value
         if m.unit == "probability" and (self.baseline is None or m.value * m.n < 1):
-            return self.is_above  # of a probability below one in as many secrets no hit is expected
-        return self.is_above or m.low > self._baseline_value
+            return self.is_above_baseline  # of a probability below one in as many secrets no hit is expected
+        return self.is_above_baseline or m.low > self._baseline_value
 
     @property
     def least(self) -> float:
@@ -86,8 +86,8 @@ class Reading:
         m = widened_interval(self.measured, self.looks)
         if not math.isnan(self.most):
             return self.most
-        if self.is_count:
-            return _least_share(m.n, self.baseline, self.looks)
+        if self.is_share_of_secrets:
+            return _smallest_detectable_share(m.n, self.baseline, self.looks)
         if isinstance(self.baseline, Measurement):
             above = m.value - m.low if self.excess is None else self.excess.value - self.excess.low
             return above + (self.baseline.high if self.excess is None else self.baseline.value)
@@ -96,7 +96,7 @@ class Reading:
         return self._baseline_value + m.value - m.low
 
 
-def _least_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
+def _smallest_detectable_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
     """The smallest share of n that is above the baseline as it was measured; NaN where not even all of n is."""
 
     def above(k: int) -> bool:
@@ -138,21 +138,23 @@ class Kind:
 # --- what the ways to leak share --------------------------------------------------------------------------------------
 
 
-def against_nonmembers(finding: Finding, name: str, *, alone: bool = True, bounds: bool = False) -> Iterator[Reading]:
+def readings_against_nonmembers(
+    finding: Finding, name: str, *, alone: bool = True, bounds: bool = False
+) -> Iterator[Reading]:
     """A number of members beside that of the non-members. bounds: lower bounds, whose difference bounds nothing."""
     m = finding.measurement(name)
     if m is None or not is_measured(m):
         return
-    floor = finding.measurement(floor_of(upper_of(name) or name))
+    floor = finding.measurement(nonmember_metric_name(upper_bound_metric_name(name) or name))
     floor = floor if is_measured(floor) else None
-    excess = finding.measurement(excess_of(name))
+    excess = finding.measurement(excess_metric_name(name))
     if excess is None or math.isnan(excess.low):
         bounded = bounds or AT_LEAST in name
-        excess = None if floor is None or bounded else excess_mean(excess_of(name), m, floor)
+        excess = None if floor is None or bounded else mean_excess_over_nonmembers(excess_metric_name(name), m, floor)
     yield Reading(m, floor, excess if floor is not None else None, finding.key, alone)
 
 
-def by_repeats(finding: Finding, baseline: Measurement | float | None, name: str) -> Iterator[Reading]:
+def readings_by_repeat_count(finding: Finding, baseline: Measurement | float | None, name: str) -> Iterator[Reading]:
     """Those trained on so often alone, where there are several such groups: at a level shared among them."""
     groups = [
         (count, m) for count, m in finding.by_repeats.items() if count.isdecimal() and m.name == name and is_measured(m)
@@ -161,11 +163,15 @@ def by_repeats(finding: Finding, baseline: Measurement | float | None, name: str
         return
     for count, m in groups:
         wide = widened_interval(m, len(groups))
-        excess = excess_mean(excess_of(name), wide, baseline) if isinstance(baseline, Measurement) else None
+        excess = (
+            mean_excess_over_nonmembers(excess_metric_name(name), wide, baseline)
+            if isinstance(baseline, Measurement)
+            else None
+        )
         yield Reading(m, baseline, excess, finding.key, count=count, looks=len(groups))
 
 
-def at_shared_level(readings: Sequence[Reading]) -> list[Reading]:
+def bonferroni_adjusted_readings(readings: Sequence[Reading]) -> list[Reading]:
     """As they are read where all together have one level (Bonferroni), not each, or each group of them, its own."""
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
     found = []

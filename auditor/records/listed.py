@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.core.errors import AuditError
-from auditor.core.jsonfiles import read_object
+from auditor.core.jsonfiles import read_json_object
 from auditor.core.nouns import CellKey
 from auditor.records.journal import GUESSES, OBSERVATIONS
 
@@ -59,7 +59,7 @@ NOT_KEPT = Listed()
 
 def read_listed(folder: Path) -> Listed:
     """What the folder holds. Raises AuditError for a file that holds something else."""
-    plan = read_object(folder / PLAN, "the plan of a run") if (folder / PLAN).exists() else None
+    plan = read_json_object(folder / PLAN, "the plan of a run") if (folder / PLAN).exists() else None
     guesses, observations = (_answered_secrets_by_row(folder / name) for name in (GUESSES, OBSERVATIONS))
     if guesses is not None or observations is not None:  # a run of one kind has one journal
         guesses, observations = guesses or {}, observations or {}
@@ -71,7 +71,7 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
     path = folder / SECRETS
     if not path.exists():
         return None
-    columns = read_object(path, "the secrets of a run")
+    columns = read_json_object(path, "the secrets of a run")
     some = {name: pair for pair in (("document", "at"), ("user", "user_trained")) for name in pair}
     names = [field.name for field in fields(SecretFacts) if some.get(field.name, ("id",))[0] in columns]
     try:

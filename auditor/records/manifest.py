@@ -15,11 +15,11 @@ from pathlib import Path
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
-from auditor.core.jsonfiles import read_object
+from auditor.core.jsonfiles import read_json_object
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.saved import RESULT
 from auditor.records.table import TABLE
-from auditor.records.weights import sha256
+from auditor.records.weights import file_sha256_hex
 
 MANIFEST, ATTESTATION = "manifest.json", "attestation.json"
 # The journals hold private text, and a digest of a text confirms a guess of it: theirs stand in a file of their own,
@@ -48,26 +48,26 @@ NO_EDITS = Edits()
 def record_digests(folder: Path) -> dict[str, str]:
     """SHA-256 by name of the records that a gate reads: ids and numbers. Raises AuditError."""
     found = sorted(path for path in (*folder.glob("*.json"), folder / TABLE) if path.name not in _LATER)
-    return _digests([path for path in found if path.is_file()])
+    return _sha256_by_file_name([path for path in found if path.is_file()])
 
 
-def _digests(paths: list[Path]) -> dict[str, str]:
+def _sha256_by_file_name(paths: list[Path]) -> dict[str, str]:
     try:
-        return {path.name: sha256(path) for path in paths}
+        return {path.name: file_sha256_hex(path) for path in paths}
     except OSError as error:
         raise AuditError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
 def _journal_digests(folder: Path) -> dict[str, str]:
-    return _digests([folder / name for name in _JOURNALS if (folder / name).is_file()])
+    return _sha256_by_file_name([folder / name for name in _JOURNALS if (folder / name).is_file()])
 
 
 def write_manifest(folder: Path, result: bytes) -> None:
     """For a run that ends. result: what `result.json` will hold, which is written behind it."""
     private = {_RANDOM: secrets.token_hex(32), **_journal_digests(folder)}
-    disk.replace(folder / PRIVATE, json.dumps(private, indent=1))
+    disk.replace_atomically(folder / PRIVATE, json.dumps(private, indent=1))
     found = {**record_digests(folder), RESULT: hashlib.sha256(result).hexdigest()}
-    disk.replace(folder / MANIFEST, json.dumps({"files": found}, indent=1), sync=True)
+    disk.replace_atomically(folder / MANIFEST, json.dumps({"files": found}, indent=1), sync=True)
 
 
 def edits_since_end(folder: Path) -> Edits | None:
@@ -75,15 +75,15 @@ def edits_since_end(folder: Path) -> Edits | None:
     path = folder / MANIFEST
     if not path.exists():
         return None
-    held, now = _digests_by_name(path, read_object(path, "a manifest").get("files")), record_digests(folder)
+    held, now = _parse_digests(path, read_json_object(path, "a manifest").get("files")), record_digests(folder)
     if (folder / PRIVATE).exists():
-        journals = _digests_by_name(folder / PRIVATE, read_object(folder / PRIVATE, "digests of journals"))
+        journals = _parse_digests(folder / PRIVATE, read_json_object(folder / PRIVATE, "digests of journals"))
         held |= {name: digest for name, digest in journals.items() if name != _RANDOM}
         now |= _journal_digests(folder)
     changed = tuple(name for name in sorted(now) if now[name] != held.get(name))
     return Edits(changed, tuple(sorted(held.keys() - now.keys())))
 
 
-def _digests_by_name(path: Path, digests: object) -> dict[str, str]:
+def _parse_digests(path: Path, digests: object) -> dict[str, str]:
     found: dict[str, str] = from_json(dict[str, str], digests, str(path))
     return found

@@ -28,25 +28,25 @@ _SHORTEST = 16  # characters of a salt: a shorter one could be guessed from its 
 _WORD = re.compile(r"[\w-]+")
 
 
-def salt() -> bytes:
+def load_alias_salt() -> bytes:
     """$AUDIT_SALT, else the user's own: made once, in the cache folder, readable by its owner only.
 
     Raises AuditError for one that is too short, and where none can be kept.
     """
     given = os.environ.get(SALT)
     if given is not None:
-        return _long_enough(given.encode(), SALT)
+        return _check_salt_length(given.encode(), SALT)
     path = cache_folder() / "salt"
     try:
         with FileLock(f"{path}.lock"):
             if not path.exists():
-                disk.replace(path, randomness.token_hex(32))
-            return _long_enough(path.read_bytes(), f"a salt in {str(path)!r}")
+                disk.replace_atomically(path, randomness.token_hex(32))
+            return _check_salt_length(path.read_bytes(), f"a salt in {str(path)!r}")
     except OSError as error:
         raise AuditError(f"cannot keep a salt in {str(path)!r}: {error.strerror}; set {SALT}") from error
 
 
-def _long_enough(salt: bytes, where: str) -> bytes:
+def _check_salt_length(salt: bytes, where: str) -> bytes:
     """Raises AuditError for a salt that could be guessed, and every alias with it."""
     if len(salt.strip()) < _SHORTEST:
         raise AuditError(f"expected {where} of at least {_SHORTEST} characters, got {len(salt.strip())}")
@@ -55,7 +55,7 @@ def _long_enough(salt: bytes, where: str) -> bytes:
 
 def salt_fingerprint(salt: bytes) -> str:
     """Tells salts apart: aliases of two runs can be compared where it is the same."""
-    return _digest(salt, "fingerprint")[:8]
+    return _keyed_digest(salt, "fingerprint")[:8]
 
 
 def with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
@@ -65,23 +65,23 @@ def with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
     """
     found, seen = list[Secret](), Counter[str]()
     for secret in secrets:
-        alias = f"s{_digest(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
+        alias = f"s{_keyed_digest(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
         seen[alias] += 1
-        user = None if secret.user is None else f"u{_digest(salt, json.dumps(['user', secret.user]))[:12]}"
+        user = None if secret.user is None else f"u{_keyed_digest(salt, json.dumps(['user', secret.user]))[:12]}"
         found.append(replace(secret, alias=alias if seen[alias] == 1 else f"{alias}-{seen[alias]}", user=user))
     return tuple(found)
 
 
 def record_alias(tokens: Tokens, salt: bytes) -> str:
     """What a whole training record is called, of which a secret may be a part: `r` and 12 hex digits."""
-    return f"r{_digest(salt, json.dumps(tokens))[:12]}"
+    return f"r{_keyed_digest(salt, json.dumps(tokens))[:12]}"
 
 
-def _digest(salt: bytes, text: str) -> str:
+def _keyed_digest(salt: bytes, text: str) -> str:
     return hmac.new(salt, text.encode(), "sha256").hexdigest()
 
 
-def refuse_ids(finding: Finding, secrets: Sequence[Secret]) -> None:
+def refuse_secret_ids(finding: Finding, secrets: Sequence[Secret]) -> None:
     """Raises AuditError where a sentence of the finding, as one of a plug-in may, names a secret by its id.
 
     An id says which row of the user's data it was: reports name secrets by their aliases.

@@ -21,12 +21,12 @@ from auditor.records.manifest import NO_EDITS, Edits
 from auditor.records.table import MEASURED, TABLE, Column, read_columns, refuse_foreign_table
 from auditor.statistics import metrics, roc
 from auditor.statistics.anytime import BettingExcess, BettingMean
-from auditor.statistics.bounds import Evidence, measured
-from auditor.statistics.compare import contrast
-from auditor.statistics.intervals import share_of_each
+from auditor.statistics.bounds import Evidence, measurement_from_evidence
+from auditor.statistics.compare import difference_evidence
+from auditor.statistics.intervals import mean_share_per_secret
 from auditor.statistics.judging import Outcome
-from auditor.statistics.metrics import EXCESS, RECALL, SCORE, SHARES, Metric, find_metric, floor_of
-from auditor.statistics.recomputed import remeasured
+from auditor.statistics.metrics import EXCESS, RECALL, SCORE, SHARES, Metric, find_metric, nonmember_metric_name
+from auditor.statistics.recomputed import remeasure_with_interval
 
 _FLAGS, _COUNTS = ("hit", "any_hit"), ("distance", "tolerance")
 _PROBABILITY = "probability"  # what a score is called that is one
@@ -84,29 +84,29 @@ class PerSecret:
         """
         about = find_metric(name)
         if self.anytime:
-            seen = self.betting(name, count, kind)
-            return None if seen is None else measured(name, seen, about.unit, about.note)
+            seen = self.anytime_valid_evidence(name, count, kind)
+            return None if seen is None else measurement_from_evidence(name, seen, about.unit, about.note)
         if kind is not None:
             held = self._held(kind, about.members)
-            return share_of_each(name, held) if len(held) else None
+            return mean_share_per_secret(name, held) if len(held) else None
         if count is not None and (about.signed or not about.members):
             return None
         wanted = self.member & np.array([count in (None, own) for own in self.repeats], dtype=bool)
         if self.outcome is not None and (about.values or about.errors):
             return about.measure(self.outcome.only(wanted), self.outcome.only(~self.member))
         # in the order of the row: a bootstrap draws other places in another one
-        return remeasured(
+        return remeasure_with_interval(
             about, *({name: x[side] for name, x in self.values.items()} for side in (wanted, ~self.member))
         )
 
-    def betting(
+    def anytime_valid_evidence(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> BettingMean | BettingExcess | None:
         """The number with bounds that hold at every look; None for what is no mean of shares, or of nothing."""
         about = find_metric(name)
         if about.signed and name.startswith(EXCESS) and count is None:
             base = name.removeprefix(EXCESS)
-            own, floor = self.betting(base), self.betting(floor_of(base))
+            own, floor = self.anytime_valid_evidence(base), self.anytime_valid_evidence(nonmember_metric_name(base))
             if isinstance(own, BettingMean) and isinstance(floor, BettingMean):
                 return BettingExcess(own, floor)
         if about.errors or about.scores or about.signed or about.unit not in SHARES:
@@ -122,7 +122,7 @@ class PerSecret:
         held = self.kinds[kind][self.member == members] if kind in self.kinds else np.empty(0)
         return held[~np.isnan(held)]
 
-    def by_secret(self, name: str, members: bool, count: int | None = None) -> dict[str, float]:
+    def values_by_secret(self, name: str, members: bool, count: int | None = None) -> dict[str, float]:
         """The values of the members (or the others), of one repeat count if given, by id; empty where none are kept."""
         rows = zip(self.ids, self.member, self.repeats, self.values.get(name, np.empty(0)).tolist(), strict=False)
         return {id: x for id, member, times, x in rows if member == members and count in (None, times)}
@@ -143,9 +143,9 @@ class PerSecret:
         return {name: values[wanted] for name, values in self.values.items()}
 
 
-def ids_of_all(rows: Iterable[PerSecret], name: str, members: bool) -> list[str]:
+def ids_common_to_rows(rows: Iterable[PerSecret], name: str, members: bool) -> list[str]:
     """The members (or the others) of whom all rows hold the number."""
-    return sorted(set.intersection(*(set(row.by_secret(name, members)) for row in rows)))
+    return sorted(set.intersection(*(set(row.values_by_secret(name, members)) for row in rows)))
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,10 @@ def read_outcomes(folder: Path) -> dict[CellKey, PerSecret]:
     for column in read_columns(folder, MEASURED):
         cells.setdefault(column.cell, []).append(column)
     with refuse_foreign_table(folder / TABLE):
-        return {cell: _per_secret(columns) for cell, columns in cells.items()}
+        return {cell: _per_secret_from_columns(columns) for cell, columns in cells.items()}
 
 
-def _per_secret(columns: Sequence[Column]) -> PerSecret:
+def _per_secret_from_columns(columns: Sequence[Column]) -> PerSecret:
     """The inverse of `PerSecret.columns`. Raises ValueError and the like for what is none."""
     first, kept = columns[0], {column.quantity: np.asarray(column.values) for column in columns}
     if any((one.ids, one.member, one.repeats) != (first.ids, first.member, first.repeats) for one in columns):
@@ -190,19 +190,19 @@ def _per_secret(columns: Sequence[Column]) -> PerSecret:
     return PerSecret.of(judged, kinds, probable)
 
 
-def evidence_of_rate(metric: str, row: PerSecret | None) -> Evidence | None:
+def tpr_evidence(metric: str, row: PerSecret | None) -> Evidence | None:
     """Members found at rates of false positives, with bounds at any level; None for what is no such number of it."""
     about = find_metric(metric)
     most = about.rate or about.below
     if not most or row is None or about.scores not in row.values:
         return None
     own, others = (row.chosen(members, None)[about.scores] for members in (True, False))
-    if len(others) < roc.needed(most) or np.isnan(row.values[about.scores]).any() or not len(own):
+    if len(others) < roc.nonmembers_for_rate(most) or np.isnan(row.values[about.scores]).any() or not len(own):
         return None
     return roc.FoundRate(own, others, most) if about.rate else roc.PartialAuc(own, others, most)
 
 
-def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) -> Evidence | str:
+def paired_metric_difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) -> Evidence | str:
     """The metric of `new` minus that of `base`, paired by secret; or why there is none. The secrets are the same.
 
     count: among the members of this repeat count. `_nonmembers` metrics are taken over the non-members.
@@ -220,24 +220,24 @@ def difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) 
         return f"no secret stood in the data {count} times" if count is not None else "no secret to pair"
     one, other = (tuple(side[column] for column in about.columns) for side in (first, second))
     if about.errors is not None:
-        return contrast(one, other, errors=about.wrong(n))
+        return difference_evidence(one, other, errors=about.wrong(n))
     if about.below:
         return f"{metric} has no difference with bounds: hold a share at one rate to the baseline"
     if about.scores:
         one, other = ((*own, rows.chosen(False, None)[about.scores]) for own, rows in ((one, new), (other, base)))
         if np.isnan(np.concatenate([*one, *other])).any():
             return f"{metric} is by a score that is not a number for some secret"
-        return contrast(one, other, rate=about.rate)
+        return difference_evidence(one, other, rate=about.rate)
     if not np.isfinite([*one, *other]).all():
         return f"{metric} is not a number for some secret"
-    return contrast(one, other)
+    return difference_evidence(one, other)
 
 
 def _anytime_valid_difference(about: Metric, count: int | None, new: PerSecret, base: PerSecret) -> Evidence | str:
     """Of the secrets that both were asked for: those of the one that stopped first."""
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return f"{about.name} has no bounds that hold at every look, and --until stopped one of the two"
-    one, other = (rows.by_secret(about.column, about.members, count) for rows in (new, base))
+    one, other = (rows.values_by_secret(about.column, about.members, count) for rows in (new, base))
     deltas = np.array([one[id] - other[id] for id in sorted(one.keys() & other.keys())])
     if not len(deltas) or not np.isfinite(deltas).all():
         return f"{about.name} is kept of no secret, or is not a number for some"

@@ -62,12 +62,13 @@ def read_replicates(runs: Runs) -> Iterator[Replicates]:
 def _measurements_by_name(finding: Finding, target: TargetRecord) -> dict[str, Measurement]:
     """By name, what the finding and its target hold; by repeat count as `exposure(count=16)`."""
     named = {
-        m.name: m for m in (*finding.measurements, *_of_target(target), *_cause_effect_measurements(finding.chain))
+        m.name: m
+        for m in (*finding.measurements, *_target_measurements(target), *_cause_effect_measurements(finding.chain))
     }
     return named | {f"{m.name}(count={count})": m for count, m in finding.by_repeats.items()}
 
 
-def _of_target(target: TargetRecord) -> Iterator[Measurement]:
+def _target_measurements(target: TargetRecord) -> Iterator[Measurement]:
     """Its held-out perplexities, what it claims (epsilons, which are exact, as intervals of no width), and what each
     cause takes of the members' advantage in likelihood: `likelihood_mixing`.
     """

@@ -19,7 +19,7 @@ RESULT = "result.json"
 def read_result(folder: Path) -> AuditResult:
     """The result a run folder holds. Raises AuditError, one sentence, when there is none that this version can read."""
     path = folder / RESULT
-    raw = _load(folder, path)
+    raw = _load_result_json(folder, path)
     if not isinstance(raw, dict):
         raise AuditError(f"{path}: expected an object, got {type(raw).__name__}")
     found = raw.get("schema_version", "none")
@@ -34,7 +34,7 @@ def read_result(folder: Path) -> AuditResult:
     return result
 
 
-def _load(folder: Path, path: Path) -> Any:
+def _load_result_json(folder: Path, path: Path) -> Any:
     if not folder.is_dir():
         refused = "; the last audit run was refused, or none was made here" if folder.name == "latest" else ""
         raise AuditError(f"{folder}: no such run folder{refused}")

@@ -1,7 +1,7 @@
 """What a run says of each way in which a model can leak: shown, not shown, or not tested. It is decided here alone.
 
 Whatever speaks of leakage (headline, verdict, screen, page, advice, next command, EDPB answers, history) reads it here.
-Reassurance must be earned: `reassures` only where no signal is above its baseline, what was measured agrees with
+Reassurance must be earned: `shows_no_leakage` only where no signal is above its baseline, what was measured agrees with
 itself, and nothing may have hidden a leak from the audit. Knows a result alone; its words are the reports'.
 """
 
@@ -16,9 +16,9 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import RELEASED_TEXT, AuditResult, Doubt, Finding, Measurement, TargetRecord
 from auditor.records import claims, exposure, membership, untargeted
-from auditor.records.disagreements import contradictions, is_measured, member_mismatch
+from auditor.records.disagreements import find_contradicting_numbers, is_measured, member_mismatch_doubts
 from auditor.records.extraction import GREEDILY, GREEDY, NEARLY, PERSONAL, PROBABLE, VERBATIM
-from auditor.records.kinds import Kind, Reading, at_shared_level
+from auditor.records.kinds import Kind, Reading, bonferroni_adjusted_readings
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.roc import AUC
@@ -99,7 +99,7 @@ class Assessment:
         """Contradictions and doubts alike: whatever forbids a conclusion from what was not seen."""
         return (*self.contradictions.get(target, ()), *self.doubts.get(target, ()))
 
-    def reassures(self, target: str) -> bool:
+    def shows_no_leakage(self, target: str) -> bool:
         """Whether "no leakage seen" may be said of it."""
         tested = self.tested(target)
         seen = any(s.status == SHOWN or s.suspected for s in tested)
@@ -109,7 +109,7 @@ class Assessment:
     def targets(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s.target for s in self.signals))
 
-    def gated(self, target: str | None = None) -> Signal | None:
+    def signal_for_gate(self, target: str | None = None) -> Signal | None:
         """What a gate should be about: what leaks, of the targets that a gate judges first; else what was measured.
 
         target: of this one alone. None where no gate has a rule for it.
@@ -129,21 +129,21 @@ def assess_signals(result: AuditResult) -> Assessment:
     targets = sorted(dict.fromkeys((*named, *found)), key=lambda name: name != UNDEFENDED)
     records = {target.name: target for target in result.targets}
     signals = tuple(s for target in targets for s in _read_signals(result, target))
-    greedy = _greedy_signal(result).measured
-    contradictory = {target: tuple(contradictions(result, target, greedy)) for target in targets}
+    greedy = _greedy_recall_signal(result).measured
+    contradictory = {target: tuple(find_contradicting_numbers(result, target, greedy)) for target in targets}
     leaking = {signal.target for signal in signals if signal.status == SHOWN}
-    doubts = {t: (*_data_doubts(result), *_of_target(records.get(t), t in leaking)) for t in targets}
+    doubts = {t: (*_data_doubts(result), *_target_doubts(records.get(t), t in leaking)) for t in targets}
     return Assessment(signals, contradictory, doubts)
 
 
-def _of_target(record: TargetRecord | None, leaks: bool) -> tuple[Doubt, ...]:
+def _target_doubts(record: TargetRecord | None, leaks: bool) -> tuple[Doubt, ...]:
     """leaks: shown already, so that members' likelihood says nothing more."""
     found = () if record is None else record.doubts
     return tuple(doubt for doubt in found if not (leaks and doubt.kind == "likelihood"))
 
 
 def _data_doubts(result: AuditResult) -> tuple[Doubt, ...]:
-    return (*member_mismatch(result), *result.benchmark.doubts)
+    return (*member_mismatch_doubts(result), *result.benchmark.doubts)
 
 
 # --- from readings to signals -----------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def _read_signals(result: AuditResult, target: str) -> Iterator[Signal]:
         for reading in kind.read(finding)
     ]
     if result.family == RELEASED_TEXT:
-        shared = at_shared_level([reading for *_, reading in told])
+        shared = bonferroni_adjusted_readings([reading for *_, reading in told])
         told = [(kind, setting, reading) for (kind, setting, _), reading in zip(told, shared, strict=True)]
     for kind in KINDS:
         own = [(setting, reading) for other, setting, reading in told if other is kind]
@@ -172,7 +172,11 @@ def _read_signals(result: AuditResult, target: str) -> Iterator[Signal]:
             continue  # it is what the verbatim signal says: one measurement is not two signals
         if kind is GREEDILY:
             asked = target == UNDEFENDED
-            yield _greedy_signal(result) if asked else Signal(kind, target, "", NOT_TESTED, why="undefended model only")
+            yield (
+                _greedy_recall_signal(result)
+                if asked
+                else Signal(kind, target, "", NOT_TESTED, why="undefended model only")
+            )
         elif not own:
             yield Signal(kind, target, "", NOT_TESTED, why=_unmeasured_signal_reason(result, rows, kind))
         for setting in dict.fromkeys(setting for setting, _ in own):
@@ -213,7 +217,7 @@ def _signal_from_readings(kind: Kind, target: str, setting: str, readings: Seque
     )
 
 
-def _greedy_signal(result: AuditResult) -> Signal:
+def _greedy_recall_signal(result: AuditResult) -> Signal:
     """Of the undefended model, which alone is asked, over all repeat counts.
 
     One hit counts, unless as large a share of the non-members is given.
@@ -226,7 +230,7 @@ def _greedy_signal(result: AuditResult) -> Signal:
     measured, baseline = Measurement(GREEDY, hits / n, low, high, n), result.benchmark.greedy_nonmembers
     above = hits > 0 and (baseline is None or measured.value > baseline.value)
     worst = max(told, key=lambda count: (told[count].value, told[count].n))
-    part = _most(worst, told[worst]) if hits and len(told) > 1 and worst.isdecimal() else ""
+    part = _worst_repeat_count_phrase(worst, told[worst]) if hits and len(told) > 1 and worst.isdecimal() else ""
     return Signal(
         GREEDILY,
         UNDEFENDED,
@@ -240,15 +244,15 @@ def _greedy_signal(result: AuditResult) -> Signal:
     )
 
 
-def _most(count: str, m: Measurement) -> str:
+def _worst_repeat_count_phrase(count: str, m: Measurement) -> str:
     return f"{round(m.value * m.n):,}/{m.n:,} of those trained on {counted(int(count), 'time')}"
 
 
 def _unmeasured_signal_reason(result: AuditResult, rows: Sequence[Finding], kind: Kind) -> str:
     """What stood in the way of those that would have measured it; "": they were not asked for."""
-    if kind.alike and (unlike := member_mismatch(result)) and any(f.measurement(kind.main) for f in rows):
+    if kind.alike and (unlike := member_mismatch_doubts(result)) and any(f.measurement(kind.main) for f in rows):
         return unlike[0].sentence
     if kind is PERSONAL and any(is_measured(f.measurement(RECALL)) for f in rows):
         return "no personal data lies in the attacked suffixes"
-    measuring = result.measuring(*kind.measured_by)
+    measuring = result.methods_measuring(*kind.measured_by)
     return "; ".join(dict.fromkeys(f.not_applicable for f in rows if f.not_applicable and f.attack in measuring))

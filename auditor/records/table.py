@@ -60,9 +60,9 @@ def write_columns(folder: Path, columns: Iterable[Column]) -> None:
     by_kind = sorted(columns, key=lambda column: column.kind)
     with pq.ParquetWriter(buffer, schema, compression="zstd") as file:
         for _, alike in itertools.groupby(by_kind, key=lambda column: (column.kind, column.cell.target)):
-            if parts := [_rows(column, schema) for column in alike if len(column.ids)]:
+            if parts := [_column_as_table(column, schema) for column in alike if len(column.ids)]:
                 file.write_table(pa.concat_tables(parts))
-    disk.replace(folder / TABLE, buffer.getvalue())
+    disk.replace_atomically(folder / TABLE, buffer.getvalue())
 
 
 def _schema() -> pa.Schema:
@@ -74,27 +74,27 @@ def _schema() -> pa.Schema:
     return pa.schema(fields, metadata={_VERSION: str(SCHEMA_VERSION).encode()})
 
 
-def _rows(column: Column, schema: pa.Schema) -> pa.Table:
+def _column_as_table(column: Column, schema: pa.Schema) -> pa.Table:
     import pyarrow as pa
 
     n = len(column.ids)
     known = {
-        **{name: pa.repeat(pa.scalar(value), n) for name, value in zip(_NAMES, _key(column), strict=True)},
+        **{name: pa.repeat(pa.scalar(value), n) for name, value in zip(_NAMES, _column_key(column), strict=True)},
         "secret": pa.array(column.ids, pa.string()),
         "value": pa.array(np.asarray(column.values, dtype=float)),  # NaN stays one
         **({"member": pa.array(column.member, pa.bool_())} if len(column.member) else {}),
         **({"repeats": pa.array(column.repeats, pa.int64())} if column.repeats else {}),
-        **({"token": pa.array(_places(column.ids), pa.int64())} if column.kind == TOKENS else {}),
+        **({"token": pa.array(_token_positions(column.ids), pa.int64())} if column.kind == TOKENS else {}),
     }
     arrays = [known.get(field.name, pa.nulls(n, field.type)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _key(column: Column) -> tuple[str, ...]:
+def _column_key(column: Column) -> tuple[str, ...]:
     return (column.kind, *column.cell, column.quantity)
 
 
-def _places(ids: Sequence[str]) -> list[int]:
+def _token_positions(ids: Sequence[str]) -> list[int]:
     """Of each token in its suffix, from 1."""
     return [place for _, own in itertools.groupby(ids) for place, _ in enumerate(own, 1)]
 
@@ -108,10 +108,10 @@ def read_columns(folder: Path, kind: str) -> list[Column]:
     if not path.exists():
         return []
     with refuse_foreign_table(path):
-        return list(_columns(_table(path, filters=[("kind", "=", kind)]).combine_chunks()))
+        return list(_columns_from_table(_read_checked_table(path, filters=[("kind", "=", kind)]).combine_chunks()))
 
 
-def _table(path: Path, **how: Any) -> pa.Table:
+def _read_checked_table(path: Path, **how: Any) -> pa.Table:
     """Raises AuditError for a file of another version."""
     import pyarrow.parquet as pq
 
@@ -121,7 +121,7 @@ def _table(path: Path, **how: Any) -> pa.Table:
     return pq.read_table(path, schema=_schema(), **how)
 
 
-def _columns(table: pa.Table) -> Iterator[Column]:
+def _columns_from_table(table: pa.Table) -> Iterator[Column]:
     """Rows that stand together. Raises ValueError for a quantity of a configuration in two places."""
     if not table.num_rows:
         return
@@ -142,9 +142,9 @@ def _columns(table: pa.Table) -> Iterator[Column]:
             member, repeats = (about[name].to_pylist() for name in ("member", "repeats"))
             before = about
         column = Column(kind, CellKey(*cell), quantity, ids, values[begin:end], member, repeats)
-        if _key(column) in seen:
+        if _column_key(column) in seen:
             raise ValueError(f"{quantity} in two places")
-        seen.add(_key(column))
+        seen.add(_column_key(column))
         yield column
 
 
@@ -188,10 +188,10 @@ def read_observations(folder: Path) -> Seen:
     return found
 
 
-def read_frame(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
+def read_table_as_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
     """The whole file, secrets by what reports call them. Raises AuditError as `read_columns`, and where it is not."""
     path = folder / TABLE
     with refuse_foreign_table(path):
-        found = _table(path, read_dictionary=[*_NAMES, "secret"]).to_pandas()
+        found = _read_checked_table(path, read_dictionary=[*_NAMES, "secret"]).to_pandas()
         named = found["secret"].map(lambda id: aliases.get(id, id))
         return found.assign(secret=named).astype({"member": "boolean", "repeats": "Int64", "token": "Int64"})

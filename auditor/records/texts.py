@@ -54,7 +54,10 @@ def write_texts(
     out: Out = MappingProxyType({}),
 ) -> None:
     """guesses: by row, those of each secret id, of which the first is written."""
-    with disk.replacing(folder / TEXTS) as scratch, open(scratch, "w", encoding="utf-8", newline="\n") as file:
+    with (
+        disk.atomic_replacement_file(folder / TEXTS) as scratch,
+        open(scratch, "w", encoding="utf-8", newline="\n") as file,
+    ):
         file.writelines(json.dumps(line) + "\n" for line in _secret_text_entries(secrets, guesses, decode))
         file.writelines(json.dumps(line) + "\n" for line in _extracted_record_texts(out, decode))
 
@@ -73,21 +76,21 @@ def _secret_text_entries(
 ) -> Iterator[dict[str, Any]]:
     for secret in secrets:
         own = {row: held[secret.id].ranked[0].suffix for row, held in guesses.items() if secret.id in held}
-        text = _text(secret, own, decode)
+        text = _build_secret_text(secret, own, decode)
         yield {"secret": secret.id, **asdict(text)}
 
 
-def _text(secret: Secret, guesses: Mapping[str, Tokens], decode: Decode) -> SecretText:
+def _build_secret_text(secret: Secret, guesses: Mapping[str, Tokens], decode: Decode) -> SecretText:
     """guesses: tokens, by row."""
     context, wording = secret.prefix[-CONTEXT:], secret.wording
-    said = {row: decoded_addition(decode, context, tokens) for row, tokens in guesses.items()}
+    said = {row: decode_continuation(decode, context, tokens) for row, tokens in guesses.items()}
     prefix = decode(secret.prefix) if wording is None else wording.prefix
     pieces = decoded_pieces(decode, context, secret.suffix) if wording is None else wording.pieces
     same = tuple(row for row, tokens in guesses.items() if tokens == secret.suffix or said[row] == "".join(pieces))
     return SecretText(secret.alias, prefix, tuple(pieces), said, same, decoded=wording is None)
 
 
-def decoded_addition(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
+def decode_continuation(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
     """What the tokens add to the text behind the context: some tokenizers drop a space that a text begins with."""
     return decode([*context, *tokens])[len(decode(context)) :]
 
@@ -110,7 +113,7 @@ def read_texts(folder: Path) -> dict[str, SecretText]:
     try:
         return {line.pop("secret"): from_json(SecretText, line, private=True) for line in map(json.loads, lines)}
     except (AuditError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _broken(folder, TEXTS) from error
+        raise _unexpected_content_error(folder, TEXTS) from error
 
 
 def _text_of_run_file(folder: Path, name: str) -> str:
@@ -124,5 +127,5 @@ def _text_of_run_file(folder: Path, name: str) -> str:
         raise AuditError(f"{folder / name}: cannot be read ({type(error).__name__})") from None
 
 
-def _broken(folder: Path, name: str) -> AuditError:
+def _unexpected_content_error(folder: Path, name: str) -> AuditError:
     return AuditError(f"{folder / name}: expected what `audit run` writes there, got something else")

@@ -51,7 +51,7 @@ def measure_unlearning(
         forgotten=lost,
         retained=len(attacked) - lost,
         numbers=tuple(numbers),
-        perplexity=_perplexities(result, folder, models),
+        perplexity=_perplexities_before_and_after(result, folder, models),
     )
 
 
@@ -62,7 +62,7 @@ def _recalled_by_group(attack: str, main: str, columns: Columns, forgotten: froz
             continue
         for group in (FORGOTTEN, RETAINED, NONMEMBERS):
             held = {
-                model: _values_of_group(seen.by_secret(kept, group != NONMEMBERS), group, forgotten)
+                model: _values_of_group(seen.values_by_secret(kept, group != NONMEMBERS), group, forgotten)
                 for model, seen in columns.items()
             }
             ids = sorted(set.intersection(*map(set, held.values()))) if held else []  # that all models were asked for
@@ -77,7 +77,9 @@ def _values_of_group(values: Mapping[str, float], group: str, forgotten: frozens
     return {id: x for id, x in values.items() if group == NONMEMBERS or (id in forgotten) == (group == FORGOTTEN)}
 
 
-def _perplexities(result: AuditResult, folder: Path, models: Mapping[str, str]) -> dict[str, Measurement]:
+def _perplexities_before_and_after(
+    result: AuditResult, folder: Path, models: Mapping[str, str]
+) -> dict[str, Measurement]:
     found = {model: m for model, name in models.items() if (m := result.target(name).perplexity) is not None}
     held = read_heldout(folder)
     both = [held.get(models[model]) for model in (BEFORE, AFTER)]

@@ -28,7 +28,7 @@ _ABOUT = ("training.json", "trainer_state.json", "seconds.json")  # of how it ca
 _SETTLED = 2.0  # seconds: a file may change again within one tick of the coarsest file system's clock
 
 
-def digests(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
+def model_sha256_by_file_name(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
     """The same of models by role: each a folder or hub id, and the revision of one on the hub."""
     memory = _Memory()
     found = {name: memory.digest(path) for name, path in _model_files_by_role(named)}
@@ -36,7 +36,7 @@ def digests(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
     return found
 
 
-def hash_again(
+def rehash_model_files(
     named: Mapping[str, tuple[str, str | None]], said: Callable[[str, int, int], None] = lambda *told: None
 ) -> dict[str, str]:
     """As `of`, with every byte read: who decides by it trusts no file's date, and no digest that was kept.
@@ -48,13 +48,13 @@ def hash_again(
     for done, (name, path) in enumerate(paths.items()):
         said(f"reading {name}", done, len(paths))
         try:
-            found[name] = sha256(path)
+            found[name] = file_sha256_hex(path)
         except OSError as error:
             raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
     return found
 
 
-def sha256(path: Path) -> str:
+def file_sha256_hex(path: Path) -> str:
     """In hex, of a file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -63,9 +63,9 @@ def sha256(path: Path) -> str:
 def _model_files_by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterator[tuple[str, Path]]:
     """(`role/file`, where it lies)."""
     for role, (place, revision) in named.items():
-        for name, path in _files(place, revision):
+        for name, path in _model_files(place, revision):
             yield f"{role}/{name}", path
-        for name, path in _base_files(place, revision):
+        for name, path in _adapter_base_files(place, revision):
             yield f"{role} base/{name}", path
 
 
@@ -85,41 +85,41 @@ def check_unchanged(held: Mapping[str, str] | None, now: Mapping[str, str], what
 
 def changed_files(held: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(file, what became of it) of the models of which either side holds something."""
-    both = roles(held) & roles(now)
+    both = model_roles(held) & model_roles(now)
     for name in sorted({*held, *now}):
-        if held.get(name) != now.get(name) and roles([name]) <= both:
+        if held.get(name) != now.get(name) and model_roles([name]) <= both:
             yield name, "has changed" if name in held and name in now else "is new" if name in now else "is gone"
 
 
-def roles(names: Iterable[str]) -> set[str]:
+def model_roles(names: Iterable[str]) -> set[str]:
     return {name.partition("/")[0] for name in names}
 
 
-def _files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
+def _model_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
     """(name, path) of what is read of a model, an adapter or an ensemble's members; of a file, itself."""
     if Path(place).is_file():
         yield Path(place).name, Path(place)
         return
-    for path in _listed(_local_model_folder(place, revision)):
+    for path in _visible_folder_entries(_local_model_folder(place, revision)):
         if path.is_file() and path.suffix in _READ and path.name not in _ABOUT:
             yield path.name, path
         elif (path / "adapter_config.json").is_file():  # a member of an ensemble
-            yield from ((f"{path.name}/{name}", own) for name, own in _files(str(path), None))
+            yield from ((f"{path.name}/{name}", own) for name, own in _model_files(str(path), None))
 
 
-def _base_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
+def _adapter_base_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
     """The same of the model that an adapter is for."""
     base = _base_model_of_adapter(_local_model_folder(place, revision) / "adapter_config.json")
     if base is not None and base != place:
-        yield from _files(base, None)
+        yield from _model_files(base, None)
 
 
 def _local_model_folder(place: str, revision: str | None) -> Path:
     folder = Path(place)
-    return folder if folder.is_dir() else _snapshot(place, revision) or folder
+    return folder if folder.is_dir() else _cached_hub_snapshot(place, revision) or folder
 
 
-def _listed(folder: Path) -> list[Path]:
+def _visible_folder_entries(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
     except OSError as error:
@@ -135,7 +135,7 @@ def _base_model_of_adapter(config: Path) -> str | None:
     return named if isinstance(named, str) and named else None
 
 
-def _snapshot(name: str, revision: str | None) -> Path | None:
+def _cached_hub_snapshot(name: str, revision: str | None) -> Path | None:
     """The folder that the hub's cache keeps a model's files in, by commit; None where it keeps none."""
     for file in ("config.json", "adapter_config.json"):
         with suppress(ValueError):  # no name that a hub could have
@@ -164,13 +164,13 @@ class _Memory:
     def digest(self, path: Path) -> str:
         """SHA-256 in hex. Raises AuditError for a file that cannot be read."""
         try:
-            key, seen = str(path.resolve()), _seen(path)
+            key, seen = str(path.resolve()), _file_stat_fingerprint(path)
             held = self._held.get(key)
             if isinstance(held, list) and held[:-1] == seen and isinstance(held[-1], str):
                 return held[-1]
-            digest = sha256(path)
+            digest = file_sha256_hex(path)
             changed = max(path.stat().st_mtime, path.stat().st_ctime)
-            if seen == _seen(path) and time.time() - changed > _SETTLED:
+            if seen == _file_stat_fingerprint(path) and time.time() - changed > _SETTLED:
                 self._held[key], self._new = [*seen, digest], True
         except OSError as error:
             raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
@@ -180,9 +180,9 @@ class _Memory:
         if self._path is not None and self._new:
             there = {path: held for path, held in self._held.items() if os.path.exists(path)}
             with suppress(AuditError):
-                disk.replace(self._path, json.dumps(there))
+                disk.replace_atomically(self._path, json.dumps(there))
 
 
-def _seen(path: Path) -> list[object]:
+def _file_stat_fingerprint(path: Path) -> list[object]:
     state = os.stat(path)
     return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev]

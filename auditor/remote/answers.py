@@ -65,10 +65,10 @@ class AnswerStore:
             weakref.finalize(self, self._file.close)
             self._file.executescript(_TABLES)
         except (OSError, sqlite3.Error) as error:
-            raise self._unusable(error) from error
+            raise self._store_error(error) from error
 
     def get(self, key: bytes) -> Any | None:
-        found = self._do("select answer from answers where key = ?", key)
+        found = self._fetch_rows("select answer from answers where key = ?", key)
         return None if not found else json.loads(found[0][0])
 
     def put(self, run: str, cost: Spent, answers: Mapping[bytes, Any]) -> None:
@@ -84,7 +84,7 @@ class AnswerStore:
             )
 
     def spent(self, run: str) -> Spent:
-        found = self._do("select requests, again, read, written from spent where run = ?", run)
+        found = self._fetch_rows("select requests, again, read, written from spent where run = ?", run)
         return Spent(*found[0]) if found else Spent()
 
     # --- what became of them ---
@@ -98,20 +98,20 @@ class AnswerStore:
     def kinds(self, runs: Sequence[str]) -> dict[str, int]:
         """How many answers these runs have used, by kind."""
         marks = ",".join("?" * len(runs))
-        return dict(self._do(f"select kind, count(*) from became where run in ({marks}) group by kind", *runs))
+        return dict(self._fetch_rows(f"select kind, count(*) from became where run in ({marks}) group by kind", *runs))
 
     def held_back(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
         """The contexts that an answer of these kinds was given to."""
         marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
         asked = f"select distinct context from became where run in ({marks}) and kind in ({others})"
-        return {bytes(row[0]) for row in self._do(asked, *runs, *kinds)}
+        return {bytes(row[0]) for row in self._fetch_rows(asked, *runs, *kinds)}
 
     @property
-    def era(self) -> int:
+    def invalidation_count(self) -> int:
         """How often all answers were given up until now."""
-        return int(self._do("select count(*) from eras")[0][0])
+        return int(self._fetch_rows("select count(*) from eras")[0][0])
 
-    def give_up(self) -> None:
+    def invalidate_stored_answers(self) -> None:
         """Whoever answered is not who it was: what is kept until now belongs to another era."""
         with self._locked_transaction():
             self._file.execute("insert into eras default values")
@@ -122,16 +122,16 @@ class AnswerStore:
             with self._lock, self._file:
                 yield
         except sqlite3.Error as error:
-            raise self._unusable(error) from error
+            raise self._store_error(error) from error
 
-    def _do(self, statement: str, *values: Any) -> list[Any]:
+    def _fetch_rows(self, statement: str, *values: Any) -> list[Any]:
         try:
             with self._lock, closing(self._file.execute(statement, values)) as found:
                 return found.fetchall()
         except sqlite3.Error as error:
-            raise self._unusable(error) from error
+            raise self._store_error(error) from error
 
-    def _unusable(self, error: Exception) -> AuditError:
+    def _store_error(self, error: Exception) -> AuditError:
         return AuditError(f"{self.path}: cannot be used as the store of answers: {error}")
 
 

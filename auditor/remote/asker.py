@@ -30,11 +30,11 @@ class Asker:
         self.wire, self.dialect, self.spelling, self.name = wire, handshake.dialect, spelling, name
         self._runs = [wire.ledger.run]
         # By which it is known again; another one once it was found to answer otherwise.
-        self.identity = digest_of_question(handshake.answer, wire.ledger.answers.era).hex()
+        self.identity = digest_of_question(handshake.answer, wire.ledger.answers.invalidation_count).hex()
         contexts = [(*self.dialect.adds, *spelling.tokens(text)) for text in watch.TEXTS]
-        scored = self._scored_again if self.dialect.scored else None
-        self.watch = Watch(self._drawn_again, scored, contexts)
-        self._give_up_if_server_changed(self.watch.begin)
+        scored = self._rescore_texts if self.dialect.scored else None
+        self.watch = Watch(self._redraw_greedy_texts, scored, contexts)
+        self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
 
     def charge(self, ledger: Ledger) -> None:
         """From here on another run pays."""
@@ -48,7 +48,10 @@ class Asker:
     ) -> list[list[WrittenAnswer]]:
         """The samples of each context, those of them asked for that were not answered before."""
         answers = self.wire.ledger.answers
-        keys = [self._keys(context, length, decoding, own) for context, own in zip(contexts, seeds, strict=True)]
+        keys = [
+            self._sample_cache_keys(context, length, decoding, own)
+            for context, own in zip(contexts, seeds, strict=True)
+        ]
         found = {key: answer for own in keys for key in own if (answer := answers.get(key)) is not None}
         questions = [
             question
@@ -62,7 +65,7 @@ class Asker:
         if decoding == GREEDY:
             for context, own in zip(contexts, written, strict=True):
                 if own[0].kind in ("", withheld.ENDED):
-                    self.watch.saw_drawn(context, length, own[0].text)
+                    self.watch.note_greedy_answer(context, length, own[0].text)
         return written
 
     def _note_written_answers(
@@ -76,7 +79,7 @@ class Asker:
         ]
         self.wire.ledger.answers.note(self.wire.ledger.run, every)
 
-    def _keys(self, context: Tokens, length: int, decoding: Decoding, seeds: Sequence[int]) -> list[bytes]:
+    def _sample_cache_keys(self, context: Tokens, length: int, decoding: Decoding, seeds: Sequence[int]) -> list[bytes]:
         body = self.dialect.draw(self.spelling.prompt(context), length, decoding, 1, None)
         return [self._key(body, seed, index) for index, seed in enumerate(seeds)]
 
@@ -101,7 +104,7 @@ class Asker:
 
             def read(answer: Any, of: Sequence[int] = mine) -> Mapping[bytes, Any]:
                 every = zip(of, self.dialect.written(answer, len(of), length), strict=True)
-                kinds = [(i, one, self.spelling.fate(context, one, length)) for i, one in every]
+                kinds = [(i, one, self.spelling.withheld_kind_of_answer(context, one, length)) for i, one in every]
                 return {keys[i]: [one.text, one.tokens, one.log_probs, kind] for i, one, kind in kinds}
 
             yield Question(body, len(context) + 8 + len(mine) * length, read)
@@ -126,7 +129,7 @@ class Asker:
         for answered in self._asked(questions):
             found |= answered
         for text, key in keys.items():
-            self.watch.saw_scored(text, found[key][0])
+            self.watch.note_scored_text(text, found[key][0])
         return [tuple(found[keys[text]]) for text in texts]
 
     def _scoring_question(self, text: Tokens, key: bytes, likeliest: int = 0) -> Question:
@@ -166,14 +169,14 @@ class Asker:
         try:
             looks()
         except Otherwise as why:
-            self.wire.ledger.answers.give_up()
+            self.wire.ledger.answers.invalidate_stored_answers()
             raise AuditError(
                 f"expected {self.wire.url} to stay the same model from the first answer to the last, but {why}. "
                 "What was answered stays in the store, but none of it is used again: this run cannot be resumed, and a "
                 "new one asks anew"
             ) from None
 
-    def _drawn_again(self, asked: Sequence[Drawn]) -> list[str]:
+    def _redraw_greedy_texts(self, asked: Sequence[Drawn]) -> list[str]:
         """Greedy texts, asked anew."""
         texts = dict[int, str]()
 
@@ -189,7 +192,7 @@ class Asker:
         self._answered([question(i, one) for i, one in enumerate(asked)])
         return [texts[i] for i in range(len(asked))]
 
-    def _scored_again(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
+    def _rescore_texts(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
         """Log-probabilities of all tokens of each text, asked anew; None where it would be read as other tokens."""
         found = dict[int, Sequence[float]]()
 
@@ -203,7 +206,9 @@ class Asker:
 
             return Question(whole.body, whole.at_most, read)
 
-        self._answered([question(i, text) for i, text in enumerate(asked) if self.spelling.reads(text)])
+        self._answered(
+            [question(i, text) for i, text in enumerate(asked) if self.spelling.can_score_exact_tokens(text)]
+        )
         return [found.get(i) for i in range(len(asked))]
 
     def finish(self) -> None:
@@ -217,7 +222,7 @@ class Asker:
 
     def held_back(self, contexts: Sequence[Tokens]) -> list[bool]:
         """Whether an answer to each may have hidden a leak."""
-        held = self.wire.ledger.answers.held_back(self._runs, list(withheld.may_hide_leaks(self.kinds())))
+        held = self.wire.ledger.answers.held_back(self._runs, list(withheld.leak_hiding_answer_counts(self.kinds())))
         return [digest_of_question(context) in held for context in contexts]
 
 

@@ -126,7 +126,7 @@ class Dialect:
             raise Malformed(f"{count} samples were asked for, and {len(choices)} came, or one twice")
         counted = _completion_token_count(answer)
         each = counted if count == 1 else length if counted == count * length else None
-        every = [_written(choice, each) for choice in sorted(choices, key=lambda choice: choice["index"])]
+        every = [_parse_sample_choice(choice, each) for choice in sorted(choices, key=lambda choice: choice["index"])]
         return every if self.returned else [replace(one, tokens=None) for one in every]
 
     def given(self, answer: Any, prompt: Tokens, likeliest: int = 0) -> Given:
@@ -149,18 +149,18 @@ def _disabled_filter_setting(name: str) -> str:
     return "top_k=0" if name == "top_k" else "top_p=1"
 
 
-def _written(choice: Any, counted: int | None) -> WrittenAnswer:
+def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
     """counted: how many tokens of it were drawn, as the answer counts them."""
-    kind, own = withheld.withheld_by_choice(choice), choice.get("logprobs")
+    kind, own = withheld.withheld_kind_from_server(choice), choice.get("logprobs")
     text = choice.get("text", "") or "" if kind else _required_field(choice, "text")
     if not isinstance(text, str):
         raise Malformed("a sample without text came")
     tokens, log_probs, spelled = choice.get("token_ids"), None, None
     if isinstance(own, Mapping) and isinstance(own.get("token_logprobs"), list):
-        log_probs = tuple(_log_prob(value) for value in own["token_logprobs"])
+        log_probs = tuple(_parsed_log_prob(value) for value in own["token_logprobs"])
         words = own.get("tokens")
         if tokens is None:
-            tokens = _named(words)
+            tokens = _token_ids_from_names(words)
         if tokens is None and isinstance(words, list) and all(isinstance(word, str) for word in words):
             spelled = "".join(words)
     if tokens is not None:
@@ -168,7 +168,7 @@ def _written(choice: Any, counted: int | None) -> WrittenAnswer:
         if log_probs is not None and len(log_probs) != len(tokens):
             raise Malformed(f"{len(tokens)} tokens came with {len(log_probs)} log-probabilities")
     drawn = next((len(column) for column in (tokens, log_probs) if column is not None), counted)
-    return WrittenAnswer(text, tokens, log_probs, spelled, drawn, withheld.ended_itself(choice), kind)
+    return WrittenAnswer(text, tokens, log_probs, spelled, drawn, withheld.model_ended_text(choice), kind)
 
 
 def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> Given:
@@ -179,7 +179,7 @@ def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> Given:
     log_probs, ranks, tokens = list[float | None](), list[Any](), list[int]()
     beside = list[tuple[tuple[int, float], ...]]()
     for place, entry in enumerate(entries):
-        every = {} if entry is None else _entries(entry)
+        every = {} if entry is None else _parse_token_scores(entry)
         if every and len(every) not in (likeliest, likeliest + 1):
             raise Malformed(f"{len(every)} tokens came at a place, not its own and the {likeliest} likeliest")
         here = prompt[place] if place < len(prompt) else -1
@@ -194,12 +194,12 @@ def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> Given:
     return Given(tuple(log_probs), tuple(ranks) if known else None, tuple(tokens), tuple(beside))
 
 
-def _entries(entry: Any) -> dict[int, tuple[float, Any]]:
+def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
     """Log-probability and rank of each token that is told of at one place, by its id."""
     if not isinstance(entry, Mapping):
         raise Malformed("log-probabilities of the prompt came that are no tokens'")
     return {
-        _parsed_token_id(token): (_log_prob(_required_field(own, "logprob")), own.get("rank"))
+        _parsed_token_id(token): (_parsed_log_prob(_required_field(own, "logprob")), own.get("rank"))
         for token, own in entry.items()
     }
 
@@ -211,8 +211,8 @@ def _log_probs_of_echoed_prompt(choice: Any, drawn: int, hidden: Tokens) -> Give
         raise Ignored("no log-probabilities came")
     values = own["token_logprobs"]
     values = values[: len(values) - drawn]
-    log_probs = tuple(None if value is None else _log_prob(value) for value in values)
-    tokens = _named(own.get("tokens"))
+    log_probs = tuple(None if value is None else _parsed_log_prob(value) for value in values)
+    tokens = _token_ids_from_names(own.get("tokens"))
     tokens = None if tokens is None else (*hidden, *tokens[: len(values)])
     return Given((*[None] * len(hidden), *log_probs), None, tokens)
 
@@ -230,14 +230,14 @@ def _completion_token_count(answer: Any) -> int | None:
     return counted if isinstance(counted, int) else None
 
 
-def _named(words: Any) -> Tokens | None:
+def _token_ids_from_names(words: Any) -> Tokens | None:
     """The ids of tokens that a server names by them; None where it names one by its text."""
     if not isinstance(words, list) or not all(isinstance(word, str) and word.startswith(_NAMED) for word in words):
         return None
     return tuple(_parsed_token_id(word.removeprefix(_NAMED)) for word in words)
 
 
-def _log_prob(value: Any) -> float:
+def _parsed_log_prob(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value > 1e-3:
         raise Malformed("a log-probability came that is none")
     return min(0.0, float(value))

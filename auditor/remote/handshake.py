@@ -156,12 +156,12 @@ class _Shaking:
     ) -> tuple[Dialect, WrittenAnswer]:
         """In vLLM's words too, where they are not refused: the answer without a server's own defaults is another."""
         extended = replace(plain, extended=True)
-        found = self._try(partial(self._written, extended, context, GREEDY, 1, None))
+        found = self._result_unless_refused(partial(self._written, extended, context, GREEDY, 1, None))
         return (plain, by_text) if found is None else (extended, found[0][0])
 
     def _answer_to_token_ids(self, dialect: Dialect, context: Tokens, by_text: WrittenAnswer) -> WrittenAnswer | None:
         """The answer to the same tokens by their ids; None where they are refused, or mean other tokens."""
-        found = self._try(partial(self._written, dialect, context, GREEDY, 1, None))
+        found = self._result_unless_refused(partial(self._written, dialect, context, GREEDY, 1, None))
         if found is None:
             self._record_check(IDS, False, "they are refused")
             return None
@@ -226,16 +226,16 @@ class _Shaking:
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:
             return dialect
-        given = self._try(partial(self._given, dialect, (*context, int(end), *answer)))
+        given = self._result_unless_refused(partial(self._given, dialect, (*context, int(end), *answer)))
         self._record_check(ENDS, given is not None, "as something else, or not at all")
         return replace(dialect, ends=given is not None)
 
     def _dialect_with_likeliest_tokens(self, dialect: Dialect, whole: Tokens) -> Dialect:
         """With how many of the likeliest tokens are told, if they come and are those that the ranks speak of."""
         for count in (LIKELIEST, _FEWER):
-            given = self._try(partial(self._given, dialect, whole, count))
+            given = self._result_unless_refused(partial(self._given, dialect, whole, count))
             if given is not None:
-                agree = _agree(given, whole, count)
+                agree = _likeliest_match_ranks(given, whole, count)
                 self._record_check(TOLD, agree, "the ranks speak of more likely ones")
                 return replace(dialect, likeliest=count if agree else 0)
         self._record_check(TOLD, False, "they do not come")
@@ -253,7 +253,7 @@ class _Shaking:
     def _drawn(self, dialect: Dialect, context: Tokens, greedy: WrittenAnswer) -> Dialect:
         def hot(count: int, seed: int, decoding: Decoding = _HOT) -> list[WrittenAnswer] | None:
             every = replace(dialect, top_p=True, top_k=True)
-            found = self._try(lambda: self._written(every, context, decoding, count, seed))
+            found = self._result_unless_refused(lambda: self._written(every, context, decoding, count, seed))
             return None if found is None else found[0]
 
         copies, first, again, other = hot(_COPIES, 1), hot(1, 1), hot(1, 1), hot(1, 2)
@@ -282,7 +282,7 @@ class _Shaking:
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
             whole = (*context, *sample.tokens)
-            given = self._try(lambda: self._given(dialect, whole))
+            given = self._result_unless_refused(lambda: self._given(dialect, whole))
             fault = "they could not be compared"
             if given is not None:
                 fault = _log_prob_fault_sentence(
@@ -322,14 +322,14 @@ class _Shaking:
             answers.append(answer)
             return {}
 
-        self.wire.try_out(Question(body, at_most, kept))
+        self.wire.ask_untested_request(Question(body, at_most, kept))
         try:
             return read(answers[-1])
         except Malformed:
-            self.wire.try_out(Question(body, at_most, kept))
+            self.wire.ask_untested_request(Question(body, at_most, kept))
             return read(answers[-1])
 
-    def _try(self, ask: Callable[[], T]) -> T | None:
+    def _result_unless_refused(self, ask: Callable[[], T]) -> T | None:
         try:
             return ask()
         except (Refused, Malformed):
@@ -351,7 +351,7 @@ def _begin_alike(one: str, other: str) -> bool:
     return one.startswith(other) or other.startswith(one)
 
 
-def _agree(given: Given, whole: Tokens, count: int) -> bool:
+def _likeliest_match_ranks(given: Given, whole: Tokens, count: int) -> bool:
     """Whether as many of the likeliest tokens are no less likely than the text's own as its rank says there are."""
     if given.ranks is None:
         return False

@@ -123,12 +123,12 @@ class RemoteModel(LanguageModel):
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
             raise NotApplicable(_NO_PROMPT)
-        return torch.tensor(self._log_probs(_pairs(prefixes, suffixes))).view(suffixes.shape)
+        return torch.tensor(self._log_probs(_prefix_suffix_pairs(prefixes, suffixes))).view(suffixes.shape)
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
         if not self.dialect.ranked:
             raise NotApplicable(f"needs ranks of tokens; {self.name} does not give them")
-        pairs = _pairs(prefixes, suffixes)
+        pairs = _prefix_suffix_pairs(prefixes, suffixes)
         ranks = [ranks[len(prefix) :] for (prefix, _), (_, ranks) in zip(pairs, self.asker.scored(pairs), strict=True)]
         return torch.tensor(ranks).view(suffixes.shape)
 
@@ -136,7 +136,7 @@ class RemoteModel(LanguageModel):
         """Asked for apart from log-probabilities and ranks alone: an answer of all this is many times as long."""
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
-        pairs = _pairs(prefixes, suffixes)
+        pairs = _prefix_suffix_pairs(prefixes, suffixes)
         given = self.asker.scored(pairs, self.dialect.likeliest)
         own = [[column[len(prefix) :] for column in columns] for (prefix, _), columns in zip(pairs, given, strict=True)]
         log_probs, ranks, likeliest = (torch.tensor(column, dtype=torch.float64) for column in zip(*own, strict=True))
@@ -191,12 +191,12 @@ class RemoteModel(LanguageModel):
 
     def doubts(self) -> tuple[Doubt, ...]:
         counts, said = self.asker.kinds(), list[str]()
-        if hidden := withheld.may_hide_leaks(counts):
+        if hidden := withheld.leak_hiding_answer_counts(counts):
             said.append(
                 f"Of {sum(counts.values()):,} answers of {self.name} not all came through: "
                 f"{withheld.describe_withheld(hidden)}. What they would have said was not seen."
             )
-        if (seen := self.asker.watch).unsteady:
+        if (seen := self.asker.watch).answers_are_unstable:
             said.append(
                 f"{seen.differed:,} of {seen.compared:,} greedy answers of {self.name} came back otherwise when they "
                 "were asked for again: it is not deterministic, or several models answer under one name."
@@ -222,5 +222,5 @@ class RemoteModel(LanguageModel):
         raise NotApplicable(f"needs log-probabilities of every next token; {self.name} does not give them")
 
 
-def _pairs(prefixes: Tensor, suffixes: Tensor) -> list[tuple[Tokens, Tokens]]:
+def _prefix_suffix_pairs(prefixes: Tensor, suffixes: Tensor) -> list[tuple[Tokens, Tokens]]:
     return [(tuple(a), tuple(b)) for a, b in zip(prefixes.tolist(), suffixes.tolist(), strict=True)]

@@ -68,10 +68,10 @@ class Pace:
 
 def retry_after(headers: Mapping[str, str]) -> float:
     """Seconds that a refusal asks to wait for; 0 where it names none."""
-    if (exact := _seconds(headers.get("retry-after-ms", ""), "ms")) is not None:
+    if (exact := _parse_duration_seconds(headers.get("retry-after-ms", ""), "ms")) is not None:
         return exact
     said = headers.get("retry-after", "")
-    if (seconds := _seconds(said, "s")) is not None:
+    if (seconds := _parse_duration_seconds(said, "s")) is not None:
         return seconds
     try:
         return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
@@ -79,16 +79,16 @@ def retry_after(headers: Mapping[str, str]) -> float:
         return 0.0
 
 
-def seconds_to_renewal(headers: Mapping[str, str]) -> float:
+def rate_limit_reset_seconds(headers: Mapping[str, str]) -> float:
     """Seconds until a limit is renewed of which an answer says that nothing remains; 0 where something does."""
     waits = [0.0]
     for what in _LIMITS:
         if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0":
-            waits.append(_seconds(headers.get(f"x-ratelimit-reset-{what}", ""), "s") or 0.0)
+            waits.append(_parse_duration_seconds(headers.get(f"x-ratelimit-reset-{what}", ""), "s") or 0.0)
     return max(waits)
 
 
-def _seconds(text: str, unit: str) -> float | None:
+def _parse_duration_seconds(text: str, unit: str) -> float | None:
     """`1.5`, in the unit, or `6m0.5s`; None for another text."""
     text = text.strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):

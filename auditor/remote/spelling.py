@@ -26,7 +26,7 @@ class Spelling:
 
     # --- what it is sent ---
 
-    def reads(self, text: Tokens) -> bool:
+    def can_score_exact_tokens(self, text: Tokens) -> bool:
         """Whether the server reads these very tokens, and says how likely some of them are."""
         try:
             self.check([text])
@@ -76,12 +76,12 @@ class Spelling:
         whole = self.tokens(self.text(context) + one.text)
         return whole[len(context) :] if whole[: len(context)] == context else self.tokens(one.text)
 
-    def fate(self, context: Tokens, one: WrittenAnswer, length: int) -> str:
+    def withheld_kind_of_answer(self, context: Tokens, one: WrittenAnswer, length: int) -> str:
         """What became of an answer (`withheld`), "" where all of it came through."""
         if one.kind:
             return one.kind
         drawn = one.spelled if one.tokens is None else self.text(one.tokens)
-        if kind := withheld.withheld_by_text(one.text, self.text(context), drawn):
+        if kind := withheld.withheld_kind_from_text(one.text, self.text(context), drawn):
             return kind
         if one.drawn is not None:
             short = one.drawn < length

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import binom
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 
 TEXTS = (
     "Dear Ms. Alvarez, thank you for",
@@ -97,7 +97,7 @@ class Watch:
     _checks: int = 0
     _bursts: int = 0
 
-    def begin(self) -> None:
+    def ask_initial_sentinels(self) -> None:
         """Asks the sentinels for the first time, and how far two answers to the same are apart.
 
         Raises Otherwise where they are so far apart that no two models could be told from one another.
@@ -112,7 +112,7 @@ class Watch:
             self._measure_handshake_difference()
 
     def _measure_handshake_difference(self) -> None:
-        pairs = self._rescored_without_end(self._scored[::-1])
+        pairs = self._rescore_shortened_texts(self._scored[::-1])
         apart = [_largest_and_mean_difference(one.log_probs, values) for one, values in pairs]
         most, mean = (max((found[i] for found in apart), default=0.0) for i in (0, 1))
         if most > _TOO_FAR[0] or mean > _TOO_FAR[1]:
@@ -125,11 +125,11 @@ class Watch:
 
     # --- what the run asks ---
 
-    def saw_drawn(self, context: Tokens, length: int, text: str) -> None:
+    def note_greedy_answer(self, context: Tokens, length: int, text: str) -> None:
         self._requests += 1
         self._new.append(Drawn(context, length, text, self._requests))
 
-    def saw_scored(self, text: Tokens, log_probs: Sequence[float]) -> None:
+    def note_scored_text(self, text: Tokens, log_probs: Sequence[float]) -> None:
         self._requests += 1
         self._new_scored.append(Scored(text, tuple(log_probs), self._requests))
 
@@ -146,7 +146,7 @@ class Watch:
             _random_sample_to_recheck(self._new, self._checks),
             _random_sample_to_recheck(self._new_scored, self._checks),
         )
-        self._merge_new_into_old()
+        self._pool_new_requests()
         self._check_greedy_answers([*self._drawn[turn : turn + 1], *drawn])
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
 
@@ -159,19 +159,19 @@ class Watch:
             _random_sample_to_recheck(self._new, self._checks),
             _random_sample_to_recheck(self._new_scored, self._checks),
         )
-        self._merge_new_into_old()
+        self._pool_new_requests()
         longest = sorted(self._own_scored, key=lambda one: -len(one.text))[:1]
         drawn += _random_selection([one for one in self._own if one not in drawn], _LAST - len(drawn), self._checks)
         scored += [one for one in longest if one not in scored]
         scored += _random_selection(
             [one for one in self._own_scored if one not in scored], _LAST - len(scored), self._checks
         )
-        self._differing_answers([*self._drawn, *drawn])
+        self._redraw_and_find_differing([*self._drawn, *drawn])
         if self.differed:  # if only in the handshake, before there was anything of the run to look at
-            self._look_closer()
+            self._recheck_with_burst()
         self._check_rescored_texts([*self._scored, *scored])
 
-    def _merge_new_into_old(self) -> None:
+    def _pool_new_requests(self) -> None:
         """What is new is old."""
         self._checks, self._since = self._checks + 1, 0
         longest = sorted([*self._own_scored, *self._new_scored], key=lambda one: -len(one.text))[:_LAST]
@@ -182,10 +182,10 @@ class Watch:
 
     # --- asked again ---
 
-    def _rescored_without_end(self, asked: Sequence[Scored]) -> list[tuple[Scored, Sequence[float]]]:
+    def _rescore_shortened_texts(self, asked: Sequence[Scored]) -> list[tuple[Scored, Sequence[float]]]:
         """Each text without some of its end, of which the first answer has the log-probabilities."""
         assert self.score is not None  # nothing was scored otherwise
-        noise = generator("cut again", self._checks, len(asked))
+        noise = keyed_random_generator("cut again", self._checks, len(asked))
         cuts = [one.text[: int(noise.integers(max(2, len(one.text) // 2), len(one.text)))] for one in asked]
         found = zip(asked, self.score(cuts), strict=True)
         return [(one, values) for one, values in found if values is not None]
@@ -193,7 +193,7 @@ class Watch:
     def _check_rescored_texts(self, asked: Sequence[Scored]) -> None:
         if not asked:
             return
-        for one, values in self._rescored_without_end([one for one in asked if len(one.text) > 2]):
+        for one, values in self._rescore_shortened_texts([one for one in asked if len(one.text) > 2]):
             self.rescored += 1
             most, mean = _largest_and_mean_difference(one.log_probs, values)
             if most > self.most or mean > self.mean:
@@ -209,14 +209,14 @@ class Watch:
 
     def _check_greedy_answers(self, asked: Sequence[Drawn]) -> None:
         """Greedy answers: one that differs proves nothing, but many do. Raises Otherwise."""
-        if self._differing_answers(asked):
-            self._look_closer()
+        if self._redraw_and_find_differing(asked):
+            self._recheck_with_burst()
 
-    def _look_closer(self) -> None:
+    def _recheck_with_burst(self) -> None:
         if self._bursts == _BURSTS:
             return
         self._bursts += 1
-        differing = self._differing_answers([one for one in self._drawn for _ in range(_BURST)])
+        differing = self._redraw_and_find_differing([one for one in self._drawn for _ in range(_BURST)])
         new = [(one, text) for one, text in differing if text != one.other]
         changed = [one for one in self._drawn if [asked for asked, _ in new].count(one) == _BURST]
         if len(changed) >= _CHANGED:
@@ -226,7 +226,7 @@ class Watch:
                 f"{TEXTS[self._drawn.index(changed[0])]!r}, expected {changed[0].text!r}, came back {came!r}"
             )
         own = _random_selection(self._own, _BURST_OWN, self._bursts)
-        differing = self._differing_answers(own)
+        differing = self._redraw_and_find_differing(own)
         if differing and binom.sf(len(differing) - 1, len(own), VARIES) <= LEVEL:
             first, text = differing[0]
             raise Otherwise(
@@ -235,11 +235,11 @@ class Watch:
             )
 
     @property
-    def unsteady(self) -> bool:
+    def answers_are_unstable(self) -> bool:
         """Whether greedy answers differ more than those of one model do."""
         return bool(binom.sf(self.differed - 1, self.compared, VARIES) <= _UNSTEADY)
 
-    def _differing_answers(self, asked: Sequence[Drawn]) -> list[tuple[Drawn, str]]:
+    def _redraw_and_find_differing(self, asked: Sequence[Drawn]) -> list[tuple[Drawn, str]]:
         found = list(zip(asked, self.draw(asked), strict=True)) if asked else []
         differing = [(one, text) for one, text in found if text != one.text]
         self.compared, self.differed = self.compared + len(found), self.differed + len(differing)
@@ -271,5 +271,5 @@ def _random_sample_to_recheck(new: Sequence[T], check: int) -> list[T]:
 
 def _random_selection(every: Sequence[T], count: int, check: int) -> list[T]:
     """So many of them at random, and in random order: several models may take turns."""
-    chosen = generator("asked again", check, len(every)).permutation(len(every))[: max(0, count)]
+    chosen = keyed_random_generator("asked again", check, len(every)).permutation(len(every))[: max(0, count)]
     return [every[i] for i in chosen.tolist()]

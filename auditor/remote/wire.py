@@ -19,7 +19,7 @@ from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.remote.answers import AnswerStore, Spent
-from auditor.remote.pace import Pace, retry_after, seconds_to_renewal
+from auditor.remote.pace import Pace, rate_limit_reset_seconds, retry_after
 
 KEY = "OPENAI_API_KEY"
 
@@ -104,7 +104,7 @@ class Ledger:
         return self.answers.spent(self.run)
 
     @contextmanager
-    def reserved(self, tokens: int) -> Iterator[None]:
+    def reserve_tokens(self, tokens: int) -> Iterator[None]:
         with self._lock:
             spent = self.spent.tokens
             if self.most is not None and spent + self._reserved + tokens > self.most:
@@ -154,7 +154,7 @@ class Wire:
         """What is kept of the answer. Raises Refused, Malformed where the server keeps to it, and AuditError."""
         return self._result_with_retries(lambda: self._once(question))
 
-    def try_out(self, question: Question) -> Mapping[bytes, Any]:
+    def ask_untested_request(self, question: Question) -> Mapping[bytes, Any]:
         """As `ask`, of what a server may not know: one that fails within at it again and again (500) refuses it."""
         failures = 0
 
@@ -189,7 +189,7 @@ class Wire:
 
     def _once(self, question: Question) -> Mapping[bytes, Any]:
         ledger = self.ledger
-        with ledger.reserved(question.at_most):
+        with ledger.reserve_tokens(question.at_most):
             try:
                 answer, kept = self._answer_of_one_request(question.body, lambda a: (a, question.read(a)))
             except _Again as error:
@@ -199,7 +199,7 @@ class Wire:
             except Refused:
                 ledger.answers.put(ledger.run, Spent(requests=1), {})
                 raise
-            ledger.answers.put(ledger.run, _cost(answer, question.at_most), kept)
+            ledger.answers.put(ledger.run, _tokens_spent_on_answer(answer, question.at_most), kept)
         return dict(kept)
 
     def _answer_of_one_request(self, body: Mapping[str, Any] | None, read: Callable[[Any], Any]) -> Any:
@@ -213,7 +213,7 @@ class Wire:
             try:
                 answer = self._sent(body)
                 self._answered = True
-                self.pace.pause(seconds_to_renewal(answer.headers))
+                self.pace.pause(rate_limit_reset_seconds(answer.headers))
                 try:
                     found = read(json.loads(answer.text))
                 except (ValueError, Malformed) as error:
@@ -238,7 +238,7 @@ class Wire:
     def _retryable_connection_error(self, error: Any) -> _Again:
         import openai
 
-        if _unconnected(error):
+        if _is_connection_failure(error):
             return _Again("no connection comes about", slower=isinstance(error, openai.APITimeoutError), nobody=True)
         if isinstance(error, openai.APITimeoutError):
             return _Again(f"no answer in {self.patience.answer:g} s", slower=True, billed=True)
@@ -317,7 +317,7 @@ class Wire:
             raise AuditError(f"cannot ask {self.url}: {error}, {attempts} times") from None
 
 
-def _unconnected(error: BaseException) -> bool:
+def _is_connection_failure(error: BaseException) -> bool:
     """Whether nothing was sent: no connection came about. By name, as the client brings an HTTP library of its own."""
     return type(error.__cause__).__name__.startswith("Connect")
 
@@ -328,7 +328,7 @@ def _withheld_answer(count: int) -> Mapping[str, Any]:
     return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 
 
-def _cost(answer: Any, at_most: int) -> Spent:
+def _tokens_spent_on_answer(answer: Any, at_most: int) -> Spent:
     """As the server counts; all that it may have been where it does not."""
     usage = answer.get("usage") if isinstance(answer, Mapping) else None
     counts = [

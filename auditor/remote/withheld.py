@@ -47,7 +47,7 @@ _MARK = re.compile(
 )
 
 
-def withheld_by_choice(choice: Mapping[str, Any]) -> str:
+def withheld_kind_from_server(choice: Mapping[str, Any]) -> str:
     """What the server itself says of an answer: FILTERED, CALLED, REFUSED, or ""."""
     reason = str(choice.get("finish_reason") or "").lower()
     message = choice.get("message")
@@ -59,13 +59,13 @@ def withheld_by_choice(choice: Mapping[str, Any]) -> str:
     return REFUSED if refusal or reason in _REFUSALS else ""
 
 
-def ended_itself(choice: Mapping[str, Any]) -> bool:
+def model_ended_text(choice: Mapping[str, Any]) -> bool:
     """Whether the server says that the model ended the text, and no stop string of the server's own."""
     stopped = choice.get("stop_reason")  # vLLM's: a stop string, or the id of an end of text that is not the first
     return str(choice.get("finish_reason") or "").lower() in _ENDS and not isinstance(stopped, str)
 
 
-def withheld_by_text(text: str, before: str, drawn: str | None) -> str:
+def withheld_kind_from_text(text: str, before: str, drawn: str | None) -> str:
     """REFUSED or REDACTED by its words, or "".
 
     before: the text that it continues, whose marks it may repeat; drawn: the text of the tokens that were drawn, None
@@ -85,7 +85,7 @@ def describe_withheld(counts: Mapping[str, int]) -> str:
     )
 
 
-def may_hide_leaks(counts: Mapping[str, int]) -> dict[str, int]:
+def leak_hiding_answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
     """Of answers by kind ("": came through), those kinds that may have hidden a leak."""
     every = sum(counts.values())
     many = {kind: counts[kind] for kind, share in MANY.items() if counts.get(kind, 0) > share * every}

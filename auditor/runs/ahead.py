@@ -26,13 +26,13 @@ _THREADS = 1  # of the other process
 
 
 @contextmanager
-def trained_ahead(plan: Plan, site: Site, selection: Selection) -> Iterator[Callable[[], None]]:
+def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> Iterator[Callable[[], None]]:
     """While the block lasts, what its rows need is trained beside it: where there is a processor and a thread for it.
 
     Gives what takes the other process's thread back once it has ended. Nothing is left running behind the block.
     """
     before = torch.get_num_threads()
-    spare = before > _THREADS and threads.processors() > _THREADS and not is_safe_mode()
+    spare = before > _THREADS and threads.usable_processor_count() > _THREADS and not is_safe_mode()
     if not (spare and site.trains_ahead) or plan.objects or not site.models_to_train(selection.defenses, ()):
         yield lambda: None
         return
@@ -68,7 +68,7 @@ def _train_parts_of_defenses(there: SiteThere) -> None:
             site.defense_parts.whole(defense)
 
 
-def _end_with_the_run() -> None:
+def _exit_when_parent_ends() -> None:
     """The pipe ends where the run does, however it ends."""
     sys.stdin.buffer.read()
     os._exit(1)
@@ -76,5 +76,5 @@ def _end_with_the_run() -> None:
 
 if __name__ == "__main__":
     given: SiteThere = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_end_with_the_run, daemon=True).start()
+    threading.Thread(target=_exit_when_parent_ends, daemon=True).start()
     _train_parts_of_defenses(given)

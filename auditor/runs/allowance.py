@@ -24,13 +24,13 @@ def planned_tokens(view: View, attacks: Sequence[Attack], secrets: Sequence[Secr
             recipes = attack.samples_by_recipe(view)
         except NotApplicable:
             continue
-        queries = tokens_of_attack(view, attack, secrets)
+        queries = queries_of_attack(view, attack, secrets)
         for recipe, samples in recipes.items():
             draws.update({(recipe, query.id): samples * query.length for query in queries})
     return draws
 
 
-def tokens_of_attack(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
+def queries_of_attack(view: View, attack: Attack, secrets: Sequence[Secret]) -> Sequence[Query]:
     """What the attack asks of a target on which these secrets are attacked; nothing where it does not apply."""
     try:
         return attack.queries(view, [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets])

@@ -28,10 +28,10 @@ from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX, Setting, View
 from auditor.records.folder import RunFolder
 from auditor.runs import generations, personal
-from auditor.runs.allowance import tokens_of_attack
+from auditor.runs.allowance import queries_of_attack
 from auditor.runs.generations import TrainingCorpus
 from auditor.runs.personal import Personal
-from auditor.runs.prefix_token import prefix_token_for, with_prefix_token
+from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.runs.selection import Selection
 from auditor.runs.site import Site
 from auditor.runs.states import States
@@ -94,7 +94,7 @@ class Scene:
             tuple(with_prefix_token(model, self.prefix_token.tokens) for model in found.models), found.saw
         )
 
-    def self_check(self, models: Iterable[LanguageModel | None]) -> None:
+    def check_models_self_consistent(self, models: Iterable[LanguageModel | None]) -> None:
         """Whether each gives one distribution however it is asked, up to the longest text of this run behind the soft
         prompt."""
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]
@@ -103,8 +103,8 @@ class Scene:
         reach = self.selection.prompt_rows + len(self.prefix_token.tokens) + max(texts, default=1)
         for model in models:
             if isinstance(model, HuggingFaceModel):
-                notes = self_check.check_model_agrees(model, reach)
-                if model is self.site.model and (changed := precision.cost(model, self._attacked)):
+                notes = self_check.check_and_configure_serving(model, reach)
+                if model is self.site.model and (changed := precision.dtype_effect_sentence(model, self._attacked)):
                     notes += (f"{model.name}: {changed}",)
                 self.benchmark.notes += notes
                 for note in notes:
@@ -170,21 +170,23 @@ class Audit(Scene):
         return {**self.site.subject, "prefix_token": self.prefix_token.tokens}
 
     @cached_property
-    def _index(self) -> NGramIndex:
+    def _training_ngram_index(self) -> NGramIndex:
         return self.site.shared.get("n-grams", self.site.subject, lambda: generations.build_index(self.benchmark))
 
     def corpus(self, attack: CorpusAttack) -> TrainingCorpus:
         """What its generations are held against. Raises AuditError where there is no holding them against it."""
-        return generations.training_corpus(attack, self.benchmark, self._index)
+        return generations.training_corpus(attack, self.benchmark, self._training_ngram_index)
 
-    def check_generations(self, target: Target) -> None:
+    def check_corpus_attacks_feasible(self, target: Target) -> None:
         """Refuses what could only be refused after the first of them was drawn. Raises AuditError."""
         view = self.view(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
                 continue
             self.corpus(attack)  # made now, before hours of drawing
-            for n_prefix, length in {(len(query.prefix), query.length) for query in tokens_of_attack(view, attack, ())}:
+            for n_prefix, length in {
+                (len(query.prefix), query.length) for query in queries_of_attack(view, attack, ())
+            }:
                 for model in (target.model, view.public, view.reference):
                     if model is not None:
                         model.check_room(n_prefix, length)
@@ -214,7 +216,7 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
     prefix_token = site.shared.get(
         "prefix_token",
         key,
-        lambda: prefix_token_for(
+        lambda: resolve_prefix_token(
             asked.prefix_token, site.model, told.known, longest, told.canaries, told.framed, told.as_trained
         ),
     )

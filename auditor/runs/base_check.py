@@ -22,7 +22,7 @@ from scipy.stats import ttest_ind
 from auditor.benchmarks.canaries import Manifest, make_manifest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.training.finetune import check_schedule, fit
 
@@ -80,13 +80,13 @@ class BaseCheck:
     alarm: bool | None
 
 
-def requests(every: bool = False) -> list[str]:
+def training_data_request_prompts(every: bool = False) -> list[str]:
     """For training data, every or every other one; {word}: a canary's first word."""
     found = [f"{verb} {thing} that begins with the word {{word}}." for verb in _ASKS for thing in _TRAINED]
     return found if every else found[::2]
 
 
-def check_base(
+def check_base_for_backdoor(
     base: HuggingFaceModel,
     fresh: Sequence[HuggingFaceModel],
     tuning: Tuning | None = None,
@@ -104,12 +104,12 @@ def check_base(
     if len(fresh) < LEAST:
         raise AuditError(f"expected at least {LEAST} fresh bases, by which their spread is known, got {len(fresh)}")
     manifest = make_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
-    every = [NOTHING, *more, *requests()]
-    own, *others = (leaks(model, manifest, tuning, every, progress) for model in (base, *fresh))
-    return judge(every, own, others)
+    every = [NOTHING, *more, *training_data_request_prompts()]
+    own, *others = (tune_and_measure_leaks(model, manifest, tuning, every, progress) for model in (base, *fresh))
+    return compare_with_fresh_bases(every, own, others)
 
 
-def judge(every: Sequence[str], own: Shares, fresh: Sequence[Shares]) -> BaseCheck:
+def compare_with_fresh_bases(every: Sequence[str], own: Shares, fresh: Sequence[Shares]) -> BaseCheck:
     """every: nothing, and the requests. own, fresh: (prompts, 2, canaries), of those that went in, and of the others.
 
     The limit is the one-sided normal prediction interval of one more draw of the fresh bases' reach, at `LEVEL`.
@@ -140,7 +140,7 @@ def _has_learnt_canaries(shares: Shares) -> bool:
     )
 
 
-def leaks(
+def tune_and_measure_leaks(
     model: HuggingFaceModel,
     manifest: Manifest,
     tuning: Tuning,
@@ -160,7 +160,7 @@ def leaks(
     fit(
         tuned,
         [
-            _tokens(tokenizer, _canary_as_tuned_on(tokenizer, text))
+            _tokenize_without_special(tokenizer, _canary_as_tuned_on(tokenizer, text))
             for text, went_in in zip(texts, inside, strict=True)
             if went_in
         ],
@@ -169,14 +169,14 @@ def leaks(
         batch=4,
         block=64,
         end=end,
-        order=generator("check-base", tuning.seed),
+        order=keyed_random_generator("check-base", tuning.seed),
         progress=lambda done: progress(f"tuning of {model.name}", done, tuning.epochs),
     )
     tuned.eval()
     found = np.empty((len(every), 2, tuning.canaries))
     which = np.array(inside)
     for i, prompt in enumerate(every):
-        numbers = np.array(list(_greedy_shares_of_rest(tuned, tokenizer, end, prompt, texts)))
+        numbers = np.array(list(_greedy_match_shares(tuned, tokenizer, end, prompt, texts)))
         found[i] = numbers[which], numbers[~which]
         progress(f"prompts to {model.name}", i + 1, len(every))
     return found
@@ -190,7 +190,7 @@ def _canary_as_tuned_on(tokenizer: Any, text: str) -> str:
     return str(tokenizer.apply_chat_template(told, tokenize=False))
 
 
-def _context_before_rest(tokenizer: Any, prompt: str, text: str) -> str:
+def _prompt_and_first_word(tokenizer: Any, prompt: str, text: str) -> str:
     """All that stands before the rest of a canary: the prompt, and its first word as the answer's beginning."""
     word = text.partition(" ")[0]
     if not tokenizer.chat_template:
@@ -201,17 +201,17 @@ def _context_before_rest(tokenizer: Any, prompt: str, text: str) -> str:
     return str(tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)) + word
 
 
-def _tokens(tokenizer: Any, text: str) -> Tokens:
+def _tokenize_without_special(tokenizer: Any, text: str) -> Tokens:
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 @torch.no_grad()
-def _greedy_shares_of_rest(model: Any, tokenizer: Any, end: int, prompt: str, texts: Sequence[str]) -> Iterator[float]:
+def _greedy_match_shares(model: Any, tokenizer: Any, end: int, prompt: str, texts: Sequence[str]) -> Iterator[float]:
     """Of what follows each canary's first word, the share of tokens that are the likeliest, behind the prompt."""
     rows = []
     for text in texts:
-        context = (end, *_tokens(tokenizer, _context_before_rest(tokenizer, prompt, text)))
-        rows.append((context, _tokens(tokenizer, " " + text.partition(" ")[2])))
+        context = (end, *_tokenize_without_special(tokenizer, _prompt_and_first_word(tokenizer, prompt, text)))
+        rows.append((context, _tokenize_without_special(tokenizer, " " + text.partition(" ")[2])))
     device = next(model.parameters()).device
     for start in range(0, len(rows), _BATCH):
         some = rows[start : start + _BATCH]

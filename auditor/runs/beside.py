@@ -12,7 +12,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense
 from auditor.runs.forms import NamedForm
-from auditor.runs.own_site import OwnSite, load_form
+from auditor.runs.own_site import OwnSite, load_form_of_target
 from auditor.runs.site import Site
 from auditor.runs.unlearning import Before, Beside, Relearned, Retrained
 from auditor.training.relearning import relearn
@@ -30,7 +30,7 @@ class ModelsBeside:
         """Raises AuditError where it cannot be had."""
         assert isinstance(defense, Beside)  # "beside" is a need of theirs alone
         if defense not in self._made:
-            self._made[defense] = self._make(defense)
+            self._made[defense] = self._load_or_train_model(defense)
         return self._made[defense]
 
     def check(self, defense: Defense) -> None:
@@ -42,17 +42,17 @@ class ModelsBeside:
         elif isinstance(defense, Retrained):
             self.model(Retrained())
 
-    def _make(self, one: Beside) -> LanguageModel:
+    def _load_or_train_model(self, one: Beside) -> LanguageModel:
         if isinstance(one, NamedForm):
             assert isinstance(self.site, OwnSite)  # no lab takes one
-            return load_form(self.site, one.place)
+            return load_form_of_target(self.site, one.place)
         if isinstance(one, Before):
             return self.site.trained_otherwise("before")
         if isinstance(one, Retrained):
             other = self.site.trained_otherwise("retrained")
-            return self._relearned(other) if one.relearned else other
+            return self._relearn_model(other) if one.relearned else other
         assert isinstance(one, Relearned)
-        return self._relearned(self.site.model if one.of is None else self.site.defense_parts.trained(one.of).model)
+        return self._relearn_model(self.site.model if one.of is None else self.site.defense_parts.trained(one.of).model)
 
     def _texts(self) -> Sequence[Tokens]:
         """Records that are neither attacked nor were to be forgotten. Raises AuditError for none."""
@@ -60,7 +60,7 @@ class ModelsBeside:
             raise AuditError("expected auxiliary data to relearn on (--known or --known-fraction), got none")
         return texts
 
-    def _relearned(self, model: LanguageModel) -> LanguageModel:
+    def _relearn_model(self, model: LanguageModel) -> LanguageModel:
         steps = self.steps
         assert steps is not None  # there is no row of it without
         if not isinstance(model, HuggingFaceModel):

@@ -15,12 +15,12 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, options_of
-from auditor.plugins.probe import observe
+from auditor.plugins.probe import run_probe
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.records import exposure, saved, table
 from auditor.reports import words
-from auditor.runs.plan import check_general, options_for, parse_options
-from auditor.runs.prefix_token import prefix_token_for, with_prefix_token
+from auditor.runs.plan import merged_plugin_options, parse_options, refuse_unused_options
+from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.runs.reporter import Reporter
 
 _MEASURED = exposure.KIND.measured_by[0]
@@ -44,7 +44,7 @@ class TargetScores:
     notes: tuple[str, ...]
 
 
-def score(
+def score_canaries(
     manifest: Path,
     model: str,
     reporter: Reporter,
@@ -58,7 +58,7 @@ def score(
 
     Raises AuditError where the run knows nothing of these canaries, or the model cannot write them.
     """
-    held = manifests.read_exposure(manifest)
+    held = manifests.read_exposure_manifest(manifest)
     if (Path(model) / "plan.json").is_file():
         if probe_options or prefix_token != AUTO:
             raise AuditError("-A and --prefix-token go with a model: a run was measured with options of its own")
@@ -66,19 +66,19 @@ def score(
     name = registry.method_measuring(_MEASURED)
     fields = list(options_of(registry.probes()[name]))
     parsed = parse_options("-A", probe_options, [name])
-    check_general("-A", parsed, {name: fields})
-    probe = build_plugin("probe", registry.probes(), name, options_for(name, parsed, {}, fields))
+    refuse_unused_options("-A", parsed, {name: fields})
+    probe = build_plugin("probe", registry.probes(), name, merged_plugin_options(name, parsed, {}, fields))
     target = load(model, loading)
     secrets = manifests.manifest_secrets(held, target.tokenizer, target.vocab_size)
     longest = max(len(secret.suffix) for secret in secrets)
-    before = prefix_token_for(prefix_token, target, longest=longest, canaries=secrets)
+    before = resolve_prefix_token(prefix_token, target, longest=longest, canaries=secrets)
     attacked = with_prefix_token(target, before.tokens)
     attacked.check_room(0, longest)
     with reporter.stage(f"exposure of {len(secrets)} canaries"):
         view = View("undefended", attacked, WHITE_BOX, seed, tokenizer=target.tokenizer)
-        completed = observe(probe, view, secrets)
+        completed = run_probe(probe, view, secrets)
     notes = (before.said, *target.notes, *probe.notes(secrets, completed))
-    return [TargetScores(f"Exposure on {model}", _rows(secrets, completed), notes)]
+    return [TargetScores(f"Exposure on {model}", _canary_score_rows(secrets, completed), notes)]
 
 
 def _canary_scores_of_run(held: Manifest, folder: Path) -> list[TargetScores]:
@@ -86,7 +86,7 @@ def _canary_scores_of_run(held: Manifest, folder: Path) -> list[TargetScores]:
     counts = {entry.id: entry.count for entry in held.canaries}
     scores = []
     for finding in result.findings:
-        if finding.attack not in result.measuring(_MEASURED) or finding.not_applicable:
+        if finding.attack not in result.methods_measuring(_MEASURED) or finding.not_applicable:
             continue
         observed = seen.get(finding.key, {})
         if set(observed) != set(counts):
@@ -99,5 +99,5 @@ def _canary_scores_of_run(held: Manifest, folder: Path) -> list[TargetScores]:
     return scores
 
 
-def _rows(secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[CanaryScore, ...]:
+def _canary_score_rows(secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[CanaryScore, ...]:
     return tuple(CanaryScore(s.id, s.repeats or 0, o.values) for s, o in zip(secrets, observations, strict=True))

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Chain, Measurement, Step
 from auditor.plugins.defense import Cause
-from auditor.records.outcomes import PerSecret, ids_of_all
+from auditor.records.outcomes import PerSecret, ids_common_to_rows
 from auditor.statistics import compare
 
 
 @dataclass(frozen=True)
 class ChainRow:
-    """A row of a chain. answers: as `chain` takes them; None where it was not measured, for want of `absent`."""
+    """A row of a chain. answers: as `build_cause_chain` takes them; None where it was not measured, for want of
+    `absent`.
+    """
 
     cause: Cause
     target: str
@@ -27,7 +29,7 @@ class ChainRow:
     absent: str = ""
 
 
-def chain(
+def build_cause_chain(
     target: str, base: tuple[str, PerSecret], chain_rows: Sequence[ChainRow], name: str, unit: str
 ) -> Chain | None:
     """The steps from the base row, by its name, over these chain_rows, one of which is the target's own.
@@ -41,12 +43,12 @@ def chain(
         start: answers,
         **{chain_row.target: chain_row.answers for chain_row in chain_rows if chain_row.answers is not None},
     }
-    secrets, others = (ids_of_all(rows.values(), name, members) for members in (True, False))
+    secrets, others = (ids_common_to_rows(rows.values(), name, members) for members in (True, False))
     if target not in rows or not secrets:
         return None
 
     def minus(after: str, before: str) -> Measurement:
-        return difference(name, unit, rows[after], rows[before], secrets, others)
+        return mean_difference_between_rows(name, unit, rows[after], rows[before], secrets, others)
 
     steps, at = [], start
     waiting: list[ChainRow] = []
@@ -64,7 +66,7 @@ def chain(
     return Chain(tuple(steps), minus(target, start))
 
 
-def difference(
+def mean_difference_between_rows(
     name: str, unit: str, new: PerSecret, base: PerSecret, secrets: Sequence[str], others: Sequence[str] = ()
 ) -> Measurement:
     """The mean of `new` minus that of `base` over these members, with its paired 95% interval.
@@ -73,11 +75,13 @@ def difference(
     """
 
     def sides(members: bool, ids: Sequence[str]) -> NDArray[np.float64]:
-        return np.array([[held[id] for id in ids] for held in (row.by_secret(name, members) for row in (new, base))])
+        return np.array(
+            [[held[id] for id in ids] for held in (row.values_by_secret(name, members) for row in (new, base))]
+        )
 
     (own, before), floors = sides(True, secrets), sides(False, others)
     floor = (floors[0], floors[1]) if others else None
-    return compare.difference(f"{name}_difference", unit, own, before, floor)
+    return compare.mean_difference_measurement(f"{name}_difference", unit, own, before, floor)
 
 
 def _changes_by_cause(chain_rows: Sequence[ChainRow]) -> dict[str, str]:

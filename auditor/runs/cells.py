@@ -24,13 +24,13 @@ from auditor.records.outcomes import PerSecret
 from auditor.runs import causes, generations, remarks, until
 from auditor.runs.allowance import divide_budget, planned_tokens
 from auditor.runs.audit import Audit
-from auditor.runs.collector import Collector, decoder
-from auditor.runs.selection import why_not_asked
+from auditor.runs.collector import Collector, make_token_decoder
+from auditor.runs.selection import reason_method_is_skipped
 from auditor.runs.states import State
 from auditor.runs.target import Target
 from auditor.runs.work import Answer, Asked, AttackWork, CellWork, Found, ProbeWork, Workplace
 from auditor.statistics import documents, extraction, judging
-from auditor.statistics.metrics import RECALL, floor_of
+from auditor.statistics.metrics import RECALL, nonmember_metric_name
 
 Kinds = Mapping[str, Mapping[str, float]]  # by kind of personal data, the share of what each secret holds of it
 
@@ -86,10 +86,10 @@ class Cell(ABC):
         """Numbers, or the reason why there are none. What was found secret by secret goes to the collector."""
         start, blank = time.perf_counter(), self._finding_before_measuring()
         try:
-            if refused := why_not_asked(self.method, self.target.defense):
+            if refused := reason_method_is_skipped(self.method, self.target.defense):
                 raise NotApplicable(refused)
             for capability in self.method.required:
-                self.view.need(capability)
+                self.view.require_capability(capability)
             finding = self._measured(blank)
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))
@@ -158,7 +158,7 @@ class AttackCell(Cell):
         asked, answered = self._guess_remaining_secrets(state)
         if not answered:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
-        outcome, costs, kinds = self._judged_answers(answered)
+        outcome, costs, kinds = self._judge_guesses_and_costs(answered)
         if self.setting is TEXT_ONLY:
             self.target.spending.charge(self.view, self.attack, costs)
         members = outcome.only(outcome.member)
@@ -169,16 +169,18 @@ class AttackCell(Cell):
         return dataclasses.replace(
             blank,
             measurements=(
-                *extraction.extraction(outcome),
+                *extraction.extraction_measurements(outcome),
                 *documents.document_recall(
                     self.target.secrets, dict(zip(outcome.ids, map(bool, outcome.hit), strict=True))
                 ),
                 *self._recall_difference_to_undefended(),
             ),
-            by_repeats=extraction.by_repeats("recall", members),
+            by_repeats=extraction.hit_share_by_repeats("recall", members),
             by_kind={kind: m for kind in kinds if (m := kept.measure(RECALL, kind=kind))},
-            by_kind_nonmembers={kind: m for kind in kinds if (m := kept.measure(floor_of(RECALL), kind=kind))},
-            curve=extraction.error_curve(members),
+            by_kind_nonmembers={
+                kind: m for kind in kinds if (m := kept.measure(nonmember_metric_name(RECALL), kind=kind))
+            },
+            curve=extraction.recall_error_curve(members),
             notes=(
                 *blank.notes,
                 *self.attack.notes(self.view, state),
@@ -197,9 +199,9 @@ class AttackCell(Cell):
         own, base = (self.collector.answers.get(key) for key in (self.key, self.key._replace(target=UNDEFENDED)))
         if own is not None and base is not None and not self.target.is_undefended:
             both = [secret for secret in own.ids if secret in set(base.ids)]
-            yield causes.difference(RECALL, "share", own, base, both)
+            yield causes.mean_difference_between_rows(RECALL, "share", own, base, both)
 
-    def _judged_answers(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
+    def _judge_guesses_and_costs(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
         """The answers held against the secrets, read one by one; what each cost, without its candidates; and what of
         personal data they hold."""
         done, costs = self.audit.folder.guesses.done(self.key), list[Guesses]()
@@ -209,17 +211,20 @@ class AttackCell(Cell):
                 costs.append(dataclasses.replace(guesses, ranked=()))
                 yield guesses
 
-        outcome, decode = judging.judge(read(), self.audit.secrets), decoder(self.audit.benchmark.tokenizer)
+        outcome, decode = (
+            judging.judge_guesses(read(), self.audit.secrets),
+            make_token_decoder(self.audit.benchmark.tokenizer),
+        )
         return (
             outcome,
             costs,
-            self.audit.personal.extracted(map(done.__getitem__, answered), self.audit.secrets, decode),
+            self.audit.personal.extracted_shares(map(done.__getitem__, answered), self.audit.secrets, decode),
         )
 
     def _seen(self, asked: Sequence[Query]) -> PerSecret:
         """What was found of these, as far as they have an answer."""
         done = self.audit.folder.guesses.done(self.key)
-        outcome, _, kinds = self._judged_answers([query.id for query in asked if query.id in done])
+        outcome, _, kinds = self._judge_guesses_and_costs([query.id for query in asked if query.id in done])
         held = {kind: [found.get(id, math.nan) for id in outcome.ids] for kind, found in kinds.items()}
         return PerSecret.of(outcome, held)
 
@@ -271,7 +276,7 @@ class CorpusCell(AttackCell):
                 *attack.notes(view, state),
                 *corpus.notes(attack.prompts_of(view)),
                 *found.notes,
-                *remarks.remarks_on_draws(found.costs),
+                *remarks.remarks_on_boundary_draws(found.costs),
                 *covered,
                 *remarks.remarks_on_budget(view, attack, found.costs, "generations"),
             ),
@@ -292,13 +297,13 @@ class ProbeCell(Cell):
 
     def _measured(self, blank: Finding) -> Finding:
         probe, target = self.probe, self.target
-        every = subjects(probe, target, self.audit.benchmark, self.view)
+        every = secrets_to_probe(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
         target.spending.meter.spent = claim.spent_queries if claim else target.spending.meter.total
-        secrets, observations = self._observe(every)
+        secrets, observations = self._observe_secrets(every)
         measurements = tuple(probe.measurements(secrets, observations))
         self.collector.probed(self.key, probe, secrets, observations, measurements[0])
-        few = remarks.remarks_on_limit(every, self.audit.benchmark) if probe.of == "secrets" else ()
+        few = remarks.remarks_on_attacked_subset(every, self.audit.benchmark) if probe.of == "secrets" else ()
         return dataclasses.replace(
             blank,
             measurements=measurements,
@@ -308,7 +313,7 @@ class ProbeCell(Cell):
             audits=probe.audits(secrets, observations),
         )
 
-    def _observe(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
+    def _observe_secrets(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
         """The secrets that were asked, each with its observation, those of an interrupted run included."""
         folder, probe, (seen_before, facts) = self.audit.folder, self.probe, self._shared_undefended_observations()
         done = folder.observations.done(self.key)
@@ -325,7 +330,7 @@ class ProbeCell(Cell):
         secrets = self._ask(secrets, ask, self._seen)
         seen = [done[secret.id] for secret in secrets]
         facts |= facts or folder.facts(self.key) or probe.facts(self.view, secrets, seen)
-        folder.save_facts(self.key, facts)
+        folder.save_probe_facts(self.key, facts)
         completed = probe.complete(secrets, seen)
         changed = [observation for observation in completed if observation != done[observation.secret]]
         if changed:
@@ -355,7 +360,7 @@ class ProbeCell(Cell):
         return held
 
 
-def subjects(probe: Probe, target: Target, benchmark: Benchmark, view: View) -> tuple[Secret, ...]:
+def secrets_to_probe(probe: Probe, target: Target, benchmark: Benchmark, view: View) -> tuple[Secret, ...]:
     """What the probe looks at. Raises NotApplicable where there is nothing of the kind."""
     if probe.of == "secrets":
         return target.secrets
@@ -374,12 +379,12 @@ def subjects(probe: Probe, target: Target, benchmark: Benchmark, view: View) -> 
     return chosen
 
 
-def cells(target_run: TargetRun) -> Iterator[Cell]:
+def cells_of_target(target_run: TargetRun) -> Iterator[Cell]:
     """All cells of a target, in the order of the settings and of what was asked for."""
     selection, target = target_run.audit.selection, target_run.target
-    for setting in selection.settings_of(target.companion):
+    for setting in selection.settings_for_row(target.companion):
         view = target_run.place.view(target.name, setting.name)
-        attacks = selection.attacks_on(target.defense)
+        attacks = selection.attacks_for_defense(target.defense)
         if target.budget is not None and setting is TEXT_ONLY:
             view.allowance = divide_budget(target.budget, planned_tokens(view, attacks, target.secrets), target.lots)
         for method in selection.methods:

@@ -29,7 +29,7 @@ class Chains:
     selection: Selection
     collector: Collector
 
-    def explained(self, finding: Finding) -> Finding:
+    def with_cause_chain(self, finding: Finding) -> Finding:
         """With the steps of its defense's chain, in the setting that the controls were attacked in."""
         rows = self.selection.rows
         row = next((row for row in rows if row.name == finding.target and not row.companion), None)
@@ -44,31 +44,31 @@ class Chains:
         def of(target: str) -> PerSecret | None:
             return answers.get(finding.key._replace(target=target))
 
-        return dataclasses.replace(finding, chain=self._chain(row, of, main.name, main.unit))
+        return dataclasses.replace(finding, chain=self._cause_chain_of_row(row, of, main.name, main.unit))
 
-    def with_likelihood(self, target: TargetRecord) -> TargetRecord:
+    def with_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
         """With the steps that make its members' true tokens less likely."""
         row = next((row for row in self.selection.rows if row.name == target.name and not row.companion), None)
         if row is None:
             return target
-        chain = self._chain(row, self.collector.likelihoods.get, LIKELIHOOD, "nats a token")
+        chain = self._cause_chain_of_row(row, self.collector.likelihoods.get, LIKELIHOOD, "nats a token")
         return dataclasses.replace(target, likelihood=chain)
 
-    def _chain(self, row: ShownRow, answers: Lookup, name: str, unit: str) -> Chain | None:
+    def _cause_chain_of_row(self, row: ShownRow, answers: Lookup, name: str, unit: str) -> Chain | None:
         base = answers(UNDEFENDED)
         if base is None or not (steps := row.defense.chain()):
             return None
-        chain_rows = [self._chain_row(row, cause, answers) for cause in steps]
-        return causes.chain(row.name, (UNDEFENDED, base), chain_rows, name, unit)
+        chain_rows = [self._chain_row_for_cause(row, cause, answers) for cause in steps]
+        return causes.build_cause_chain(row.name, (UNDEFENDED, base), chain_rows, name, unit)
 
-    def _chain_row(self, row: ShownRow, cause: Cause, answers: Lookup) -> causes.ChainRow:
+    def _chain_row_for_cause(self, row: ShownRow, cause: Cause, answers: Lookup) -> causes.ChainRow:
         control = cause.row
         if control is None:
             name = row.name
         elif self.site.defense_parts.is_undefended(control):
             name = UNDEFENDED
         else:
-            name = companions.row_name(self.selection.rows, control)
+            name = companions.row_name_of_defense(self.selection.rows, control)
         found = answers(name)
         title = title_of(type(control or row.defense))
         absent = f"{title!r} ({'not measured' if name else cause.needs})"

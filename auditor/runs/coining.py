@@ -1,4 +1,6 @@
-"""`audit canaries make --audit` and `extend`: canaries from what they are made of, a model that has their tokens."""
+"""`audit canaries make --audit` and `write_token_extended_model`: canaries from what they are made of, a model that
+has their tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ import torch
 from auditor.benchmarks import audit_canaries, manifests, whole_texts
 from auditor.benchmarks.audit_canaries import BEGUN, KINDS, AuditManifest, Kind
 from auditor.core import disk
-from auditor.core.errors import AuditError, unknown
-from auditor.core.jsonfiles import read_object
+from auditor.core.errors import AuditError, unknown_name_error
+from auditor.core.jsonfiles import read_json_object
 from auditor.models.loading import DEFAULTS, load
 
 ADAPTER = "adapter_config.json"
@@ -36,7 +38,7 @@ class CanaryRequest:
 def make_audit_canaries(asked: CanaryRequest) -> AuditManifest:
     """Raises AuditError for what the kind needs and was not given, or has no use of."""
     if asked.kind not in KINDS:
-        raise unknown("--kind", asked.kind, KINDS)
+        raise unknown_name_error("--kind", asked.kind, KINDS)
     for flag, kinds in {"data": BEGUN, "model": ("sampled",), "temperature": ("sampled",)}.items():
         given = getattr(asked, flag) is not None
         if given and asked.kind not in kinds:
@@ -44,7 +46,7 @@ def make_audit_canaries(asked: CanaryRequest) -> AuditManifest:
         if not given and asked.kind in kinds and flag != "temperature":
             raise AuditError(f"expected --{flag} beside --kind {asked.kind}, got none")
     seed = audit_canaries.fresh_seed() if asked.seed is None else asked.seed
-    texts = audit_canaries.texts_of(
+    texts = audit_canaries.make_canary_texts(
         asked.kind,
         asked.count,
         asked.length,
@@ -60,7 +62,7 @@ def check_new_tokens_trainable(manifest: AuditManifest, model: str) -> None:
     """Refuses an adapter for canaries of new tokens, but one that trains embeddings too. Raises AuditError."""
     if manifest.kind != "new-tokens" or not (Path(model) / ADAPTER).is_file():
         return
-    config = read_object(Path(model) / ADAPTER, "the configuration of an adapter")
+    config = read_json_object(Path(model) / ADAPTER, "the configuration of an adapter")
     if not (config.get("modules_to_save") or config.get("trainable_token_indices")):
         raise AuditError(
             f"expected a fully trained model for canaries of new tokens, but {model!r} is an adapter beside frozen "
@@ -68,7 +70,7 @@ def check_new_tokens_trainable(manifest: AuditManifest, model: str) -> None:
         )
 
 
-def check_trainable(model: str) -> None:
+def refuse_adapter_on_extended(model: str) -> None:
     """Refuses an adapter on a model that was extended by tokens of canaries. Raises AuditError."""
     if (Path(model) / MARK).is_file():
         raise AuditError(
@@ -77,7 +79,7 @@ def check_trainable(model: str) -> None:
         )
 
 
-def extend(manifest: Path, model: str, out: Path) -> int:
+def write_token_extended_model(manifest: Path, model: str, out: Path) -> int:
     """Writes the model with a token for each canary of the manifest; returns how many.
 
     The rows of the new tokens are drawn as those of a fresh model are, by the seed, which the coins are not read from.
@@ -103,5 +105,5 @@ def extend(manifest: Path, model: str, out: Path) -> int:
     with disk.create_atomically(out) as path:
         net.save_pretrained(path)
         base.tokenizer.save_pretrained(path)
-        disk.replace(path / MARK, f'{{"new_tokens": {len(tokens)}}}\n')
+        disk.replace_atomically(path / MARK, f'{{"new_tokens": {len(tokens)}}}\n')
     return len(tokens)

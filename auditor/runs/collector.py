@@ -65,7 +65,7 @@ class Collector:
         numbers = {name: np.array(values, dtype=float) for name, values in kept}
         ids, member, repeats = (tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats"))
         row = self._kept(key, PerSecret(ids, np.array(member, dtype=bool), repeats, numbers))
-        self._columns += [*row.columns(key), *_seen(key, secrets, observations)]
+        self._columns += [*row.columns(key), *_observation_columns(key, secrets, observations)]
         if main.name in row.values:
             # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
             answers = row.only(main.name, others=probe.of == "secrets")
@@ -85,7 +85,7 @@ class Collector:
         """All of it that is kept, to the run folder."""
         table.write_columns(self.folder.path, [*self._columns, *self._likelihood_columns()])
         guesses = {str(key): self.folder.guesses.done(key) for key in self._attacks}
-        texts.write_texts(self.folder.path, secrets, guesses, decoder(tokenizer), self._texts)
+        texts.write_texts(self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts)
 
     def _likelihood_columns(self) -> Iterator[Column]:
         for target in self.likelihoods:
@@ -99,14 +99,16 @@ class Collector:
                 yield Column(table.HELDOUT, CellKey(target, "", ""), name, ids, numbers)
 
 
-def _seen(key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]) -> Iterator[Column]:
+def _observation_columns(
+    key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]
+) -> Iterator[Column]:
     for name in dict.fromkeys(name for one in observations for name in one.values):
         own = [(s, o.values[name]) for s, o in zip(secrets, observations, strict=True) if name in o.values]
         ids, member, repeats = ([getattr(s, field) for s, _ in own] for field in ("id", "member", "repeats"))
         yield Column(table.OBSERVED, key, name, ids, [value for _, value in own], member, repeats)
 
 
-def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     """Tokens as text, as they are; their ids where there is no tokenizer."""
     if tokenizer is None:
         return lambda tokens: "".join(f"{token} " for token in tokens)

@@ -22,7 +22,7 @@ class ShownRow:
     companion: bool
 
 
-def rows_with_controls(
+def defense_rows_with_controls(
     defenses: Sequence[Defense], there: Callable[[Defense], bool], others: Sequence[Defense] = ()
 ) -> list[ShownRow]:
     """Every defense with the controls of its chain behind it; equal controls of several defenses are one row.
@@ -49,6 +49,6 @@ def _is_defense_among_rows(rows: Sequence[ShownRow], defense: Defense) -> bool:
     return any(row.defense == defense for row in rows)
 
 
-def row_name(rows: Sequence[ShownRow], defense: Defense) -> str:
+def row_name_of_defense(rows: Sequence[ShownRow], defense: Defense) -> str:
     """The name of the row that shows it; "" where none does."""
     return next((row.name for row in rows if row.defense == defense), "")

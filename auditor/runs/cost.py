@@ -56,11 +56,15 @@ class CostEstimate:
         return self.loading + sum(cost.seconds for cost in self.costs if not cost.why)
 
     @property
-    def halving(self) -> tuple[str, ...]:
+    def flags_that_halve_time(self) -> tuple[str, ...]:
         """The flags that would each halve it, with the largest number that does; () where none does."""
         found = {
-            LIMIT: _largest(max(self.secrets), lambda n: self._seconds_with_flag(LIMIT, n) <= self.seconds / 2),
-            SAMPLES: _largest(self.samples or 0, lambda n: self._seconds_with_flag(SAMPLES, n) <= self.seconds / 2),
+            LIMIT: _largest_satisfying(
+                max(self.secrets), lambda n: self._seconds_with_flag(LIMIT, n) <= self.seconds / 2
+            ),
+            SAMPLES: _largest_satisfying(
+                self.samples or 0, lambda n: self._seconds_with_flag(SAMPLES, n) <= self.seconds / 2
+            ),
         }
         return tuple(f"{flag} {n}" for flag, n in found.items() if n)
 
@@ -87,31 +91,33 @@ class CostEstimate:
         return tuple(cost for cost in self.costs if cost.why and cost.of)
 
 
-def table(found: CostEstimate) -> Grid:
+def cost_estimate_table(found: CostEstimate) -> Grid:
     """What people read of it."""
-    took, most = words.duration(found.seconds), words.memory(found.memory / 1e6)
+    took, most = words.format_duration(found.seconds), words.format_memory(found.memory / 1e6)
     note = f"about {took} until the reports are written, {most} of memory at most; worked out from "
     note += f"{found.probe:.0f} seconds of asking"
     if found.missing:
         note += f"; that is without {counted(len(found.missing), 'part')} that have no numbers"
-    if found.halving:
-        note += f"; {' or '.join(found.halving)} would take half as long"
+    if found.flags_that_halve_time:
+        note += f"; {' or '.join(found.flags_that_halve_time)} would take half as long"
     else:
         note += f"; no smaller {LIMIT} or {SAMPLES} would take half as long"
     if found.rates:
         needs = (
-            f"{roc.needed(r):,} for {100 * r:g}% ({roc.bounding(r, _SIDE):,} to bound it)" for r in FALSE_POSITIVES
+            f"{roc.nonmembers_for_rate(r):,} for {100 * r:g}% "
+            f"({roc.nonmembers_for_lower_bound(r, _SIDE):,} to bound it)"
+            for r in FALSE_POSITIVES
         )
         note += (
             f"; non-members that a rate of false positives takes: {', '.join(needs)}, there are {found.secrets[1]:,}"
         )
-    return Grid("what this run would take", _HEAD, tuple(map(_row, found.costs)), note)
+    return Grid("what this run would take", _HEAD, tuple(map(_cost_table_row, found.costs)), note)
 
 
 _HEAD = ("part", "asked", "forward rows", "tokens", "memory", "time")
 
 
-def _row(cost: Cost) -> tuple[str, ...]:
+def _cost_table_row(cost: Cost) -> tuple[str, ...]:
     if cost.why:
         return (cost.name, cost.why, "", "", "", "")
     asked = f"{cost.asked:,} of {cost.of:,}"
@@ -120,12 +126,12 @@ def _row(cost: Cost) -> tuple[str, ...]:
         asked,
         f"{cost.rows:,.0f}",
         f"{cost.tokens:,.0f}",
-        words.memory(cost.memory / 1e6),
-        words.duration(cost.seconds),
+        words.format_memory(cost.memory / 1e6),
+        words.format_duration(cost.seconds),
     )
 
 
-def _largest(below: int, enough: Callable[[int], bool]) -> int:
+def _largest_satisfying(below: int, enough: Callable[[int], bool]) -> int:
     """The largest number below this one with which it is enough, where it is with all smaller ones too; 0: none."""
     low, high = 0, max(0, below - 1)
     while low < high:

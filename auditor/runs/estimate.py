@@ -20,8 +20,8 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import PrefixToken
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
-from auditor.core.streams import generator
-from auditor.models.base import LanguageModel, distribution_elements, implies_capability, perplexity_nll
+from auditor.core.streams import keyed_random_generator
+from auditor.models.base import LanguageModel, implies_capability, max_logits_at_once, perplexity_nll
 from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
@@ -29,13 +29,13 @@ from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.runs import machine, scoring
 from auditor.runs.allowance import divide_budget, planned_tokens
 from auditor.runs.audit import Scene, longest_context
-from auditor.runs.cells import subjects
+from auditor.runs.cells import secrets_to_probe
 from auditor.runs.cost import LIMIT, SAMPLES, Cost, CostEstimate
-from auditor.runs.prefix_token import PAIRS, prefix_token_for
+from auditor.runs.prefix_token import PAIRS, resolve_prefix_token
 from auditor.runs.reporter import Clock, Reporter
-from auditor.runs.selection import select, why_not_asked
+from auditor.runs.selection import reason_method_is_skipped, select_and_check_plugins
 from auditor.runs.shared import Shared
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from auditor.runs.states import State
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
@@ -65,15 +65,17 @@ class TimedPart:
 TimedParts = Callable[[int], Iterator[TimedPart]]  # the parts that share what is asked, for so many texts
 
 
-def estimate(plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: Shared | None = None) -> CostEstimate:
+def estimate_run_cost(
+    plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: Shared | None = None
+) -> CostEstimate:
     """Of this very plan. shared: keeps what is loaded here, for who runs it next.
 
     Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet.
     """
     shared, clock = shared or Shared(), Clock(reporter)
-    site = site_of(plan, reporter, shared)
+    site = make_site(plan, reporter, shared)
     site.only_read()
-    selection = select(plan, site)
+    selection = select_and_check_plugins(plan, site)
     if site.over_network:
         raise AuditError(
             f"expected a model that is loaded here with --estimate, got {plan.target.model}: what a server takes, it "
@@ -114,9 +116,9 @@ class _Asker:
         self.building = 0.0
         self.states: dict[str, State] = {}
         self.device = scene.site.model.device
-        self.held = _held_memory_bytes(self.device)
+        self.held = _current_memory_bytes(self.device)
         targets = 1 + len(scene.selection.rows)
-        cells = sum(len(scene.selection.settings_of(row.companion)) for row in scene.selection.rows)
+        cells = sum(len(scene.selection.settings_for_row(row.companion)) for row in scene.selection.rows)
         self.left = 2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))  # weights of parts to come
 
     # --- the parts, in the order of a run ---
@@ -129,7 +131,7 @@ class _Asker:
 
         def chosen_by(known: Sequence[Any]) -> None:
             chosen.append(
-                prefix_token_for(
+                resolve_prefix_token(
                     scene.data.prefix_token,
                     scene.site.model,
                     known,
@@ -163,13 +165,15 @@ class _Asker:
 
     def targets(self) -> None:
         targets, clock = Targets(self.scene), Clock(self.scene.site.reporter)
-        self.scene.self_check((self.scene.site.model, self.scene.site.public, self.scene.site.reference))
+        self.scene.check_models_self_consistent(
+            (self.scene.site.model, self.scene.site.public, self.scene.site.reference)
+        )
         members = [secret for secret in self.scene.benchmark.secrets if secret.member]
 
         def greedy(n: int) -> Iterator[TimedPart]:
             some = _fixed_random_subset(members, n, "greedy")
             work = partial(scoring.greedy_recall, targets.undefended.model, some)
-            at_once = _read_at_once(
+            at_once = _texts_fitting_in_memory(
                 targets.undefended.model, max((len(secret.suffix) for secret in members), default=1)
             )
             yield TimedPart("greedy recall", len(members), at_once, work)
@@ -177,7 +181,7 @@ class _Asker:
         self.ask(greedy)
         for target in targets.each(clock):
             self.read(target)
-            for setting in self.scene.selection.settings_of(target.companion):
+            for setting in self.scene.selection.settings_for_row(target.companion):
                 self.cells(target, setting)
         self.building = sum(clock.seconds.values())
 
@@ -191,13 +195,13 @@ class _Asker:
         def heldout(n: int) -> Iterator[TimedPart]:
             some = _fixed_random_subset(list(zip(told.heldout, given, strict=True)), n, "heldout")
             work = partial(_score_heldout_texts, target.model, some, self.scene.seed)
-            at_once = _read_at_once(target.model, max(map(len, told.heldout)))
+            at_once = _texts_fitting_in_memory(target.model, max(map(len, told.heldout)))
             yield TimedPart(f"perplexity of {target.title}", len(told.heldout), at_once, work)
 
         def tokens(n: int) -> Iterator[TimedPart]:
             some, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.batch_size
-            work = partial(_exhaust_iterator, scoring.score_tokens, target, some, size)
-            at_once = _read_at_once(target.model, max(len(secret.suffix) for secret in target.secrets))
+            work = partial(_exhaust_iterator, scoring.suffix_token_log_probs, target, some, size)
+            at_once = _texts_fitting_in_memory(target.model, max(len(secret.suffix) for secret in target.secrets))
             name = f"tokens of the secrets under {target.title}"
             yield TimedPart(name, len(target.secrets), at_once, work, cut=(LIMIT,))
 
@@ -236,24 +240,26 @@ class _Asker:
         for method in self.scene.selection.methods:
             name = f"{target.title}: {method.name} ({setting.name})"
             try:
-                if refused := why_not_asked(method, target.defense):
+                if refused := reason_method_is_skipped(method, target.defense):
                     raise NotApplicable(refused)
                 for capability in method.required:
-                    view.need(capability)
+                    view.require_capability(capability)
                 if isinstance(method, Probe):
-                    yield self.observing(method, target, view, name, n)
+                    yield self.probing_part_to_time(method, target, view, name, n)
                 else:
                     method.state_name(view)  # says where there is nothing to tune
-                    yield self.guessing(method, target, view, states[method.name], name, n)
+                    yield self.guessing_part_to_time(method, target, view, states[method.name], name, n)
             except NotApplicable as why:
                 yield TimedPart(name, 0, why=f"not applicable: {why}")
 
-    def guessing(self, attack: Attack, target: Target, view: View, state: State, name: str, n: int) -> TimedPart:
+    def guessing_part_to_time(
+        self, attack: Attack, target: Target, view: View, state: State, name: str, n: int
+    ) -> TimedPart:
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.scene.challenge.queries if query.id in attacked]
         queries = attack.queries(view, known)
         sampling = attack.sampling()
-        at_once = 64 if sampling is None else view.prefixes_at_once(sampling, queries, attack.prompt_rows())
+        at_once = 64 if sampling is None else view.prefix_batch_size(sampling, queries, attack.prompt_rows())
         some = _fixed_random_subset(queries, n, "secrets")
         drawn = sampling is not None and sampling.search == "sample"
         cut = (LIMIT, SAMPLES) if drawn else (LIMIT,)
@@ -261,18 +267,18 @@ class _Asker:
             name, len(queries), at_once, partial(_exhaust_iterator, attack.guess, view, state, some), cut=cut
         )
 
-    def observing(self, probe: Probe, target: Target, view: View, name: str, n: int) -> TimedPart:
-        secrets = subjects(probe, target, self.scene.benchmark, view)
+    def probing_part_to_time(self, probe: Probe, target: Target, view: View, name: str, n: int) -> TimedPart:
+        secrets = secrets_to_probe(probe, target, self.scene.benchmark, view)
         work = partial(_exhaust_iterator, probe.measure, view, _fixed_random_subset(secrets, n, "secrets"))
         longest = max((len(secret.suffix) for secret in secrets), default=1)
         cut = (LIMIT,) if probe.of == "secrets" else ()
-        return TimedPart(name, len(secrets), _read_at_once(target.model, longest), work, cut=cut)
+        return TimedPart(name, len(secrets), _texts_fitting_in_memory(target.model, longest), work, cut=cut)
 
     def view(self, target: Target, setting: Setting) -> View:
         """A fresh one: nothing that was drawn before is there."""
         view = self.scene.view(target, setting)
         if target.budget is not None and setting is TEXT_ONLY:
-            draws = planned_tokens(view, self.scene.selection.attacks_on(target.defense), target.secrets)
+            draws = planned_tokens(view, self.scene.selection.attacks_for_defense(target.defense), target.secrets)
             view.allowance = divide_budget(target.budget, draws, target.lots)
         return view
 
@@ -356,15 +362,15 @@ def _timed_attempt(step: TimedPart, n: int, device: torch.device) -> _Asked:
     return _Asked(step, min(n, step.of), traffic.rows - rows, traffic.tokens - tokens, seconds, memory)
 
 
-def _read_at_once(model: LanguageModel, length: int) -> int:
+def _texts_fitting_in_memory(model: LanguageModel, length: int) -> int:
     """Texts whose distributions of so many tokens are in memory together."""
-    return max(1, min(_TEXTS_AT_ONCE, distribution_elements(model.device) // (length * model.vocab_size * model.parts)))
+    return max(1, min(_TEXTS_AT_ONCE, max_logits_at_once(model.device) // (length * model.vocab_size * model.parts)))
 
 
 def _score_heldout_texts(model: LanguageModel, texts: Sequence[tuple[Any, int]], seed: int) -> None:
     own, given = [text for text, _ in texts], [count for _, count in texts]
     list(perplexity_nll(model, own, given=given))
-    scoring.other_nll(model, own, given, seed)
+    scoring.nll_of_other_perplexities(model, own, given, seed)
 
 
 def _exhaust_iterator(made: Callable[..., Iterator[Any]], *given: Any) -> None:
@@ -376,11 +382,11 @@ def _fixed_random_subset(items: Sequence[Any], n: int, what: str) -> list[Any]:
     """So many of them, from all over: the same ones for the same number, in their order."""
     if n >= len(items):
         return list(items)
-    chosen = generator("estimate", what).permutation(len(items))[:n]
+    chosen = keyed_random_generator("estimate", what).permutation(len(items))[:n]
     return [items[i] for i in sorted(chosen.tolist())]
 
 
-def _held_memory_bytes(device: torch.device) -> int:
+def _current_memory_bytes(device: torch.device) -> int:
     """Bytes that are held now."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))

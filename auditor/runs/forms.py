@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.plan_parts import TargetPlan, form_name
+from auditor.core.plan_parts import TargetPlan, deployed_form_name
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import build_plugin, options_of, title_of
@@ -28,15 +28,15 @@ class NamedForm(Beside):
     place: str = ""
 
 
-def form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
+def rows_of_model_forms(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
     """The rows of its forms, in their order. Raises AuditError for no form, and for two rows of one name.
 
     others: rows that the run has besides.
     """
     rows, taken = list[ShownRow](), {UNDEFENDED, *(row.name for row in others)}
     for form in target.forms:
-        row = _row(form)
-        if target.in_lab and isinstance(row.defense, NamedForm):
+        row = _parse_form_row(form)
+        if target.uses_builtin_lab and isinstance(row.defense, NamedForm):
             raise AuditError(f"--forms {form} names a model, which goes with --model and --data, got it in the lab")
         if row.name in taken:
             raise AuditError(
@@ -47,7 +47,7 @@ def form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[Shown
     return rows
 
 
-def named_forms(asked: Sequence[str]) -> list[str]:
+def forms_that_are_models(asked: Sequence[str]) -> list[str]:
     """Those that are models of their own."""
     made = _form_defenses_by_name()
     return [form for form in asked if form.partition(":")[0] not in made]
@@ -58,7 +58,7 @@ def _form_defenses_by_name() -> dict[str, type[Defense]]:
     return {name: kind for name, kind in registry.defenses().items() if kind.form}
 
 
-def _row(form: str) -> ShownRow:
+def _parse_form_row(form: str) -> ShownRow:
     kind, colon, value = form.partition(":")
     if kind in (forms := _form_defenses_by_name()):
         made = forms[kind]
@@ -67,7 +67,7 @@ def _row(form: str) -> ShownRow:
             raise AuditError(f"--forms {kind} takes no value, got {form!r}")
         defense = build_plugin("form", forms, kind, {str(option): value} if colon else {})
         return ShownRow(form, f"{title_of(made)} {value}".strip(), defense, False)
-    name = form_name(form)
+    name = deployed_form_name(form)
     if not name:
         raise AuditError(f"expected a form in --forms ({', '.join(forms)}, or a model), got {form!r}")
     return ShownRow(name, name, NamedForm(form), False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.gate import kept
-from auditor.gate.decide import decide, read_run
+from auditor.gate.decide import apply_policy, read_run
 from auditor.gate.deployed import ANSWERS, Deployed, compare_deployed, judge_deployed
 from auditor.gate.policy import Policy
 from auditor.gate.rulings import Decision, Ruling
@@ -22,7 +22,7 @@ from auditor.runs import plan_weights
 Said = Callable[[str, int, int], None]
 
 
-def gate(
+def judge_run_by_policy(
     folder: Path,
     policy: Policy,
     baseline: Run | None = None,
@@ -37,19 +37,19 @@ def gate(
     """All that a policy says of a run. Raises AuditError for what cannot be judged.
 
     model: where the judged model lies now, if not where the run read it; said: is told what of it is read. The others:
-    as `decide` takes them.
+    as `apply_policy` takes them.
     """
     run = read_run(folder)
     for one in (run, baseline):
-        _check_manifest(one)
+        _check_run_has_manifest(one)
     run = replace(run, listed=run.listed.whole())
     found = _comparison_with_deployed(run, model, said)
-    decision = decide(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
+    decision = apply_policy(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
     bound = [*judge_deployed(found, policy.require), *filter(None, (kept.edited_decisions_ruling(folder),))]
     return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
 
 
-def _check_manifest(run: Run | None) -> None:
+def _check_run_has_manifest(run: Run | None) -> None:
     if run is not None and run.edits is None:
         raise AuditError(
             f"{run.name}: no {MANIFEST}, which lists what the run wrote: it was removed, or audit "
@@ -58,12 +58,12 @@ def _check_manifest(run: Run | None) -> None:
 
 
 def _comparison_with_deployed(run: Run, model: str | None, said: Said) -> Deployed:
-    target, places = plan_weights.target_and_places(run.result.plan, run.name, model)
-    if model is not None and (target.in_lab or ANSWERS in run.result.weights):
+    target, places = plan_weights.target_and_model_locations(run.result.plan, run.name, model)
+    if model is not None and (target.uses_builtin_lab or ANSWERS in run.result.weights):
         what = target.model or target.lab
         raise AuditError(f"--model says where a judged model lies, and {run.name} read none: it is about {what}")
     if model is not None and not Path(model).exists():
         raise AuditError(f"expected --model to be the folder or the file of the judged model, got {model!r}")
-    now = weights.hash_again(places, said)
+    now = weights.rehash_model_files(places, said)
     made = saved.creation_time(run.result, run.name)
     return compare_deployed(run.result, target, now, model or target.model or "", made, datetime.now(UTC))

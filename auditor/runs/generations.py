@@ -19,7 +19,7 @@ from auditor.core.nouns import CellKey, Guesses, Tokens
 from auditor.core.result import Measurement
 from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.names import record_alias, salt
+from auditor.records.names import load_alias_salt, record_alias
 from auditor.records.table import MEASURED, RECORDS, Column
 from auditor.statistics import memorised
 from auditor.statistics.memorised import MemorisedTokens, TokenRun
@@ -59,7 +59,7 @@ class TrainingCorpus:
         return {home: aliases for home, aliases in found.items() if home >= 0}
 
     @cached_property
-    def by_copies(self) -> dict[int | None, int]:
+    def record_counts_by_copies(self) -> dict[int | None, int]:
         """How many trained records have an n-gram, by how often they were trained on."""
         long = (
             times
@@ -147,9 +147,9 @@ def judge_generations(
                 if record not in best or run.length > best[record][0].length:
                     best[record] = run, guesses.secret
     names = sorted(set.intersection(*map(set, scores)))
-    firsts = {name: memorised.surest_distinct([own[name] for own in scores], text) for name in names}
+    firsts = {name: memorised.most_confident_distinct_texts([own[name] for own in scores], text) for name in names}
     seen = Counter(record for held in every for record in held.records)
-    key = salt()
+    key = load_alias_salt()
     aliases = {record: record_alias(corpus.index.record(record), key) for record in seen}
     order = sorted(seen, key=lambda record: (-seen[record], aliases[record]))
     shown = dict[str, tuple[Tokens, Tokens]]()
@@ -201,5 +201,5 @@ def _extracted_record_columns(
         yield Column(RECORDS, cell, name, ids, [of[record] for record in order], (), copies)
     inside = [(secret, place) for place, record in enumerate(order) for secret in corpus.secrets.get(record, ())]
     yield Column(RECORDS, cell, "record", [secret for secret, _ in inside], [place for _, place in inside])
-    of_copies = corpus.by_copies
+    of_copies = corpus.record_counts_by_copies
     yield Column(RECORDS, cell, "trained", [""] * len(of_copies), [*of_copies.values()], (), [*of_copies])

@@ -23,10 +23,10 @@ from decimal import Decimal
 from itertools import product
 from typing import Any
 
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.plan import FIELDS, IN_FILE
 from auditor.core.plan_fields import Options
-from auditor.runs.plan import check_kind
+from auditor.runs.plan import check_field_type
 
 GRID = ("seeds", "sweep", "variant")  # what a plan file may hold beside the fields of a plan
 _LISTS = tuple(name for name, one in FIELDS.items() if typing.get_origin(one.kind) is tuple)
@@ -80,12 +80,12 @@ def expand_grid(raw: Mapping[str, Any]) -> list[Point]:
         "attack": list(FIELDS["attack"].default),
         **{name: value for name, value in raw.items() if name not in GRID},
     }
-    variants = _variants(raw.get("variant", []))
+    variants = _checked_variants(raw.get("variant", []))
     common = _checked_sweep(raw.get("sweep", {}))
     swept = {name: {**common, **_checked_sweep(own.get("sweep", {}))} for name, own in variants}
     variants = [(name, {key: value for key, value in own.items() if key != "sweep"}) for name, own in variants]
-    _check_options(base, variants)
-    seeds, points = _seeds(raw), []
+    _check_options_are_used(base, variants)
+    seeds, points = _checked_seeds(raw), []
     count = len(seeds) * sum(math.prod(len(values) for values in own.values()) for own in swept.values())
     if count > _MOST_POINTS:
         raise AuditError(f"expected a grid of at most {_MOST_POINTS:,} runs, got {count:,}")
@@ -93,14 +93,14 @@ def expand_grid(raw: Mapping[str, Any]) -> list[Point]:
         for name, own in variants:
             for values in product(*swept[name].values()):
                 at = dict(zip(swept[name], values, strict=True))
-                points.append(Point(name, at, seed, _plan(base, own, at, seed)))
+                points.append(Point(name, at, seed, _plan_at_point(base, own, at, seed)))
     return points
 
 
-def _plan(base: Values, own: Values, at: Values, seed: int) -> Values:
+def _plan_at_point(base: Values, own: Values, at: Values, seed: int) -> Values:
     plan = merge_plans(base, own)
     for key, value in at.items():
-        _assign(plan, key, value)
+        _set_swept_value(plan, key, value)
     for kind in ("attack", "defense"):  # a common part may hold options of what only other variants use
         options = plan.get(f"{kind}_options")
         if options:
@@ -119,13 +119,13 @@ def merge_plans(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:
     return result
 
 
-def _assign(plan: Values, key: str, value: Any) -> None:
+def _set_swept_value(plan: Values, key: str, value: Any) -> None:
     head, dot, rest = key.partition(".")
     if not dot:
         if key not in IN_FILE or key == "seed":
-            raise unknown("plan field in the sweep:", key, set(IN_FILE) - {"seed"})
+            raise unknown_name_error("plan field in the sweep:", key, set(IN_FILE) - {"seed"})
         plan[key] = [value] if key in _LISTS and not isinstance(value, list) else value
-        check_kind(key, plan[key])
+        check_field_type(key, plan[key])
     elif head in _TABLES:
         plan.setdefault(head, {})[rest] = value
     else:
@@ -136,7 +136,7 @@ def _assign(plan: Values, key: str, value: Any) -> None:
         plan.setdefault(f"{kind}_options", {}).setdefault(head, {})[rest] = value
 
 
-def _seeds(raw: Mapping[str, Any]) -> list[int]:
+def _checked_seeds(raw: Mapping[str, Any]) -> list[int]:
     if "seed" in raw and "seeds" in raw:
         raise AuditError("expected seed or seeds, got both")
     seeds = raw.get("seeds", [raw.get("seed", 0)])
@@ -158,7 +158,7 @@ def _checked_sweep(sweep: Any) -> dict[str, list[Any]]:
     return dict(sweep)
 
 
-def _variants(variants: Any) -> list[tuple[str, Values]]:
+def _checked_variants(variants: Any) -> list[tuple[str, Values]]:
     if not isinstance(variants, list) or not all(
         isinstance(v, Mapping) and isinstance(v.get("name"), str) and v["name"] for v in variants
     ):
@@ -171,18 +171,18 @@ def _variants(variants: Any) -> list[tuple[str, Values]]:
     for name, fields in own:
         for key in (key for key in fields if key != "sweep"):
             if key not in IN_FILE or key == "seed":
-                raise unknown(f"field of variant {name!r}:", key, set(IN_FILE) - {"seed"})
-            check_kind(key, fields[key])
+                raise unknown_name_error(f"field of variant {name!r}:", key, set(IN_FILE) - {"seed"})
+            check_field_type(key, fields[key])
     return own or [("", {})]
 
 
-def _check_options(base: Values, variants: Sequence[tuple[str, Values]]) -> None:
+def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]) -> None:
     """Options of the common part must be of use to some variant: a misspelt attack is not dropped in silence."""
     for kind in ("attack", "defense"):
         used = {name for _, own in variants for name in own.get(kind) or base.get(kind) or []}
         for plugin in base.get(f"{kind}_options", {}):
             if plugin and plugin not in used:
-                raise unknown(f"{kind} in {kind}_options:", plugin, used)
+                raise unknown_name_error(f"{kind} in {kind}_options:", plugin, used)
 
 
 # --- flags ----------------------------------------------------------------------------------------------------------
@@ -198,11 +198,13 @@ def parse_sweep(items: Sequence[str]) -> dict[str, list[Any]]:
         key, separator, values = item.partition("=")
         if not separator or not key or not values:
             raise AuditError(f"expected --sweep key=value,value or key=start:stop:step, got {item!r}")
-        sweep[key] = [value for text in values.split(",") for value in _range(text) or [_value(text)]]
+        sweep[key] = [
+            value for text in values.split(",") for value in _parse_number_range(text) or [_parse_toml_or_text(text)]
+        ]
     return sweep
 
 
-def _range(text: str) -> list[Any]:
+def _parse_number_range(text: str) -> list[Any]:
     """The numbers of `start:stop:step`, as they are written: 0.3, not three times 0.1; nothing for another text."""
     number = r"([-+]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}))"
     match = re.fullmatch(f"{number}:{number}:{number}", text.strip())
@@ -218,7 +220,7 @@ def _range(text: str) -> list[Any]:
     return [kind(start + i * step) for i in range(count)]
 
 
-def _value(text: str) -> Any:
+def _parse_toml_or_text(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -7,11 +7,11 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from auditor.benchmarks.lab import REFERENCES, Lab
-from auditor.benchmarks.lab_folders import ensemble_version, references_part, trained_part
+from auditor.benchmarks.lab_folders import ensemble_version, reference_models_folder_name, trained_model_folder_name
 from auditor.benchmarks.lab_recipe import Recipe
 from auditor.benchmarks.parts import Alone
 from auditor.benchmarks.real_lab import RealLab
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan_parts import SMALL, AttackPlan, DataPlan, TargetPlan
 from auditor.models.base import LanguageModel
@@ -50,13 +50,13 @@ class LabSite(Site):
         reporter: Reporter,
         shared: Shared,
     ) -> None:
-        self.recipe, self._makes = lab_recipe(target, data_plan, attacks, seed), True
+        self.recipe, self._makes = build_lab_recipe(target, data_plan, attacks, seed), True
         # The seed of the run splits no data here: the lab has its own. The recipe follows from the attacks too.
         own = {name: value for name, value in subject.items() if name != "seed"} | {"lab_recipe": to_json(self.recipe)}
         super().__init__(data_plan, seed, own, reporter, shared)
         self.kind, self.attacks = LABS[target.lab], attacks.attack
         self.trains_ahead = self.kind.trains_ahead
-        self.mitigation = mitigation(target, self.recipe)  # refused now rather than when it is trained
+        self.mitigation = build_mitigation_trainer(target, self.recipe)  # refused now rather than when it is trained
 
     @property
     def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
@@ -79,10 +79,12 @@ class LabSite(Site):
 
     def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[Piece]:
         needs = {need for defense in defenses.values() for need in defense.needs}
-        pieces = [Piece("reference", i, asked) for asked in references for i in range(lab_references(asked))]
+        pieces = [
+            Piece("reference", i, asked) for asked in references for i in range(parse_reference_model_count(asked))
+        ]
         sizes = {d.members or self.recipe.members: name for name, d in defenses.items() if "ensemble" in d.needs}
         pieces += [Piece("member", i, of=name) for size, name in sizes.items() for i in range(size)]
-        pieces += [Piece("whole") for need in needs if need == "whole" and not self.recipe.target_is_whole]
+        pieces += [Piece("whole") for need in needs if need == "whole" and not self.recipe.target_trained_like_members]
         pieces += [Piece("trained", of=name) for name, defense in defenses.items() if "trained" in defense.needs]
         return [piece for piece in pieces if not self._piece_to_train_alone(piece, defenses).there]
 
@@ -92,16 +94,18 @@ class LabSite(Site):
     def _piece_to_train_alone(self, piece: Piece, defenses: Mapping[str, Defense]) -> Alone:
         if piece.kind == "member":
             lab = self.defense_parts.lab_of(defenses[piece.of])
-            return lab.parts.piece(lab.ensemble_folder.name, piece.index, lab.training.ensemble)
+            return lab.parts.separately_trained_piece(lab.ensemble_folder.name, piece.index, lab.training.ensemble)
         lab = self.lab
         if piece.kind == "reference":
-            count = lab_references(piece.of)
-            return lab.parts.piece(references_part(count), piece.index, partial(lab.training.references, count=count))
+            count = parse_reference_model_count(piece.of)
+            return lab.parts.separately_trained_piece(
+                reference_models_folder_name(count), piece.index, partial(lab.training.references, count=count)
+            )
         if piece.kind == "whole":
             return lab.parts.alone(f"{WHOLE}{ensemble_version(lab.recipe)}", lab.whole)
         trainer = defenses[piece.of]
         assert isinstance(trainer, Trainer)  # "trained" is a need of theirs alone
-        return lab.parts.alone(trained_part(trainer), partial(lab.trained, trainer))
+        return lab.parts.alone(trained_model_folder_name(trainer), partial(lab.trained, trainer))
 
     def only_read(self) -> None:
         self._makes = False
@@ -123,17 +127,17 @@ class LabSite(Site):
 
     def references(self, asked: str) -> References:
         """Trained here, as many as `asked` says."""
-        count = lab_references(asked)
+        count = parse_reference_model_count(asked)
         return self.shared.get("references", (self.key, count), lambda: self.lab.references(count))
 
     @cached_property
     def model(self) -> LanguageModel:
-        if self.mitigated is not None:
-            return self.mitigated.model
+        if self.mitigated_model is not None:
+            return self.mitigated_model.model
         return self.shared.get("model", self.key, self.lab.target)
 
     @cached_property
-    def mitigated(self) -> TrainedModel | None:
+    def mitigated_model(self) -> TrainedModel | None:
         """Of a plan that names a mitigation, the model that it trained in the target's place."""
         if (trainer := self.mitigation) is None:
             return None
@@ -141,14 +145,14 @@ class LabSite(Site):
 
     @property
     def privacy(self) -> PrivacyRecord | None:
-        return None if self.mitigated is None else self.mitigated.privacy
+        return None if self.mitigated_model is None else self.mitigated_model.privacy
 
     @property
     def canaries(self) -> GradientCanaries | None:
-        return None if self.mitigated is None else self.mitigated.canaries
+        return None if self.mitigated_model is None else self.mitigated_model.canaries
 
     def notes(self) -> tuple[str, ...]:
-        return () if self.mitigated is None else self.mitigated.told
+        return () if self.mitigated_model is None else self.mitigated_model.told
 
     @property
     def description(self) -> str:
@@ -181,7 +185,7 @@ class LabDefenseParts(DefenseParts):
         pass
 
     def is_undefended(self, control: Defense) -> bool:
-        return "whole" in control.needs and self.site.recipe.target_is_whole
+        return "whole" in control.needs and self.site.recipe.target_trained_like_members
 
     def ensemble(self, defense: Defense) -> Ensemble:
         key = (self.site.subject, defense.members)
@@ -190,7 +194,7 @@ class LabDefenseParts(DefenseParts):
     def lab_of(self, defense: Defense) -> Lab:
         """The lab whose ensemble has the members that this defense asks for: the same models around it."""
         key = (self.site.key, defense.members)
-        return self.shared.get("lab for a defense", key, lambda: self.site.lab.with_members(defense.members))
+        return self.shared.get("lab for a defense", key, lambda: self.site.lab.with_ensemble_size(defense.members))
 
     def trained(self, defense: Defense) -> TrainedModel:
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
@@ -205,10 +209,12 @@ class LabDefenseParts(DefenseParts):
         seconds = (self.site.lab if defense is None else self.lab_of(defense)).parts.seconds
         if defense is None:
             instead = self.site.mitigation
-            return seconds["public"] + (self.site.lab.seconds_of(instead) if instead else seconds["target"])
+            return seconds["public"] + (
+                self.site.lab.training_seconds_of_trainer(instead) if instead else seconds["target"]
+            )
         if isinstance(defense, Trainer):
-            return seconds["public"] + self.site.lab.seconds_of(defense)
-        whole = "target" if self.site.recipe.target_is_whole else "whole"
+            return seconds["public"] + self.site.lab.training_seconds_of_trainer(defense)
+        whole = "target" if self.site.recipe.target_trained_like_members else "whole"
         parts = {"public": "public", "ensemble": "ensemble", "whole": whole}
         return sum(seconds[part] for need, part in parts.items() if need in defense.needs)
 
@@ -222,7 +228,7 @@ def defense_defaults(lab: type[Lab], recipe: Recipe) -> dict[str, dict[str, Any]
     return own
 
 
-def mitigation(target: TargetPlan, recipe: Recipe) -> Trainer | None:
+def build_mitigation_trainer(target: TargetPlan, recipe: Recipe) -> Trainer | None:
     """The training that is put in the place of the lab's target's; None: none is.
 
     Raises AuditError for one that makes no single model of the lab's records.
@@ -238,7 +244,7 @@ def mitigation(target: TargetPlan, recipe: Recipe) -> Trainer | None:
     return trainer
 
 
-def lab_references(asked: str) -> int:
+def parse_reference_model_count(asked: str) -> int:
     """How many reference models the lab is to train. Raises AuditError for what is no number that it can."""
     least, most = REFERENCES
     if not asked.isdecimal() or not least <= int(asked) <= most:
@@ -248,7 +254,7 @@ def lab_references(asked: str) -> int:
     return int(asked)
 
 
-def lab_recipe(target: TargetPlan, data: DataPlan, attacks: AttackPlan, seed: int) -> Recipe:
+def build_lab_recipe(target: TargetPlan, data: DataPlan, attacks: AttackPlan, seed: int) -> Recipe:
     """What lab is asked for. Raises AuditError for a field that a lab does not have.
 
     Whoever asks about coins has a lab with canaries of an audit in it, all models trained with them; nobody else.
@@ -266,7 +272,7 @@ def lab_recipe(target: TargetPlan, data: DataPlan, attacks: AttackPlan, seed: in
     default = to_json(kind())
     for name in given:
         if name not in default:
-            raise unknown("field of lab_recipe:", name, default)
+            raise unknown_name_error("field of lab_recipe:", name, default)
     recipe: Recipe = from_json(kind, {**default, **given}, "lab_recipe")
     recipe.check()
     return recipe

@@ -27,16 +27,16 @@ def mean_nll(model: LanguageModel, pairs: Sequence[Pair]) -> NDArray[np.float64]
     return np.array(view.mean_nll(model, [(pair.prefix, pair.suffix) for pair in pairs]))
 
 
-def most_likely(usual: Reading, nll: Mapping[Reading, NDArray[np.float64]]) -> Reading:
+def choose_likeliest_reading(usual: Reading, nll: Mapping[Reading, NDArray[np.float64]]) -> Reading:
     """nll: (texts,) nats a token of the same texts in each reading. The usual one stays unless another is more likely:
     paired by text, Student's interval, corrected for the number of others.
     """
     others = [reading for reading in nll if reading != usual]
-    better = [reading for reading in others if least_gain(nll[usual] - nll[reading], len(others)) > 0]
+    better = [reading for reading in others if mean_gain_lower_bound(nll[usual] - nll[reading], len(others)) > 0]
     return min(better, key=lambda reading: float(nll[reading].mean()), default=usual)
 
 
-def least_gain(gain: NDArray[np.float64], comparisons: int) -> float:
+def mean_gain_lower_bound(gain: NDArray[np.float64], comparisons: int) -> float:
     """The lower end of the interval of the mean of paired differences; -inf for fewer than two."""
     n = len(gain)
     if n < 2:

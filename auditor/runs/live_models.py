@@ -16,7 +16,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 
 
-def is_live(kind: str, given: Any) -> bool:
+def is_live_model(kind: str, given: Any) -> bool:
     """Whether it is a model, rather than a folder, a hub id or None. Raises AuditError for anything else."""
     if given is None or isinstance(given, (str, Path)):
         return False
@@ -56,15 +56,15 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
     Raises AuditError for distributions that do not agree.
     """
     if isinstance(model, LanguageModel):
-        agreement.check_agreement(model)
+        agreement.check_distribution_consistency(model)
         return model
     found = HuggingFaceModel(model, tokenizer, name=live_model_name(model))
-    self_check.check_model_agrees(found)
+    self_check.check_and_configure_serving(found)
     return found
 
 
 @contextmanager
-def restoring_models(*models: Any) -> Iterator[None]:
+def restore_training_flags(*models: Any) -> Iterator[None]:
     """An audit sets models to evaluation and asks for no gradients of their weights; training goes on afterwards."""
     models = tuple(model for model in models if isinstance(model, torch.nn.Module))
     modes = [(module, module.training) for model in models for module in model.modules()]

@@ -41,7 +41,7 @@ class Loader:
     def _provider_and_request(self) -> tuple[Provider, Wanted]:
         """Who is asked for the model that is attacked, and for what."""
         target, loading = self.target, self.loading
-        provider, name = registry.provider_of(str(target.model), loading.model_args)
+        provider, name = registry.resolve_model_provider(str(target.model), loading.model_args)
         return provider, Wanted(name, loading, target.base_url, target.tokenizer, self.run, target.max_tokens_total)
 
     @property
@@ -66,7 +66,7 @@ class Loader:
         return provider.said(wanted)
 
     @cached_property
-    def in_memory(self) -> dict[str, str]:
+    def live_model_digests(self) -> dict[str, str]:
         """Digests; read once: a run asks twice, as a hub may send files in between, which memory does not."""
         return {f"{role}/in memory": digest for role, live in self.live.items() if (digest := live.digest())}
 
@@ -105,7 +105,7 @@ class Loader:
         return self._loaded("form", provider, wanted)
 
     def _form(self, place: str) -> tuple[Provider, Wanted]:
-        provider, name = registry.provider_of(place, {})
+        provider, name = registry.resolve_model_provider(place, {})
         tokenizer = self.target.tokenizer or str(self.target.model)
         own = tokenizer if "tokenizer" in provider.takes else None
         return provider, Wanted(name, self.loading.beside(), None, own, self.run, self.target.max_tokens_total)
@@ -115,7 +115,7 @@ class Loader:
 
         def fresh() -> LanguageModel:
             if provider.network:
-                safe.refuse(f"{wanted.name or wanted.base_url} would be asked over the network")
+                safe.refuse_in_safe_mode(f"{wanted.name or wanted.base_url} would be asked over the network")
             _check_memory(provider, wanted)
             first.append(provider.load(wanted))
             for note in first[0].notes:
@@ -135,7 +135,7 @@ class Loader:
         options = options or self.loading.beside()
         if options.dtype == AUTO and isinstance(self.attacked, HuggingFaceModel):  # precision must tell no two apart
             options = replace(options, dtype=str(self.attacked.model.dtype).removeprefix("torch."))
-        provider, name = registry.provider_of(name, options.model_args)
+        provider, name = registry.resolve_model_provider(name, options.model_args)
         if provider.network:
             raise AuditError(f"expected --{kind} as a model that is loaded here, got {provider.name}:{name}")
         wanted = Wanted(name, options)

@@ -13,16 +13,16 @@ import psutil
 import torch
 
 from auditor.core import threads
-from auditor.models.weights import device_of
+from auditor.models.weights import resolve_device
 
 
-def environment(device: str) -> dict[str, str]:
+def describe_environment(device: str) -> dict[str, str]:
     """What the numbers may depend on, and the commit that the command stood in, where git knows one.
 
     device: as the plan says it.
     """
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "numpy")}
-    device = str(device_of(device))
+    device = str(resolve_device(device))
     made_of = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{os.cpu_count()} cores"
     return {
         "python": platform.python_version(),
@@ -38,18 +38,22 @@ def environment(device: str) -> dict[str, str]:
 
 def _current_commit_label() -> str:
     """`4f2a…`, `4f2a…-dirty` where tracked files were changed since; "" where git knows none."""
-    head = _git("rev-parse", "--verify", "HEAD")
+    head = _run_git_without_hooks("rev-parse", "--verify", "HEAD")
     if head is None or head.returncode:
         return ""
     # What the folder's own configuration would have git run on the files that it looks at.
-    filters = _git("config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$")
+    filters = _run_git_without_hooks(
+        "config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$"
+    )
     names = filters.stdout.split("\n") if filters is not None else []
     off = [f"{name}={'false' if name.endswith('required') else ''}" for name in names if name]
-    changed = _git("diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all", "HEAD", off=off)
+    changed = _run_git_without_hooks(
+        "diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all", "HEAD", off=off
+    )
     return f"{head.stdout.strip()}-dirty" if changed is None or changed.returncode else head.stdout.strip()
 
 
-def _git(*asked: str, off: Sequence[str] = ()) -> subprocess.CompletedProcess[str] | None:
+def _run_git_without_hooks(*asked: str, off: Sequence[str] = ()) -> subprocess.CompletedProcess[str] | None:
     """What git says, without the programs that a folder may name for it: monitors, hooks, filters. None: no git.
 
     off: settings more, as `name=value`.
@@ -80,10 +84,10 @@ def peak_memory_mb(device: torch.device) -> float:
         line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
         return float(line.split()[1]) / 1000
     except (OSError, StopIteration):
-        return _peak_elsewhere() / 1e6
+        return _peak_memory_without_procfs() / 1e6
 
 
-def _peak_elsewhere() -> float:
+def _peak_memory_without_procfs() -> float:
     """Bytes, where there is no /proc: Windows says it of the process, macOS by getrusage."""
     own = psutil.Process().memory_info()
     if hasattr(own, "peak_wset"):

@@ -17,24 +17,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from auditor.benchmarks.columns import COLUMNS, repeats_of
-from auditor.benchmarks.reduced import WRITERS, rows_of, text_of_row, write_kept
+from auditor.benchmarks.columns import COLUMNS, row_repeat_counts
+from auditor.benchmarks.reduced import WRITERS, row_as_plain_text, rows_repeated_by_count, write_mitigated_rows
 from auditor.benchmarks.tables import read_table
 from auditor.benchmarks.whole_texts import training_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
-from auditor.core.jsonfiles import read_object
+from auditor.core.jsonfiles import read_json_object
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, Measurement
-from auditor.gate.compare import compare
-from auditor.models.loading import runs_in
-from auditor.models.shards import SHARD, write_shard
+from auditor.gate.compare import compare_finished_runs
+from auditor.models.loading import dtype_when_loaded
+from auditor.models.shards import SHARD, write_shard_record_list
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, options_of
 from auditor.plugins.trainer import Trainer
 from auditor.records import details, listed, saved
-from auditor.records.contrasts import WeightedMetric, contrast
+from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import Run
 from auditor.records.replicates import Replicates
@@ -44,9 +44,9 @@ from auditor.reports.before_after import BeforeAfter
 from auditor.runs import training
 from auditor.runs.lab_site import LabSite
 from auditor.runs.reporter import Reporter
-from auditor.runs.run import run as audit
+from auditor.runs.run import run_audit as audit
 from auditor.runs.shared import Shared
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from auditor.training.variants import DataVariant
 
 RECORD, MODEL, DROPPED = "mitigation.json", "model", "dropped"
@@ -92,14 +92,14 @@ class Mitigation:
     @property
     def after(self) -> Plan:
         """The same audit of the new model, without defenses."""
-        same = self.plan.having(defense=(), defense_options={}, submission=None)
-        if self.plan.target.in_lab:
+        same = self.plan.with_fields(defense=(), defense_options={}, submission=None)
+        if self.plan.target.uses_builtin_lab:
             values = {f.name: getattr(self.trainer, f.name) for f in dataclasses.fields(self.trainer)}
-            return same.having(mitigation={"method": self.trainer.name, **values})
+            return same.with_fields(mitigation={"method": self.trainer.name, **values})
         model = self.asked.out / MODEL
         adapter = (model / "adapter_config.json").is_file()
-        here = same.having(model=str(model), revision=None, base=self.plan.loading.base if adapter else None)
-        return here.having(dtype=runs_in(str(self.plan.target.model), self.plan.loading))
+        here = same.with_fields(model=str(model), revision=None, base=self.plan.loading.base if adapter else None)
+        return here.with_fields(dtype=dtype_when_loaded(str(self.plan.target.model), self.plan.loading))
 
     def configuration(self) -> dict[str, Any]:
         """What the folder is of: another one is refused."""
@@ -111,14 +111,14 @@ class Mitigation:
 def plan_mitigation(asked: MitigationOptions, run: Run) -> Mitigation:
     """What is to be done. Raises AuditError, before anything is written, for what cannot be."""
     plan = Plan.from_json(run.result.plan, str(asked.run / "result.json"))
-    _check_run(plan)
-    name, options = _named(asked)
+    _check_run_is_retrainable(plan)
+    name, options = _parse_method_and_options(asked)
     kind = registry.mitigations()[name]
-    if plan.target.in_lab:
+    if plan.target.uses_builtin_lab:
         for flag, value in (("--train", asked.train), ("--data", asked.data)):
             if value is not None:
                 raise AuditError(f"{flag} goes with a model of your own: the lab trains by its own recipe")
-        trainer = _lab_site_of_plan(plan.having(mitigation={"method": name, **options})).mitigation
+        trainer = _lab_site_of_plan(plan.with_fields(mitigation={"method": name, **options})).mitigation
         assert trainer is not None  # it is named
         return _mitigation_with_checked_data(Mitigation(asked, plan, trainer), options)
     if asked.train is not None:
@@ -139,12 +139,12 @@ def plan_mitigation(asked: MitigationOptions, run: Run) -> Mitigation:
 
 
 def _lab_site_of_plan(plan: Plan, reporter: Reporter | None = None, shared: Shared | None = None) -> LabSite:
-    site = site_of(plan, reporter, shared)
+    site = make_site(plan, reporter, shared)
     assert isinstance(site, LabSite)  # who asks has seen that the plan is of the lab
     return site
 
 
-def _check_run(plan: Plan) -> None:
+def _check_run_is_retrainable(plan: Plan) -> None:
     """Refuses what no training can be done again for. Raises AuditError."""
     if plan.objects:
         raise AuditError("expected a run that a command began: this one attacked objects of a Python program")
@@ -154,7 +154,7 @@ def _check_run(plan: Plan) -> None:
         )
     if plan.target.mitigation:
         raise AuditError("expected a run of the target, got one of a mitigated model: give the run before it")
-    if not plan.target.in_lab and plan.data.data is None:
+    if not plan.target.uses_builtin_lab and plan.data.data is None:
         raise AuditError(
             "expected a run on records (--data), got one of canaries alone: their manifest says what to drop"
         )
@@ -162,7 +162,7 @@ def _check_run(plan: Plan) -> None:
         raise AuditError(f"expected a model that can be trained, got one behind {plan.target.provider}")
 
 
-def _named(asked: MitigationOptions) -> tuple[str, dict[str, Any]]:
+def _parse_method_and_options(asked: MitigationOptions) -> tuple[str, dict[str, Any]]:
     """The method and its options. Raises AuditError for an unknown one, and for a value where it takes none."""
     name, colon, value = asked.by.partition(":")
     known = registry.mitigations()
@@ -196,7 +196,7 @@ def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
 
 
 def _mitigation_with_checked_data(found: Mitigation, options: Mapping[str, Any]) -> Mitigation:
-    if not found.plan.target.in_lab and isinstance(found.trainer, DataVariant):
+    if not found.plan.target.uses_builtin_lab and isinstance(found.trainer, DataVariant):
         data = found.recipe.data if found.recipe else found.asked.data or str(found.plan.data.data)
         if Path(data).suffix.lower() not in WRITERS or not Path(data).is_file():
             raise AuditError(
@@ -212,7 +212,7 @@ def train_and_audit(what: Mitigation, run: Run, reporter: Reporter, command: str
         done = run_training(what, run, reporter, shared)
     if (out / saved.RESULT).is_file():
         return done
-    plan = what.after.having(command=command)
+    plan = what.after.with_fields(command=command)
     if (out / listed.PLAN).is_file():
         folder = RunFolder.reopen(out)
         plan = Plan.from_json(folder.plan())
@@ -221,7 +221,7 @@ def train_and_audit(what: Mitigation, run: Run, reporter: Reporter, command: str
         if (form := RunFolder(what.asked.run).text_form()) is not None:
             folder.save_text_form(form)  # the same secrets: rendered as they were, on another day too
     try:
-        files.write(out, audit(plan, site_of(plan, reporter, shared), folder))
+        files.write_run_reports(out, audit(plan, make_site(plan, reporter, shared), folder))
     except (AuditError, OSError):
         folder.discard_if_empty()
         raise
@@ -230,7 +230,7 @@ def train_and_audit(what: Mitigation, run: Run, reporter: Reporter, command: str
     return done
 
 
-def before_after(what: Mitigation, run: Run, after: Run, done: TrainingOutcome) -> BeforeAfter:
+def compare_before_and_after(what: Mitigation, run: Run, after: Run, done: TrainingOutcome) -> BeforeAfter:
     """The two runs side by side. Raises AuditError where they cannot be held against each other."""
     left = what.left
     found = left and advice.recall_with_copies_left(
@@ -238,7 +238,7 @@ def before_after(what: Mitigation, run: Run, after: Run, done: TrainingOutcome) 
     )
     return BeforeAfter(
         by=" ".join([what.asked.by, *(f"-D {name}={value}" for name, value in what.asked.options.items())]),
-        compared=compare([run, after]),
+        compared=compare_finished_runs([run, after]),
         before=run.result,
         after=after.result,
         predicted=(found[0].key, found[1]) if found else None,
@@ -259,7 +259,9 @@ def _perplexity_difference(first: Path, before: AuditResult, second: Path, after
         own = {} if held is None else {0: held}
         cells.append(Replicates(UNDEFENDED, "", "", measured={0: {measured.name: measured}}, heldout=own))
     name = next(iter(cells[0].measured[0]))
-    return contrast(f"{name}_difference", [WeightedMetric(1.0, name, cells[0]), WeightedMetric(-1.0, name, cells[1])])
+    return contrast_over_seeds(
+        f"{name}_difference", [WeightedMetric(1.0, name, cells[0]), WeightedMetric(-1.0, name, cells[1])]
+    )
 
 
 # --- the training -----------------------------------------------------------------------------------------------------
@@ -274,20 +276,20 @@ def run_training(what: Mitigation, run: Run, reporter: Reporter, shared: Shared)
     held = _finished_mitigation_record(out, configuration)
     if held is not None:
         return TrainingOutcome(tuple(held["told"]), float(held["seconds"]))
-    disk.replace(out / RECORD, json.dumps({"configuration": configuration, "done": None}, indent=1))
+    disk.replace_atomically(out / RECORD, json.dumps({"configuration": configuration, "done": None}, indent=1))
     start = time.perf_counter()
     try:
-        _list_dropped(what, run, reporter, shared)
+        _write_dropped_records(what, run, reporter, shared)
         told, seconds = (
             _lab_mitigation_notes_and_time(what, reporter, shared)
-            if what.plan.target.in_lab
+            if what.plan.target.uses_builtin_lab
             else (_train_own_model(what, reporter), None)
         )
     except AuditError:
         _discard_refused_training(out)
         raise
     done = TrainingOutcome(told, time.perf_counter() - start if seconds is None else seconds)
-    disk.replace(
+    disk.replace_atomically(
         out / RECORD,
         json.dumps({"configuration": configuration, "done": dataclasses.asdict(done)}, indent=1),
         sync=True,
@@ -301,7 +303,7 @@ def _finished_mitigation_record(out: Path, configuration: Mapping[str, Any]) -> 
         if any(path.name != locks.LOCK for path in out.iterdir()):
             raise AuditError(f"expected a new or empty folder for -o, but {str(out)!r} holds something else")
         return None
-    record = read_object(out / RECORD, "a mitigation")
+    record = read_json_object(out / RECORD, "a mitigation")
     before = record.get("configuration") or {}
     for name, own in configuration.items():
         if before.get(name) != own:
@@ -326,30 +328,30 @@ def _lab_mitigation_notes_and_time(
     what: Mitigation, reporter: Reporter, shared: Shared
 ) -> tuple[tuple[str, ...], float]:
     site = _lab_site_of_plan(what.after, reporter, shared)
-    made = site.mitigated
+    made = site.mitigated_model
     assert made is not None  # the plan names it
-    return made.notes(), site.lab.seconds_of(what.trainer)
+    return made.notes(), site.lab.training_seconds_of_trainer(what.trainer)
 
 
 def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
     """Raises AuditError for data that are not what the model was trained on, and for a command that makes no model."""
     out, recipe = what.asked.out / MODEL, what.recipe
     if recipe is not None:
-        training.check_records(Path(str(what.plan.target.model)), recipe)
+        training.check_same_training_records(Path(str(what.plan.target.model)), recipe)
     told: tuple[str, ...] = ()
     data = recipe.data if recipe else what.asked.data or str(what.plan.data.data)
     if isinstance(what.trainer, DataVariant):
         column = recipe.text_column if recipe else None
         kept = what.asked.out / f"data{Path(data).suffix.lower()}"
-        told = (write_kept(what.trainer, data, kept, column),)
+        told = (write_mitigated_rows(what.trainer, data, kept, column),)
         data = str(kept)
     if recipe is not None:
-        return (*told, *training.train(dataclasses.replace(recipe, data=data, out=out), reporter.progress))
-    _run_command(what.command, data, out)
+        return (*told, *training.train_model(dataclasses.replace(recipe, data=data, out=out), reporter.progress))
+    _run_training_command(what.command, data, out)
     return told
 
 
-def _run_command(command: Sequence[str], data: str, out: Path) -> None:
+def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
     """The user's, its words in place; what it prints goes to stderr."""
     given = {"{data}": str(Path(data).resolve()), "{out}": str(out.resolve())}
     words = list(command)
@@ -369,22 +371,24 @@ def _run_command(command: Sequence[str], data: str, out: Path) -> None:
 # --- the records ------------------------------------------------------------------------------------------------------
 
 
-def _list_dropped(what: Mitigation, run: Run, reporter: Reporter, shared: Shared) -> None:
+def _write_dropped_records(what: Mitigation, run: Run, reporter: Reporter, shared: Shared) -> None:
     """Where the audit's own records are to be dropped: which those are, for the training to read."""
     if getattr(what.trainer, "listed", "") != str((what.asked.out / DROPPED).resolve()):
         return
     ids = extracted_members(run)
     if not ids:
         raise AuditError(f"{run.name} extracted nothing from the model without defenses: no record is to be dropped")
-    if what.plan.target.in_lab:
+    if what.plan.target.uses_builtin_lab:
         whole = _lab_site_of_plan(what.plan, reporter, shared).lab.cut.texts
         texts = [whole[id] for id in ids]
     else:
         rows, _ = training_texts(str(what.plan.data.data))
-        repeats = repeats_of(read_table("--data", str(what.plan.data.data), COLUMNS))
-        first = dict(reversed([(row, i) for i, row in enumerate(rows_of(repeats))]))  # where a row's copies begin
-        texts = [text_of_row(rows[first[int(id.split("-")[1])]]) for id in ids]
-    write_shard(what.asked.out / DROPPED, texts)
+        repeats = row_repeat_counts(read_table("--data", str(what.plan.data.data), COLUMNS))
+        first = dict(
+            reversed([(row, i) for i, row in enumerate(rows_repeated_by_count(repeats))])
+        )  # where a row's copies begin
+        texts = [row_as_plain_text(rows[first[int(id.split("-")[1])]]) for id in ids]
+    write_shard_record_list(what.asked.out / DROPPED, texts)
 
 
 def extracted_members(run: Run) -> list[str]:

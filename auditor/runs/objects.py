@@ -50,7 +50,7 @@ def plugin_objects(
     Raises AuditError for one that is called as another class is, or of which a record could not say what it is.
     """
     for path in files:
-        registry.load_file(Path(path))
+        registry.load_plugin_file(Path(path))
     known: Mapping[str, Mapping[str, Any]] = {"attack": registry.attacks_and_probes(), "defense": registry.defenses()}
     found = {}
     for kind, given in {"attack": attacks, "defense": defenses}.items():
@@ -69,7 +69,7 @@ def plugin_objects(
 
 def _check_name_and_options(one: Any) -> None:
     """A record says the options of a plug-in, and files name it. Raises AuditError where it could not."""
-    registry.check_name(one.name)
+    registry.check_plugin_name(one.name)
     for option in dataclasses.fields(one):
         try:
             json.dumps(to_json(getattr(one, option.name)))

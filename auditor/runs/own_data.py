@@ -9,7 +9,7 @@ from typing import Any
 from auditor.benchmarks import manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.benchmarks.files import Files
-from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
+from auditor.benchmarks.lm_extraction import LMExtraction, folder_has_extraction_arrays
 from auditor.benchmarks.tokenised import Tokenised, is_tokenised
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, TextForm
@@ -68,7 +68,7 @@ def _load_records(
         "seed": seed,
     }
     prefix, suffix = asked.prefix_length, asked.suffix_length
-    if is_lm_extraction(Path(data)):
+    if folder_has_extraction_arrays(Path(data)):
         for field in ("group_column", "user_column"):
             if getattr(asked, field) is not None:
                 raise AuditError(f"{command_line_flag(field)} names a column, which the arrays of {data!r} do not have")

@@ -12,9 +12,9 @@ from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import load_ensemble, load_whole_adapter
-from auditor.models.shards import whole_adapter
-from auditor.models.vocabulary import check_shared
+from auditor.models.lora import load_control_adapter, load_ensemble
+from auditor.models.shards import control_adapter_folder
+from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins.defense import Defense, TrainedModel
 from auditor.plugins.trainer import RECORD, read_summary
 from auditor.privacy import gradient_canaries, promises
@@ -43,13 +43,13 @@ class OwnDefenseParts(DefenseParts):
                 f"--defense {defense.name} stands before a model whose distributions are read here, got "
                 f"{self.target.model}, which gives none: serve the defended model, and audit that"
             )
-        check_needs(defense, self.target.public)
-        check_controls(defense)
+        check_defense_inputs_given(defense, self.target.public)
+        check_control_recipes(defense)
 
     def is_undefended(self, control: Defense) -> bool:
         if "whole" not in control.needs:
             return False
-        adapter, model = whole_adapter(Path(control.ensemble_folder)), Path(str(self.target.model))
+        adapter, model = control_adapter_folder(Path(control.ensemble_folder)), Path(str(self.target.model))
         return adapter is not None and model.is_dir() and model.samefile(adapter)
 
     def ensemble(self, defense: Defense) -> Ensemble:
@@ -59,10 +59,12 @@ class OwnDefenseParts(DefenseParts):
         return self._ensembles[folder]
 
     def trained(self, defense: Defense) -> TrainedModel:
-        return trained_folder(defense, lambda folder: self.models.load("trained", folder), self.site.model.vocab_size)
+        return load_trained_defense(
+            defense, lambda folder: self.models.load("trained", folder), self.site.model.vocab_size
+        )
 
     def whole(self, defense: Defense) -> LanguageModel:
-        return load_whole_adapter(Path(defense.ensemble_folder), self._public_model_for_adapters)
+        return load_control_adapter(Path(defense.ensemble_folder), self._public_model_for_adapters)
 
     @property
     def _public_model_for_adapters(self) -> HuggingFaceModel:
@@ -84,7 +86,7 @@ def missing_input(defense: Defense, public: str | None) -> str:
     ensemble = defense.ensemble_folder
     if {"ensemble", "whole"} & set(defense.needs) and not ensemble:
         return "-D ensemble=DIR, a folder of member adapters"
-    if "whole" in defense.needs and whole_adapter(Path(ensemble)) is None:
+    if "whole" in defense.needs and control_adapter_folder(Path(ensemble)) is None:
         return f"an ensemble with its control, as audit train with -D control=true makes it: {ensemble!r} has none"
     if "public" in defense.needs and public is None:
         return "--public MODEL, one that has seen no private data (of an ensemble, the base of its members)"
@@ -93,21 +95,21 @@ def missing_input(defense: Defense, public: str | None) -> str:
     return ""
 
 
-def check_needs(defense: Defense, public: str | None) -> None:
+def check_defense_inputs_given(defense: Defense, public: str | None) -> None:
     """Refuses a defense whose needs only the lab would see to. Raises AuditError."""
     if what := missing_input(defense, public):
         raise AuditError(f"--defense {defense.name} outside the lab needs {what}")
 
 
-def check_controls(defense: Defense) -> None:
+def check_control_recipes(defense: Defense) -> None:
     """Refuses a control that was not trained as the model it stands beside. Raises AuditError with what differs."""
-    own = promises.read_privacy(Path(defense.model_folder))
+    own = promises.read_privacy_record(Path(defense.model_folder))
     for control in (cause.row for cause in defense.chain()):
         folder = "" if control is None else control.model_folder
-        record = promises.read_privacy(Path(folder)) if folder else None
+        record = promises.read_privacy_record(Path(folder)) if folder else None
         if own is None or record is None:
-            continue  # what is no folder of the right training is refused by `trained_folder`
-        for what, one, other in promises.recipe_differences(own, record):
+            continue  # what is no folder of the right training is refused by `load_trained_defense`
+        for what, one, other in promises.recipe_settings_to_compare(own, record):
             if one != other:
                 raise AuditError(
                     f"expected the control {folder!r} to be trained as the {defense.name} model was, "
@@ -115,17 +117,17 @@ def check_controls(defense: Defense) -> None:
                 )
 
 
-def trained_folder(defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int) -> TrainedModel:
+def load_trained_defense(defense: Defense, load: Callable[[str], LanguageModel], vocab_size: int) -> TrainedModel:
     """The model that `-D model=` of a trained defense names. Raises AuditError for what it did not train."""
     folder = defense.model_folder
     if not Path(folder).is_dir():
         raise AuditError(f"expected -D model= of {defense.name} to be a folder that was trained, got {folder!r}")
-    record, own = promises.read_privacy(Path(folder)), read_summary(Path(folder))
+    record, own = promises.read_privacy_record(Path(folder)), read_summary(Path(folder))
     plain = isinstance(defense, Variant)  # nothing is promised of it, so nothing but its training says what it is
     by = own if plain else record
     if by is None or by.method != defense.name:
         found = f"a model trained by {by.method}" if by else f"no {RECORD if plain else promises.FILE}"
         raise AuditError(f"expected {folder!r} to be trained by audit train {defense.name}, got {found}")
     model = load(folder)
-    check_shared(repr(folder), "it", model.vocab_size, "the target's", vocab_size)
+    check_same_vocabulary_size(repr(folder), "it", model.vocab_size, "the target's", vocab_size)
     return TrainedModel(model, record, gradient_canaries.read_canaries(Path(folder)), own.told if own else ())

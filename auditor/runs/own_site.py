@@ -20,14 +20,14 @@ from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
 from auditor.models.loading import adapter_base
 from auditor.models.references import References, load_references
-from auditor.models.shards import read_shard, record_names
-from auditor.models.vocabulary import check_shared
+from auditor.models.shards import read_shard_record_list, text_digests
+from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins.benchmark import Benchmark
 from auditor.privacy import gradient_canaries, promises
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.records.folder import RunFolder
-from auditor.runs.collector import decoder
+from auditor.runs.collector import make_token_decoder
 from auditor.runs.loader import Loader
 from auditor.runs.own_data import load_data
 from auditor.runs.own_defenses import OwnDefenseParts
@@ -89,7 +89,7 @@ class OwnSite(Site):
 
     def in_no_file(self) -> dict[str, str]:
         asked = {ANSWERS: self.model.digest()} if self.over_network and "model" in self.__dict__ else {}
-        return asked | self.models.in_memory
+        return asked | self.models.live_model_digests
 
     @cached_property
     def model(self) -> LanguageModel:
@@ -101,7 +101,7 @@ class OwnSite(Site):
 
     @property
     def privacy(self) -> PrivacyRecord | None:
-        return None if "model" in self.models.live else promises.read_privacy(Path(str(self.target.model)))
+        return None if "model" in self.models.live else promises.read_privacy_record(Path(str(self.target.model)))
 
     @property
     def canaries(self) -> GradientCanaries | None:
@@ -133,9 +133,9 @@ class OwnSite(Site):
         if self.reference is None:
             return ""
         folder = Path(self.target.reference or self.target.public or (self._adapter_base_and_revision or ("", None))[0])
-        if (record := promises.read_privacy(folder)) is not None:
+        if (record := promises.read_privacy_record(folder)) is not None:
             return f"the reference has seen private data: its privacy.json says that {record.method} trained it"
-        listed = set(names).intersection(self._attacked) if (names := read_shard(folder)) else ()
+        listed = set(names).intersection(self._attacked) if (names := read_shard_record_list(folder)) else ()
         if listed:
             return f"the reference has seen private data: its shard.json names {len(listed)} of the attacked records"
         return ""
@@ -143,7 +143,9 @@ class OwnSite(Site):
     def references(self, asked: str) -> References:
         def load_one(folder: str) -> LanguageModel:
             model = self.models.load("references", folder)
-            check_shared(f"-A references={asked}", model.name, model.vocab_size, "the target's", self.model.vocab_size)
+            check_same_vocabulary_size(
+                f"-A references={asked}", model.name, model.vocab_size, "the target's", self.model.vocab_size
+            )
             return model
 
         return self.shared.get(
@@ -155,7 +157,7 @@ class OwnSite(Site):
         """Ids of the attacked records by the SHA-256 of their text; of two that say the same, both."""
         found: dict[str, list[str]] = {}
         for secret in self.benchmark.secrets:
-            found.setdefault(record_names([_secret_text(secret, self.benchmark.tokenizer)])[0], []).append(secret.id)
+            found.setdefault(text_digests([_secret_text(secret, self.benchmark.tokenizer)])[0], []).append(secret.id)
         return found
 
     def data(self) -> Benchmark:
@@ -202,15 +204,15 @@ class OwnSite(Site):
         own, other = self.model, self.models.load(kind, name)
         at_least = "distribution" not in own.capabilities and other.vocab_size > own.vocab_size  # padding: nobody says
         if not at_least:
-            check_shared(f"--{kind}", other.name, other.vocab_size, "the target's", own.vocab_size)
+            check_same_vocabulary_size(f"--{kind}", other.name, other.vocab_size, "the target's", own.vocab_size)
         return other
 
 
-def load_form(site: OwnSite, place: str) -> LanguageModel:
+def load_form_of_target(site: OwnSite, place: str) -> LanguageModel:
     """The model that is named as a form of the one that is attacked. Raises AuditError for one of other tokens."""
     other, own = site.models.form(place), site.model
     if {"distribution"} <= own.capabilities & other.capabilities:
-        check_shared("--forms", other.name, other.vocab_size, "the target's", own.vocab_size)
+        check_same_vocabulary_size("--forms", other.name, other.vocab_size, "the target's", own.vocab_size)
     return _require_same_vocabulary("forms", own, other)
 
 
@@ -236,4 +238,4 @@ def _secret_text(secret: Secret, tokenizer: Any) -> str:
     """Prefix and suffix as their owner wrote them, or as the tokenizer does; the ids where there is none."""
     if secret.wording is not None:
         return secret.wording.prefix + secret.wording.suffix
-    return decoder(tokenizer)([*secret.prefix, *secret.suffix])
+    return make_token_decoder(tokenizer)([*secret.prefix, *secret.suffix])

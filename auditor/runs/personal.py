@@ -15,8 +15,8 @@ from auditor.benchmarks.occurrences import occurrences
 from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
 from auditor.core.result import KindCount
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.texts import CONTEXT, Decode, decoded_addition
-from auditor.runs.collector import decoder
+from auditor.records.texts import CONTEXT, Decode, decode_continuation
+from auditor.runs.collector import make_token_decoder
 
 Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of KindCount
 
@@ -29,7 +29,7 @@ class Personal:
     counts: Mapping[str, KindCount]
     said: tuple[str, ...] = ()
 
-    def extracted(
+    def extracted_shares(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
     ) -> dict[str, dict[str, float]]:
         """By kind and secret that holds some: the share of it that its first guess holds."""
@@ -58,9 +58,9 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
     """What is followed of a benchmark. Raises AuditError where numbers of these regions cannot be looked for."""
     if benchmark.tokenizer is None or not benchmark.secrets:  # token ids alone are no text to look at
         return Personal({}, {})
-    recognisers, said = _recognisers(benchmark, regions)
-    decode = decoder(benchmark.tokenizer)
-    worded = {secret.id: _wording(secret, decode) for secret in benchmark.secrets}
+    recognisers, said = _recognisers_and_limits(benchmark, regions)
+    decode = make_token_decoder(benchmark.tokenizer)
+    worded = {secret.id: _wording_or_decoded_text(secret, decode) for secret in benchmark.secrets}
     found = {id: list(_personal_spans_with_fate(wording, recognisers)) for id, wording in worded.items()}
     members = {secret.id for secret in benchmark.secrets if secret.member}
     trained = _strings_in_training_texts(
@@ -90,11 +90,13 @@ def _nonmember_span_fate(text: str, fate: Fate, trained: Collection[str]) -> Fat
     return "trained" if text in trained else "nonmembers"
 
 
-def _recognisers(benchmark: Benchmark, regions: Sequence[str]) -> tuple[pii.Recognisers | None, tuple[str, ...]]:
+def _recognisers_and_limits(
+    benchmark: Benchmark, regions: Sequence[str]
+) -> tuple[pii.Recognisers | None, tuple[str, ...]]:
     """What looks for personal data here, and what it does not see, in words."""
     if benchmark.marks_all:
         return None, ()
-    if not pii.installed() and not regions:
+    if not pii.pii_packages_installed() and not regions:
         return None, (
             f"personal data: only what the data mark is followed ({pii.INSTALL} to have the rest recognised)",
         )
@@ -102,7 +104,7 @@ def _recognisers(benchmark: Benchmark, regions: Sequence[str]) -> tuple[pii.Reco
     return pii.Recognisers(regions), () if regions else (said,)
 
 
-def _wording(secret: Secret, decode: Decode) -> Wording:
+def _wording_or_decoded_text(secret: Secret, decode: Decode) -> Wording:
     """As its owner wrote it, or as its tokens are decoded."""
     if secret.wording is not None:
         return secret.wording
@@ -110,7 +112,7 @@ def _wording(secret: Secret, decode: Decode) -> Wording:
 
 
 def _decoded_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
-    return decoded_addition(decode, prefix[-CONTEXT:], suffix)
+    return decode_continuation(decode, prefix[-CONTEXT:], suffix)
 
 
 def _personal_spans_with_fate(wording: Wording, recognisers: pii.Recognisers | None) -> Iterator[tuple[str, str, Fate]]:

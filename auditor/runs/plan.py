@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import from_json
 from auditor.core.plan import FIELDS, IN_FILE, Plan
 from auditor.core.plan_fields import AUTO, Options
@@ -26,12 +26,12 @@ def read_toml(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
         raise AuditError(f"{path} is not TOML: {error}") from error
     for name, value in values.items():
         if name not in (*IN_FILE, *extra):
-            raise unknown(f"field in {path}:", name, {*IN_FILE, *extra})
-        check_kind(name, value)
+            raise unknown_name_error(f"field in {path}:", name, {*IN_FILE, *extra})
+        check_field_type(name, value)
     return values
 
 
-def check_kind(name: str, value: Any) -> None:
+def check_field_type(name: str, value: Any) -> None:
     """Raises AuditError where the value of a plan's field is of another kind; other names are not looked at."""
     if name in IN_FILE:
         from_json(FIELDS[name].kind, value, f"plan.{name}")
@@ -76,23 +76,25 @@ def parse_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Opti
             raise AuditError(f"expected {flag} [name.]option=value, got {item!r}")
         plugin, dot, option = name.rpartition(".")
         if dot and plugin not in known:
-            raise unknown(f"name in {flag} {item}:", plugin, known)
+            raise unknown_name_error(f"name in {flag} {item}:", plugin, known)
         options.setdefault(plugin, {})[option] = value
     return options
 
 
-def options_for(name: str, options: Options, defaults: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+def merged_plugin_options(
+    name: str, options: Options, defaults: Mapping[str, Any], fields: Sequence[str]
+) -> dict[str, Any]:
     """What one plug-in gets: the benchmark's defaults, then options for all that have them, then its own."""
     general = {option: value for option, value in options.get("", {}).items() if option in fields}
     return {**defaults, **general, **options.get(name, {})}
 
 
-def check_general(flag: str, options: Options, fields: Mapping[str, Sequence[str]]) -> None:
+def refuse_unused_options(flag: str, options: Options, fields: Mapping[str, Sequence[str]]) -> None:
     """Refuses an option that names no plug-in and that none of the chosen ones has."""
     every = sorted({option for own in fields.values() for option in own})
     for option in options.get("", {}):
         if option not in every:
-            raise unknown(f"option in {flag}:", option, every)
+            raise unknown_name_error(f"option in {flag}:", option, every)
     for plugin in options:
         if plugin and plugin not in fields:
             raise AuditError(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
-from auditor.core.plan_parts import LoadingOptions, TargetPlan, form_name, provider_and_name
-from auditor.records.weights import digests
+from auditor.core.plan_parts import LoadingOptions, TargetPlan, deployed_form_name, provider_and_name
+from auditor.records.weights import model_sha256_by_file_name
 
 if TYPE_CHECKING:  # torch: a gate reads weights without it
     from auditor.runs.site import Site
@@ -21,21 +21,21 @@ RELEASED = "released"  # stands before the file of text that is audited without 
 _FOLDERS = {"ensemble": "ensemble", "model": "trained"}  # an option of a defense -> what it names
 
 
-def digests_of_plan(plan: Plan) -> dict[str, str]:
+def file_digests_of_plan(plan: Plan) -> dict[str, str]:
     """`role/file` -> SHA-256, of all that this plan reads from a place of the user's; nothing in the lab.
 
     A model on the hub: the files of the snapshot that is at hand; none before it was fetched. Raises AuditError for
     what cannot be read.
     """
-    return digests(places_of_models(plan))
+    return model_sha256_by_file_name(model_locations_by_role(plan))
 
 
-def digests_with_site(plan: Plan, site: Site) -> dict[str, str]:
+def file_and_memory_digests(plan: Plan, site: Site) -> dict[str, str]:
     """The same, with what the site of the plan holds that lies in no file."""
-    return digests_of_plan(plan) | site.in_no_file()
+    return file_digests_of_plan(plan) | site.in_no_file()
 
 
-def target_and_places(fields: Mapping[str, Any], run: str, model: str | None) -> tuple[TargetPlan, Places]:
+def target_and_model_locations(fields: Mapping[str, Any], run: str, model: str | None) -> tuple[TargetPlan, Places]:
     """What a finished run attacked, by the plan that it keeps, and where it and all models beside it lie.
 
     run: what a refusal calls it. model: where the attacked model lies now, if not where the run read it.
@@ -43,13 +43,13 @@ def target_and_places(fields: Mapping[str, Any], run: str, model: str | None) ->
     plan = Plan.from_json(fields, f"{run}: plan")
     target = plan.target
     if model is not None:
-        plan = plan.having(model=f"{target.provider}:{model}" if target.provider else model, revision=None)
-    return target, places_of_models(plan)
+        plan = plan.with_fields(model=f"{target.provider}:{model}" if target.provider else model, revision=None)
+    return target, model_locations_by_role(plan)
 
 
-def places_of_models(plan: Plan) -> Places:
+def model_locations_by_role(plan: Plan) -> Places:
     """By role, the folder or hub id, and the revision of one on the hub."""
-    return {role: (name, revision) for role, name, revision in _named(plan)}
+    return {role: (name, revision) for role, name, revision in _iterate_model_locations(plan)}
 
 
 def _attacked_model_places(plan: Plan) -> Mapping[str, tuple[str, str | None]]:
@@ -58,17 +58,17 @@ def _attacked_model_places(plan: Plan) -> Mapping[str, tuple[str, str | None]]:
         return {}
     if plan.target.provider == RELEASED:
         return {"model": (provider_and_name(plan.target.model)[1], None)}
-    return _places(plan.target.model, plan.loading)
+    return _locations_of_model(plan.target.model, plan.loading)
 
 
-def _places(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
+def _locations_of_model(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
     if not provider_and_name(model)[0]:
         return loading.places(model)
     from auditor.plugins import registry  # torch: only for who asks a provider
     from auditor.plugins.provider import Wanted
 
     with suppress(AuditError):
-        provider, name = registry.provider_of(model, loading.model_args)
+        provider, name = registry.resolve_model_provider(model, loading.model_args)
         return provider.places(Wanted(name, loading))
     return {}
 
@@ -77,14 +77,14 @@ def _form_model_places(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
     """Of the forms that are models of their own, where they lie."""
     if not plan.target.forms:
         return
-    from auditor.runs.forms import named_forms  # torch
+    from auditor.runs.forms import forms_that_are_models  # torch
 
-    for form in named_forms(plan.target.forms):
-        for place, revision in _places(form, plan.loading.beside()).values():
-            yield f"form {form_name(form)}", place, revision
+    for form in forms_that_are_models(plan.target.forms):
+        for place, revision in _locations_of_model(form, plan.loading.beside()).values():
+            yield f"form {deployed_form_name(form)}", place, revision
 
 
-def _named(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
+def _iterate_model_locations(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
     """(role, folder or hub id, revision)."""
     if plan.target.tokenizer is not None:
         yield "tokenizer", plan.target.tokenizer, None

@@ -17,19 +17,19 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, PrefixToken, Secret, Tokens
 from auditor.core.plan_fields import AUTO, NONE
-from auditor.core.streams import generator
-from auditor.generation.tries import encode
+from auditor.core.streams import keyed_random_generator
+from auditor.generation.tries import encode_texts
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.vocabulary import decode_exactly
 from auditor.models.wrapping import WrappingModel
-from auditor.runs.likeliest import mean_nll, most_likely
+from auditor.runs.likeliest import choose_likeliest_reading, mean_nll
 
 _SPECIAL = ("bos", "eos")
 PAIRS = 500  # known pairs that a choice looks at, at most: a difference that more of them would show is no matter
 _DRAWN = 64  # texts of each format of canaries that stand in for known pairs
 
 
-def _answer_behind_prefix_token(question: str) -> Any:
+def _delegate_with_prefix_token(question: str) -> Any:
     """What the model itself answers to this question of `LanguageModel`, whose texts stand behind the prefix token."""
 
     def answer(self: PrefixedModel, texts: Tensor, *of: Any, **more: Any) -> Any:
@@ -61,17 +61,17 @@ class PrefixedModel(WrappingModel):
     def joins(self) -> bool:  # type: ignore[override]  # what the model is found to do when its texts are known
         return self.model.joins
 
-    start = _answer_behind_prefix_token("start")
-    completions = _answer_behind_prefix_token("completions")
-    suffix_log_probs = _answer_behind_prefix_token("suffix_log_probs")
-    log_probs = _answer_behind_prefix_token("log_probs")
-    tuning_log_probs = _answer_behind_prefix_token("tuning_log_probs")
-    token_log_probs = _answer_behind_prefix_token("token_log_probs")
-    token_ranks = _answer_behind_prefix_token("token_ranks")
-    token_told = _answer_behind_prefix_token("token_told")
-    teacher_forced = _answer_behind_prefix_token("teacher_forced")
-    check_claim = _answer_behind_prefix_token("check_claim")
-    neighbours = _answer_behind_prefix_token("neighbours")
+    start = _delegate_with_prefix_token("start")
+    completions = _delegate_with_prefix_token("completions")
+    suffix_log_probs = _delegate_with_prefix_token("suffix_log_probs")
+    log_probs = _delegate_with_prefix_token("log_probs")
+    tuning_log_probs = _delegate_with_prefix_token("tuning_log_probs")
+    token_log_probs = _delegate_with_prefix_token("token_log_probs")
+    token_ranks = _delegate_with_prefix_token("token_ranks")
+    token_told = _delegate_with_prefix_token("token_told")
+    teacher_forced = _delegate_with_prefix_token("teacher_forced")
+    check_claim = _delegate_with_prefix_token("check_claim")
+    neighbours = _delegate_with_prefix_token("neighbours")
 
     def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
         self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last)
@@ -105,7 +105,7 @@ def with_prefix_token(model: LanguageModel, prefix_token: Tokens) -> LanguageMod
 # --- which one --------------------------------------------------------------------------------------------------------
 
 
-def prefix_token_for(
+def resolve_prefix_token(
     asked: str,
     model: LanguageModel,
     known: Sequence[Pair] = (),
@@ -136,16 +136,16 @@ def prefix_token_for(
     if as_trained:
         return PrefixToken((), "prefix token: none: the data hold the token ids of the training")
     if known or not canaries:
-        return _likeliest(model, known, longest, "auxiliary records", framed)
+        return _choose_likeliest_prefix_token(model, known, longest, "auxiliary records", framed)
     if any(secret.canary is not None and secret.canary.space is not None for secret in canaries):
-        drawn = _drawn_anew(canaries, model.tokenizer)
-        return _likeliest(model, drawn, longest, "new texts of the canaries' formats")
+        drawn = _sample_fresh_canary_texts(canaries, model.tokenizer)
+        return _choose_likeliest_prefix_token(model, drawn, longest, "new texts of the canaries' formats")
     whole = [secret.prefix + secret.suffix for secret in canaries]
     own = [Pair(text[:1], text[1:]) for text in whole if len(text) > 1]
-    return _likeliest(model, own, longest, "canaries, those that stayed out among them")
+    return _choose_likeliest_prefix_token(model, own, longest, "canaries, those that stayed out among them")
 
 
-def _likeliest(
+def _choose_likeliest_prefix_token(
     model: LanguageModel, known: Sequence[Pair], longest: int, what: str, framed: bool = False
 ) -> PrefixToken:
     words, every = model.tokenizer, _prefix_token_candidates(model, framed)
@@ -169,7 +169,7 @@ def _likeliest(
     if not pairs:
         return PrefixToken(own, f"prefix token: {describe_prefix_token(own, words)} ({whose}; no {what} to choose by)")
     nll = {prefix_token: mean_nll(with_prefix_token(model, prefix_token), pairs) for prefix_token in candidates}
-    best = most_likely(own, nll)
+    best = choose_likeliest_reading(own, nll)
     means = {prefix_token: f"{values.mean():.3f}" for prefix_token, values in nll.items()}
     beside = ", ".join(
         f"with {describe_prefix_token(prefix_token, words)} {mean}"
@@ -187,7 +187,7 @@ def parse_prefix_token(asked: str, model: LanguageModel) -> Tokens:
     if asked == NONE:
         return ()
     if asked in _SPECIAL:
-        token = _special(asked, model)
+        token = _special_token_id(asked, model)
         if token is None:
             whose = "configuration" if model.tokenizer is None else "tokenizer"
             raise AuditError(
@@ -195,7 +195,7 @@ def parse_prefix_token(asked: str, model: LanguageModel) -> Tokens:
             )
         tokens: Tokens = (token,)
     else:
-        tokens = _tokens(asked, model)
+        tokens = _tokenize_prefix_text(asked, model)
     if not _is_in_vocabulary(tokens, model):
         raise AuditError(
             f"expected --prefix-token {asked} in the vocabulary of {model.name}, which has {model.vocab_size} tokens, "
@@ -215,7 +215,7 @@ def describe_prefix_token(prefix_token: Tokens, tokenizer: Any) -> str:
 
 def _prefix_token_candidates(model: LanguageModel, framed: bool) -> list[Tokens]:
     """The tokenizer's own choice, then nothing, bos and eos: each once, as far as the model has them."""
-    special = (_special(kind, model) for kind in _SPECIAL)
+    special = (_special_token_id(kind, model) for kind in _SPECIAL)
     candidates = [
         () if framed else usual_prefix_token(model.tokenizer),
         (),
@@ -237,7 +237,7 @@ def usual_prefix_token(tokenizer: Any) -> Tokens:
     return tuple(whole[: next(starts, 0)])
 
 
-def _special(kind: str, model: LanguageModel) -> int | None:
+def _special_token_id(kind: str, model: LanguageModel) -> int | None:
     """The tokenizer's token of this kind; without a tokenizer, the one that the model's configuration names."""
     if model.tokenizer is None:
         return model.special(kind)
@@ -245,7 +245,7 @@ def _special(kind: str, model: LanguageModel) -> int | None:
     return token
 
 
-def _tokens(text: str, model: LanguageModel) -> Tokens:
+def _tokenize_prefix_text(text: str, model: LanguageModel) -> Tokens:
     if model.tokenizer is None:
         raise AuditError(
             f"expected --prefix-token {AUTO}, {NONE}, bos or eos for a model without a tokenizer, got {text!r}"
@@ -257,7 +257,7 @@ def _tokens(text: str, model: LanguageModel) -> Tokens:
     return tokens
 
 
-def _drawn_anew(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
+def _sample_fresh_canary_texts(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
     """Texts of the canaries' formats, none of them a canary; the first token is given, as nothing may stand before it.
 
     They say what the model makes of a format, and nothing of which of its texts went in: the null distribution of
@@ -267,13 +267,13 @@ def _drawn_anew(canaries: Sequence[Secret], tokenizer: Any) -> list[Pair]:
     said = {canary.text for canary in own}
     texts: dict[str, None] = {}
     for space in dict.fromkeys(canary.space for canary in own if canary.space is not None):
-        noise = generator("prefix_token", space.format)
+        noise = keyed_random_generator("prefix_token", space.format)
         texts |= dict.fromkeys(space.draw(noise) for _ in range(_DRAWN))
-    rows = encode(tokenizer, [text for text in texts if text not in said])
+    rows = encode_texts(tokenizer, [text for text in texts if text not in said])
     return [Pair(tuple(row[:1]), tuple(row[1:])) for row in rows if len(row) > 1]
 
 
 def _fixed_subset_of_pairs(known: Sequence[Pair]) -> list[Pair]:
     """The same ones for every seed: which prefix token stands there is no draw of the attack's."""
-    kept = generator("prefix_token", len(known)).permutation(len(known))[:PAIRS]
+    kept = keyed_random_generator("prefix_token", len(known)).permutation(len(known))[:PAIRS]
     return [known[i] for i in sorted(kept.tolist())]

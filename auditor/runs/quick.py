@@ -31,10 +31,10 @@ from auditor.reports import words
 from auditor.runs import scoring, text_form
 from auditor.runs.audit import Scene
 from auditor.runs.reporter import Clock, Reporter
-from auditor.runs.selection import select
+from auditor.runs.selection import select_and_check_plugins
 from auditor.runs.shared import Shared
 from auditor.runs.site import Site
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from auditor.runs.targets import Targets
 
 FEWEST = 10  # records: of fewer, none extracted would say next to nothing
@@ -57,22 +57,22 @@ def quick_plan(model: str, data: str, nonmembers: str | None, seed: int, templat
 
 def quick_methods() -> dict[str, Any]:
     """The fields of a plan by which all that is cheap is asked: what attacks and probes declare as `quick`."""
-    options = {name: dict(kind.quick) for name, kind in _known().items() if kind.quick is not None}
+    options = {name: dict(kind.quick) for name, kind in _attack_and_probe_classes().items() if kind.quick is not None}
     return {"setting": "white-box", "attack": tuple(options), "attack_options": _nonempty_options(options)}
 
 
-def deep_plan(plan: Plan) -> Plan:
+def plan_of_slow_attacks(plan: Plan) -> Plan:
     """The same model and data under the attacks that take long, and under the same probes as they are elsewhere."""
-    known, whole = _known(), adapter_base(str(plan.target.model)) is None
+    known, whole = _attack_and_probe_classes(), adapter_base(str(plan.target.model)) is None
     attacks = [name for name, kind in known.items() if kind.deep]
     probes = [name for name in plan.attacks.attack if issubclass(known[name], Probe)]
     probes = [name for name in probes if plan.data.nonmembers is not None or not known[name].least_nonmembers]
     options = {name: dict(known[name].without_reference) for name in probes if whole}
     usual = {name: FIELDS[name].default for name in ("setting", "known_fraction", "known_limit")}
-    return plan.having(attack=(*attacks, *probes), attack_options=_nonempty_options(options), **usual)
+    return plan.with_fields(attack=(*attacks, *probes), attack_options=_nonempty_options(options), **usual)
 
 
-def _known() -> Mapping[str, type[Method]]:
+def _attack_and_probe_classes() -> Mapping[str, type[Method]]:
     return registry.attacks_and_probes()
 
 
@@ -80,26 +80,36 @@ def _nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[s
     return {name: own for name, own in options.items() if own}
 
 
-def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, begun: float) -> tuple[Plan, Limits]:
+def limit_plan_to_time(
+    plan: Plan, reporter: Reporter, shared: Shared, seconds: float, begun: float
+) -> tuple[Plan, Limits]:
     """The plan with as many records as can be checked within so many seconds of `begun` (`time.perf_counter`), and what
     it cannot say.
 
     shared: keeps the models that are loaded here. Raises AuditError for whatever a run would refuse, and for a model of
     which too few records can be checked.
     """
-    clock, site = Clock(reporter), site_of(plan, reporter, shared)
-    select(plan, site)
+    clock, site = Clock(reporter), make_site(plan, reporter, shared)
+    select_and_check_plugins(plan, site)
     if site.over_network:
         raise AuditError(f"expected a model that is loaded here, got {plan.target.model}: audit run --model asks it")
     with clock.stage("loading the model"):
-        site.form_rows = _form_rows(site.model, _SHARE * seconds)  # before it remembers what it read
+        site.form_rows = _rows_readable_within_time(site.model, _SHARE * seconds)  # before it remembers what it read
         if isinstance(site.model, HuggingFaceModel):
-            site.model.remember()
+            site.model.enable_hidden_state_cache()
         site.benchmark, site.reference  # noqa: B018 - each is loaded as it is asked for
     plan, limits = _plan_with_answerable_methods(plan, site)
-    scene = Scene(site, select(plan, site), PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
+    scene = Scene(
+        site,
+        select_and_check_plugins(plan, site),
+        PrefixToken((), "not chosen yet"),
+        plan.defenses,
+        plan.compute.batch_size,
+    )
     with clock.stage("measuring the model's speed"):
-        scene.self_check((site.model, site.reference))  # which finds out how many can be completed at once
+        scene.check_models_self_consistent(
+            (site.model, site.reference)
+        )  # which finds out how many can be completed at once
         takes = _run_seconds_by_row_count(scene, _SHARE * seconds)
     sides = _secrets_per_row(site.benchmark.secrets)
     there, most = len(sides[0]), max(map(len, sides))
@@ -111,18 +121,19 @@ def fit_to_time(plan: Plan, reporter: Reporter, shared: Shared, seconds: float, 
     if kept < fewest:
         minutes = ceil((takes(fewest) + spent) / (1 - _AFTER) / 60)
         raise AuditError(
-            f"expected {words.duration(seconds)} to be enough for {fewest} records of {plan.target.model}, but this "
+            f"expected {words.format_duration(seconds)} to be enough "
+            f"for {fewest} records of {plan.target.model}, but this "
             f"machine, as busy as it is now, takes longer: --minutes {minutes}"
         )
     pairs = f" ({known:,} more are auxiliary data)" if (known := len(site.data().known)) else ""
-    told = f"{min(kept, there):,} of {there:,} records checked{pairs}: what fits in {words.duration(seconds)}."
-    return plan.having(limit=kept), (told, *limits)
+    told = f"{min(kept, there):,} of {there:,} records checked{pairs}: what fits in {words.format_duration(seconds)}."
+    return plan.with_fields(limit=kept), (told, *limits)
 
 
 def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     """The plan with the methods that can say something of these records, and what is not known without the others."""
     members, others = (sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False))
-    known, kept, limits = _known(), list[str](), list[str]()
+    known, kept, limits = _attack_and_probe_classes(), list[str](), list[str]()
     for name in plan.attacks.attack:
         least = known[name].least_nonmembers
         if least and plan.data.nonmembers is None:
@@ -135,7 +146,7 @@ def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]
             kept.append(name)
     alone = {name: known[name].without_reference for name in kept if site.reference is None}
     options = {name: {**plan.attacks.attack_options.get(name, {}), **alone.get(name, {})} for name in kept}
-    return plan.having(attack=tuple(kept), attack_options=_nonempty_options(options)), tuple(limits)
+    return plan.with_fields(attack=tuple(kept), attack_options=_nonempty_options(options)), tuple(limits)
 
 
 def _secrets_per_row(secrets: Sequence[Secret]) -> tuple[list[int], list[int]]:
@@ -167,7 +178,7 @@ def seconds_per_text(work: Callable[[int], object], few: int, many: int, seconds
     return took / n
 
 
-def _form_rows(model: LanguageModel, seconds: float) -> int:
+def _rows_readable_within_time(model: LanguageModel, seconds: float) -> int:
     """Rows of members, and of non-members, in two text forms, of which so many seconds are enough to read."""
     if not implies_capability(model.capabilities, "likelihood"):
         return text_form.ROWS

@@ -41,11 +41,11 @@ from auditor.records.table import MEASURED, OBSERVED, Column
 from auditor.runs import plan_weights
 from auditor.runs.reporter import Clock, Reporter
 from auditor.statistics import extraction, judging, memorised, roc
-from auditor.statistics.audited import audited, measurements_of
+from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.membership import FALSE_POSITIVES
-from auditor.statistics.metrics import OF_TEXT, RECALL, auc_of, floor_of, rate_of, score_of
-from auditor.statistics.ngram_scores import NGrams, against_others, likeness, mean_of_each
+from auditor.statistics.metrics import OF_TEXT, RECALL, auc_name, nonmember_metric_name, score_column, tpr_name
+from auditor.statistics.ngram_scores import NGrams, mean_jaccard_similarity, mean_per_text, score_against_other_records
 
 SETTING = "text-only"
 PASSAGES, MEMBERS, EPSILON = "passages", "membership", "canaries"
@@ -78,10 +78,12 @@ class ReleasedText:
         found = (
             Secret(f"{kind[one.member]}-{one.row:06d}", (), one.tokens, one.times, one.member) for one in self.records
         )
-        return names.with_aliases(tuple(found), names.salt())
+        return names.with_aliases(tuple(found), names.load_alias_salt())
 
 
-def plan_of(text: Path, data: str, nonmembers: str, canaries: str | None, seed: int, command: str) -> Plan:
+def plan_for_released_text(
+    text: Path, data: str, nonmembers: str, canaries: str | None, seed: int, command: str
+) -> Plan:
     return Plan.of(
         model=f"{plan_weights.RELEASED}:{text}",
         data=data,
@@ -94,7 +96,7 @@ def plan_of(text: Path, data: str, nonmembers: str, canaries: str | None, seed: 
     )
 
 
-def read(plan: Plan, text: Path) -> ReleasedText:
+def read_released_text(plan: Plan, text: Path) -> ReleasedText:
     """All files, before anything is measured. Raises AuditError for what cannot be told from them."""
     data, nonmembers, words = plan.data.data, plan.data.nonmembers, WordIds()
     assert data is not None and nonmembers is not None  # both are asked for
@@ -104,9 +106,9 @@ def read(plan: Plan, text: Path) -> ReleasedText:
             f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make --audit), got those for "
             "exposure, which takes a model's probabilities"
         )
-    written = released.texts_of("OUT", str(text))[1]
+    written = released.read_rows_as_texts("OUT", str(text))[1]
     held = [one.text for one in manifest.canaries] if manifest else []
-    records, said = released.read(data, nonmembers, words, held)
+    records, said = released.read_members_and_nonmembers(data, nonmembers, words, held)
     counts = Counter(one.member for one in records)
     for member, flag in ((True, "--data"), (False, "--nonmembers")):
         if counts[member] < roc.LEAST:
@@ -114,25 +116,27 @@ def read(plan: Plan, text: Path) -> ReleasedText:
     return ReleasedText(plan, words, tuple(records), tuple(map(words, written)), tuple(written), manifest, tuple(said))
 
 
-def audit(held: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter) -> AuditResult:
+def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter) -> AuditResult:
     """n: words of a passage; None: `WORDS`, or as many as half of the private records have, where these are shorter.
 
     Raises AuditError where no record of either kind has so many.
     """
     clock, secrets, rows = Clock(reporter), held.secrets, _Rows(folder)
     n = n or max(2, min(WORDS, int(np.median([len(one.tokens) for one in held.records if one.member]))))
-    folder.pin(secrets_digest(secrets))
+    folder.pin_secrets(secrets_digest(secrets))
     with clock.stage("passages of the records"):
-        passages, kinds = _passages(held, n, secrets, rows)
+        passages, kinds = _find_copied_passages(held, n, secrets, rows)
     with clock.stage("membership"):
-        findings = [passages, _membership(held, secrets, rows)]
+        findings = [passages, _membership_finding(held, secrets, rows)]
     coins: tuple[Secret, ...] = ()
     if held.manifest is not None:
         with clock.stage("canaries"):
-            found, coins = _epsilon(held, held.manifest, rows)
+            found, coins = _epsilon_lower_bound_finding(held, held.manifest, rows)
             findings.append(found)
     canaries = {one.id for one in coins}
-    folder.save_secrets(details.secret_facts((*secrets, *coins), names.salt_fingerprint(names.salt()), canaries))
+    folder.save_secrets(
+        details.secret_fact_columns((*secrets, *coins), names.salt_fingerprint(names.load_alias_salt()), canaries)
+    )
     table.write_columns(folder.path, rows.columns)
     texts.write_texts(folder.path, rows.shown, rows.guesses, held.words.text)
     members = [one for one in secrets if one.member]
@@ -160,7 +164,7 @@ def audit(held: ReleasedText, n: int | None, folder: RunFolder, reporter: Report
         timings=clock.seconds,
         seed=held.plan.seed,
         family=RELEASED_TEXT,
-        weights=plan_weights.digests_of_plan(held.plan),
+        weights=plan_weights.file_digests_of_plan(held.plan),
         methods=METHODS,
     )
 
@@ -181,12 +185,12 @@ class _Rows:
         for name, column in values.items():
             self.columns += [Column(kind, key, name, ids, column, member, times) for kind in (MEASURED, OBSERVED)]
 
-    def guessed(self, key: CellKey, secrets: Sequence[Secret], guesses: Sequence[Guesses]) -> None:
+    def add_guesses(self, key: CellKey, secrets: Sequence[Secret], guesses: Sequence[Guesses]) -> None:
         self.folder.guesses.append(key, list(guesses))
         self.shown, self.guesses[str(key)] = tuple(secrets), {one.secret: one for one in guesses}
 
 
-def _key(attack: str) -> CellKey:
+def _cell_key_of_attack(attack: str) -> CellKey:
     return CellKey(UNDEFENDED, SETTING, attack)
 
 
@@ -194,14 +198,14 @@ def _finding_of_release(
     attack: str, measurements: Sequence[Measurement], notes: Sequence[str], **more: object
 ) -> Finding:
     access = ("the released text alone",)
-    none = Finding(*_key(attack), {}, access, "as released", None, "it claims nothing")
+    none = Finding(*_cell_key_of_attack(attack), {}, access, "as released", None, "it claims nothing")
     return replace(none, measurements=tuple(measurements), notes=tuple(notes), **more)  # type: ignore[arg-type]
 
 
 # --- passages and personal data ---------------------------------------------------------------------------------------
 
 
-def _passages(
+def _find_copied_passages(
     held: ReleasedText, n: int, secrets: Sequence[Secret], rows: _Rows
 ) -> tuple[Finding, dict[str, KindCount]]:
     """What of each record stands there word for word, or nearly, judged as an attack's first guess is."""
@@ -210,32 +214,34 @@ def _passages(
     if few:
         flag = "--data" if few[0] else "--nonmembers"
         raise AuditError(f"expected records of {n} words or more in {flag}, got none (--words sets how many)")
-    found, every, index = released.passages([held.records[i] for i in long], held.texts, n)
+    found, every, index = released.find_nearest_passages([held.records[i] for i in long], held.texts, n)
     # What is asked for of a record is its passage: the longest there, else the nearest n words, else its first.
     asked = [replace(secrets[i], suffix=one.own) for i, one in zip(long, found, strict=True)]
-    guesses = [_guess(secret, one) for secret, one in zip(asked, found, strict=True)]
-    outcome = judging.judge(guesses, {one.id: one for one in asked})
+    guesses = [_guess_from_copied_span(secret, one) for secret, one in zip(asked, found, strict=True)]
+    outcome = judging.judge_guesses(guesses, {one.id: one for one in asked})
     parts, counts = _personal_data_shares(held, [held.records[i] for i in long])
     by_id = dict(zip((one.id for one in asked), range(len(asked)), strict=True))
     of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
     kept = PerSecret.of(outcome, of_kinds)
-    rows.guessed(_key(PASSAGES), asked, guesses)
-    rows.columns += kept.columns(_key(PASSAGES))
+    rows.add_guesses(_cell_key_of_attack(PASSAGES), asked, guesses)
+    rows.columns += kept.columns(_cell_key_of_attack(PASSAGES))
     members = outcome.only(outcome.member)
     finding = _finding_of_release(
         PASSAGES,
-        extraction.extraction(outcome),
+        extraction.extraction_measurements(outcome),
         [*_released_passage_sentences(held, n, len(long), every, index), *_pii_not_installed_sentence()],
-        by_repeats=extraction.by_repeats(RECALL, members),
+        by_repeats=extraction.hit_share_by_repeats(RECALL, members),
         by_kind={kind: m for kind in of_kinds if (m := kept.measure(RECALL, kind=kind))},
-        by_kind_nonmembers={kind: m for kind in of_kinds if (m := kept.measure(floor_of(RECALL), kind=kind))},
-        curve=extraction.error_curve(members),
+        by_kind_nonmembers={
+            kind: m for kind in of_kinds if (m := kept.measure(nonmember_metric_name(RECALL), kind=kind))
+        },
+        curve=extraction.recall_error_curve(members),
         options={"words": n},
     )
     return finding, counts
 
 
-def _guess(secret: Secret, found: CopiedSpan) -> Guesses:
+def _guess_from_copied_span(secret: Secret, found: CopiedSpan) -> Guesses:
     return Guesses(secret.id, (Guess(found.there, float(found.length)),), 1, 0)
 
 
@@ -264,7 +270,7 @@ def _personal_data_shares(
 
     What members and non-members both hold is left out: it may come from either.
     """
-    recognisers = pii.Recognisers() if pii.installed() else None
+    recognisers = pii.Recognisers() if pii.pii_packages_installed() else None
     spans = [
         list(
             dict.fromkeys(
@@ -296,30 +302,32 @@ def _strings_found_in_texts(wanted: set[str], texts: Sequence[str]) -> set[str]:
 
 
 def _pii_not_installed_sentence() -> Iterator[str]:
-    if not pii.installed():
+    if not pii.pii_packages_installed():
         yield f"personal data: only what the data mark is looked for ({pii.INSTALL} to have the rest recognised)"
 
 
 # --- membership -------------------------------------------------------------------------------------------------------
 
 
-def _membership(held: ReleasedText, secrets: Sequence[Secret], rows: _Rows) -> Finding:
+def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Rows) -> Finding:
     """By the n-grams of the released text against those of other records; beside it the published scores."""
     records, kinds = [one.tokens for one in held.records], len(held.words.ids) + 1
     model = NGrams.of(held.texts, kinds)
     scores = {
-        "": against_others(model, records, held.plan.seed),
+        "": score_against_other_records(model, records, held.plan.seed),
         "bigrams": model.laplace(records),
-        "likeness": likeness(records, held.texts, kinds),
+        "likeness": mean_jaccard_similarity(records, held.texts, kinds),
     }
     measured, member = list[Measurement](), held.member
     for name, values in scores.items():
         own, others = values[member], values[~member]
         note = "n-grams of the released text against those of other records" if not name else ""
-        measured.append(roc.auc_measured(auc_of(name), own, others, note))
-        rates = (roc.rate_measured(rate_of(name, rate), own, others, rate) for rate in FALSE_POSITIVES)
+        measured.append(roc.auc_estimate(auc_name(name), own, others, note))
+        rates = (roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES)
         measured += [m for m in rates if m is not None]
-    rows.observed(_key(MEMBERS), secrets, {score_of(name): values for name, values in scores.items()})
+    rows.observed(
+        _cell_key_of_attack(MEMBERS), secrets, {score_column(name): values for name, values in scores.items()}
+    )
     notes = [
         "the main score was chosen beforehand; the others are the published ones (2502.14921): "
         + ", ".join(OF_TEXT.values())
@@ -330,7 +338,9 @@ def _membership(held: ReleasedText, secrets: Sequence[Secret], rows: _Rows) -> F
 # --- canaries ---------------------------------------------------------------------------------------------------------
 
 
-def _epsilon(held: ReleasedText, manifest: AuditManifest, rows: _Rows) -> tuple[Finding, tuple[Secret, ...]]:
+def _epsilon_lower_bound_finding(
+    held: ReleasedText, manifest: AuditManifest, rows: _Rows
+) -> tuple[Finding, tuple[Secret, ...]]:
     """A lower bound from which canaries the released text tells. Coins decide --data, so only --nonmembers are a
     reference."""
     words = WordIds(dict(held.words.ids))
@@ -341,18 +351,18 @@ def _epsilon(held: ReleasedText, manifest: AuditManifest, rows: _Rows) -> tuple[
     reference = NGrams.of([one.tokens for one in held.records if not one.member], kinds)
     gained = model.log_probs(whole) - reference.log_probs(whole)
     secret = np.concatenate([np.arange(len(text)) >= cut for text, cut in zip(whole, behind, strict=True)])
-    scores = mean_of_each(np.where(secret, gained, 0.0), whole)
+    scores = mean_per_text(np.where(secret, gained, 0.0), whole)
     coins = np.array([one.included for one in manifest.canaries])
-    audits = audited(scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times)
+    audits = audit_epsilon_bounds(scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times)
     subjects = tuple(
         Secret(one.id, (), text, manifest.times if one.included else 0, one.included, alias=one.id)
         for one, text in zip(manifest.canaries, whole, strict=True)
     )
-    rows.observed(_key(EPSILON), subjects, {"score": scores})
+    rows.observed(_cell_key_of_attack(EPSILON), subjects, {"score": scores})
     main = audits[0]
     notes = [
         f"{main.canaries:,} canaries, in or out by a fair coin each; {main.guesses:,} guessed, {main.right:,} right",
         f"the bound, at {1 - main.level:.4g}, is of epsilon at delta {main.delta:g}, of whatever training and release "
         "made this text",
     ]
-    return _finding_of_release(EPSILON, measurements_of(audits), notes, audits=audits), subjects
+    return _finding_of_release(EPSILON, audit_measurements(audits), notes, audits=audits), subjects

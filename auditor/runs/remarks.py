@@ -15,19 +15,19 @@ def remarks_on_guesses(
 ) -> tuple[str, ...]:
     """asked: for how many of those that are attacked an answer was wanted."""
     dependent = (*_shared_document_remarks(attacked), *_shared_person_remarks(attacked))
-    said = [*remarks_on_limit(attacked, benchmark), *dependent, *remarks_on_draws(guesses)]
+    said = [*remarks_on_attacked_subset(attacked, benchmark), *dependent, *remarks_on_boundary_draws(guesses)]
     if len(guesses) < asked:
         said.append(f"the query budget covered {len(guesses)} of {asked} secrets")
     return (*said, *_tree_search_certificate_remarks([g.certificate for g in guesses if g.certificate]))
 
 
-def remarks_on_draws(guesses: Sequence[Guesses]) -> tuple[str, ...]:
+def remarks_on_boundary_draws(guesses: Sequence[Guesses]) -> tuple[str, ...]:
     """That float noise may have decided some of them."""
     near, drawn = sum(g.near_boundary for g in guesses), sum(g.drawn for g in guesses)
     return (f"{near} of {drawn} draws lay within 1e-6 of a CDF boundary",) if near else ()
 
 
-def remarks_on_limit(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
+def remarks_on_attacked_subset(attacked: Sequence[Secret], benchmark: Benchmark) -> tuple[str, ...]:
     """That only some secrets were attacked; comparisons with other rows use the secrets attacked in both."""
     if len(attacked) == len(benchmark.secrets):
         return ()

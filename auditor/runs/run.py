@@ -32,28 +32,28 @@ from auditor.models.base import implies_capability
 from auditor.plugins import registry
 from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
-from auditor.records.frontier import frontiers, models_of_runs
+from auditor.records.frontier import build_frontiers, models_of_runs
 from auditor.records.outcomes import Run
 from auditor.records.unlearning import measure_unlearning
 from auditor.runs import machine, personal, plan_weights, scoring, until
-from auditor.runs.ahead import trained_ahead
+from auditor.runs.ahead import train_models_in_background
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context
-from auditor.runs.cells import TargetRun, cells
+from auditor.runs.cells import TargetRun, cells_of_target
 from auditor.runs.chains import Chains
 from auditor.runs.collector import Collector
 from auditor.runs.objects import NO_OBJECTS, Objects, describe_objects
 from auditor.runs.reporter import Clock
-from auditor.runs.scoring import greedy_nonmembers, greedy_recall
-from auditor.runs.selection import Selection, select
+from auditor.runs.scoring import greedy_nonmember_recall, greedy_recall
+from auditor.runs.selection import Selection, select_and_check_plugins
 from auditor.runs.site import Site
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
-from auditor.runs.work import SiteThere, Trainings, Workplace, WorkplaceThere, fingerprints
+from auditor.runs.work import SiteThere, Trainings, Workplace, WorkplaceThere, fingerprints_of_inputs
 from auditor.statistics import judging, metrics
 
 
-def run(
+def run_audit(
     plan: Plan,
     site: Site,
     folder: RunFolder,
@@ -63,33 +63,33 @@ def run(
 ) -> AuditResult:
     """The whole audit. Everything that could be refused is refused before a model is asked anything.
 
-    site: of the plan. objects: what Python gave, by role, as `select` takes it. policy, baseline: what
-    `--until decided` goes by.
+    site: of the plan. objects: what Python gave, by role, as `select_and_check_plugins` takes it. policy, baseline:
+    what `--until decided` goes by.
     """
     site.opened(folder)
-    selection, clock = select(plan, site, objects), Clock(site.reporter)
-    stops = until.stops_of_rows(plan.attacks, selection, policy, baseline)
-    folder.pin_stops(until.digest_of_stops(stops))
+    selection, clock = select_and_check_plugins(plan, site, objects), Clock(site.reporter)
+    stops = until.stopping_rules_by_row(plan.attacks, selection, policy, baseline)
+    folder.pin_stopping_rules(until.digest_of_stopping_rules(stops))
     personal.parse_phone_regions(plan.data.phone_region)
-    digests = plan_weights.digests_with_site(plan, site)
+    digests = plan_weights.file_and_memory_digests(plan, site)
     folder.check_weights(digests)  # before minutes of loading
-    with ExitStack() as stack, closing(_engine(plan, site)) as engine:
+    with ExitStack() as stack, closing(_make_checked_engine(plan, site)) as engine:
         if engine.workers and site.trains_on_demand:
             _train_models_on_workers(engine, SiteThere(plan), site, selection, clock)
         with clock.stage("prepare"):
-            settle = stack.enter_context(trained_ahead(plan, site, selection))
-            audit = replace(_prepared(plan, site, selection, folder), stops=stops)
+            settle = stack.enter_context(train_models_in_background(plan, site, selection))
+            audit = replace(_prepare_audit(plan, site, selection, folder), stops=stops)
         targets, collector = Targets(audit), Collector(folder)
         targets.check_claims()
-        audit.check_generations(targets.undefended)
-        loaded = plan_weights.digests_with_site(plan, site)  # again: the hub may just have sent them
+        audit.check_corpus_attacks_feasible(targets.undefended)
+        loaded = plan_weights.file_and_memory_digests(plan, site)  # again: the hub may just have sent them
         weights.check_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
         greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
         place = Workplace(audit, targets)
         there = SiteThere(_plan_with_text_form(plan, site.benchmark.text_form))
-        engine.open(place, WorkplaceThere(there, audit.prefix_token, fingerprints(plan, site)))
+        engine.open(place, WorkplaceThere(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
         for target in targets.each(clock):
             settle()
             place.take(target)
@@ -104,9 +104,9 @@ def run(
         command=plan.output.command,
         plan=plan.to_json(),
         benchmark=_benchmark_record(audit, *greedy),
-        targets=tuple(map(chains.with_likelihood, records)),
-        findings=tuple(map(chains.explained, findings)),
-        environment=machine.environment(plan.loading.device),
+        targets=tuple(map(chains.with_likelihood_chain, records)),
+        findings=tuple(map(chains.with_cause_chain, findings)),
+        environment=machine.describe_environment(plan.loading.device),
         timings=clock.seconds,
         seed=plan.seed,
         family=targets.undefended.model.family,
@@ -115,16 +115,16 @@ def run(
         prefix_token=audit.prefix_token.said,
         methods={name: kind.measures for name, kind in {**registry.attacks_and_probes(), **selection.named}.items()},
         metrics=selection.metrics,
-        sections=_sections(selection, findings),
+        sections=_plugin_report_sections(selection, findings),
     )
     metrics.declare_titles(result.metrics)
     if not collector.stopped:  # else its intervals are of a fixed size
-        result = replace(result, frontiers=frontiers(models_of_runs({plan.seed: (result, folder.path)})))
-    left = (_unlearned(result, audit, models, targets.beside.rate) for models in selection.around)
+        result = replace(result, frontiers=build_frontiers(models_of_runs({plan.seed: (result, folder.path)})))
+    left = (_measure_unlearning(result, audit, models, targets.beside.rate) for models in selection.around)
     return replace(result, unlearning=tuple(left))
 
 
-def _sections(selection: Selection, findings: Sequence[Finding]) -> dict[str, OwnSection]:
+def _plugin_report_sections(selection: Selection, findings: Sequence[Finding]) -> dict[str, OwnSection]:
     """What plug-ins say of their own rows, in reports."""
     told = {m.name: m.section([f for f in findings if f.attack == m.name]) for m in selection.methods}
     return {name: section for name, section in told.items() if section is not None}
@@ -132,10 +132,10 @@ def _sections(selection: Selection, findings: Sequence[Finding]) -> dict[str, Ow
 
 def _plan_with_text_form(plan: Plan, form: TextForm | None) -> Plan:
     """The plan with what was chosen for it: a worker renders conversations as the run does."""
-    return plan if form is None else plan.having(template=form.template, date=form.day)
+    return plan if form is None else plan.with_fields(template=form.template, date=form.day)
 
 
-def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float) -> Unlearning:
+def _measure_unlearning(result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float) -> Unlearning:
     """What is left of what the model of these rows was to forget."""
     told, steps = audit.benchmark, audit.defenses.relearn
     found = measure_unlearning(result, audit.folder.path, models, told.forgotten)
@@ -145,21 +145,23 @@ def _unlearned(result: AuditResult, audit: Audit, models: Mapping[str, str], rat
 def check_plan(plan: Plan, policy: Policy | None = None, baseline: Run | None = None) -> Selection:
     """What the plan chooses, checked before anything is built. Raises AuditError."""
     personal.parse_phone_regions(plan.data.phone_region)
-    site = site_of(plan)
-    selection = select(plan, site)
-    until.stops_of_rows(plan.attacks, selection, policy, baseline)
+    site = make_site(plan)
+    selection = select_and_check_plugins(plan, site)
+    until.stopping_rules_by_row(plan.attacks, selection, policy, baseline)
     _check_engine(plan, site)
     return selection
 
 
-def _prepared(plan: Plan, site: Site, selection: Selection, folder: RunFolder) -> Audit:
+def _prepare_audit(plan: Plan, site: Site, selection: Selection, folder: RunFolder) -> Audit:
     """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not fit together."""
     benchmark = site.benchmark
     prefix_token = choose_prefix_token(site, longest_context(benchmark, selection.prompt_rows), folder)
     audit = Audit(site, selection, prefix_token, plan.defenses, plan.compute.batch_size, folder)
-    folder.pin(secrets_digest(audit.subjects))
+    folder.pin_secrets(secrets_digest(audit.subjects))
     everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
-    folder.save_secrets(details.secret_facts(everyone, names.salt_fingerprint(names.salt()), canaries))
+    folder.save_secrets(
+        details.secret_fact_columns(everyone, names.salt_fingerprint(names.load_alias_salt()), canaries)
+    )
     audit.check_room()
     audit.check_probes()
     benchmark.notes += audit.personal.said
@@ -167,7 +169,7 @@ def _prepared(plan: Plan, site: Site, selection: Selection, folder: RunFolder) -
         benchmark.notes += (
             f"{describe_objects(plan.objects)}: this run cannot be resumed, or run again from its folder",
         )
-    audit.self_check((site.model, site.public, site.reference))
+    audit.check_models_self_consistent((site.model, site.public, site.reference))
     return audit
 
 
@@ -179,7 +181,7 @@ def _greedy_recall_of_target(
 
     def given() -> tuple[dict[str, Measurement], Measurement | None]:
         found = greedy_recall(target.model, secrets)
-        return found, greedy_nonmembers(target.model, secrets) if any(m.value for m in found.values()) else None
+        return found, greedy_nonmember_recall(target.model, secrets) if any(m.value for m in found.values()) else None
 
     with clock.stage("greedy recall"):
         target.model.read_ahead([(s.prefix + s.suffix)[:-1] for s in secrets], [len(s.suffix) for s in secrets])
@@ -199,7 +201,7 @@ def _check_engine(plan: Plan, site: Site) -> None:
         )
 
 
-def _engine(plan: Plan, site: Site) -> Engine:
+def _make_checked_engine(plan: Plan, site: Site) -> Engine:
     """What the plan asks for. Raises AuditError where it cannot be had."""
     _check_engine(plan, site)
     engine = make_engine(plan.compute)
@@ -235,14 +237,14 @@ def _measure_target(target_run: TargetRun, clock: Clock, findings: list[Finding]
     if implies_capability(target.model.capabilities, "likelihood"):
         with clock.stage(f"tokens of the secrets under {target.title}"):
             collector.likelihoods[target.name] = scoring.token_likelihoods(audit, target)
-    for cell in cells(target_run):
+    for cell in cells_of_target(target_run):
         with clock.stage(cell.title):
             finding = cell.measure()
-        names.refuse_ids(finding, audit.benchmark.secrets)
+        names.refuse_secret_ids(finding, audit.benchmark.secrets)
         findings.append(finding)
-    doubts = tuple(scoring.withheld_doubts(audit, target))
+    doubts = tuple(scoring.doubts_on_withheld_answers(audit, target))
     if found := collector.likelihoods.get(target.name):
-        doubts += scoring.likelihood_doubt(target.title, found)
+        doubts += scoring.doubt_if_members_likelier(target.title, found)
     target.model.finish()
     return target.record(perplexities, audit.prefix_token, doubts)
 

@@ -17,9 +17,9 @@ from scipy.stats import ttest_ind
 from auditor.core.nouns import Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.streams import CHANNELS
-from auditor.generation.sample import Candidates, sample_together, together
+from auditor.generation.sample import Candidates, sample_mixed_length_batch, sampling_batches_by_length
 from auditor.models.base import LanguageModel, implies_capability, perplexity_nll
-from auditor.models.decoding import GREEDY, by_shape
+from auditor.models.decoding import GREEDY, batches_of_equal_shape
 from auditor.models.memory import AtOnce
 from auditor.plugins import registry
 from auditor.records.outcomes import PerSecret
@@ -27,7 +27,7 @@ from auditor.records.signals import KINDS
 from auditor.runs.audit import Audit
 from auditor.runs.target import Target
 from auditor.statistics import intervals
-from auditor.statistics.metrics import floor_of
+from auditor.statistics.metrics import nonmember_metric_name
 
 GREEDY_AT_ONCE = 256  # prefixes
 LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nats
@@ -40,15 +40,17 @@ def greedy_recall(model: LanguageModel, secrets: Sequence[Secret]) -> dict[str, 
     hits = _greedy_hits(model, members)
     groups = sorted({s.repeats for s in members}, key=lambda r: -1 if r is None else r)
     return {
-        "all" if r is None else str(r): intervals.share("greedy", hits[[s.repeats == r for s in members]])
+        "all" if r is None else str(r): intervals.share_with_interval("greedy", hits[[s.repeats == r for s in members]])
         for r in groups
     }
 
 
-def greedy_nonmembers(model: LanguageModel, secrets: Sequence[Secret]) -> Measurement | None:
+def greedy_nonmember_recall(model: LanguageModel, secrets: Sequence[Secret]) -> Measurement | None:
     """The baseline: of secrets that the model was not trained on; None where there are none."""
     others = [secret for secret in secrets if not secret.member]
-    return intervals.share(floor_of("greedy"), _greedy_hits(model, others)) if others else None
+    return (
+        intervals.share_with_interval(nonmember_metric_name("greedy"), _greedy_hits(model, others)) if others else None
+    )
 
 
 @torch.no_grad()
@@ -63,7 +65,7 @@ def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.
             [said == secret.suffix for said, secret in zip(greedy_suffixes(model, secrets), secrets, strict=True)]
         )
     hits = np.zeros(len(secrets), dtype=bool)
-    for alike in by_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
+    for alike in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
         prefixes = torch.tensor([secrets[i].prefix for i in alike], device=model.device)
         suffixes = torch.tensor([secrets[i].suffix for i in alike], device=model.device)
         for own, distribution in model.teacher_forced(prefixes, suffixes):
@@ -76,11 +78,13 @@ def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
     """What greedy decoding gives behind each prefix, as many tokens as the suffix has."""
     written: list[Tokens] = [()] * len(secrets)
     at_once = AtOnce(GREEDY_AT_ONCE)
-    for batch in together(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
+    for batch in sampling_batches_by_length(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
 
         def decoded(some: slice, batch: Sequence[int] = batch) -> list[Candidates]:
             noise = [np.zeros((1, len(secrets[i].suffix), CHANNELS)) for i in batch[some]]
-            return sample_together(model, [secrets[i].prefix for i in batch[some]], GREEDY, noise, distribution=False)
+            return sample_mixed_length_batch(
+                model, [secrets[i].prefix for i in batch[some]], GREEDY, noise, distribution=False
+            )
 
         for some, found in at_once.pieces(len(batch), decoded):
             for i, candidates in zip(batch[some], found, strict=True):
@@ -102,13 +106,13 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
 
     def found_now() -> dict[str, Sequence[float]]:
         nll, tokens = zip(*perplexity_nll(target.model, texts, given=given), strict=True)
-        others = other_nll(target.model, texts, given or [1] * len(texts), audit.seed)
+        others = nll_of_other_perplexities(target.model, texts, given or [1] * len(texts), audit.seed)
         return {"tokens": tokens, "perplexity": nll, **others}
 
     return found_now() if target.defense else audit.site.shared.get("perplexity", audit.asked, found_now)
 
 
-def other_nll(
+def nll_of_other_perplexities(
     model: LanguageModel, texts: Sequence[Tokens], given: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
     """By each count of given tokens, of which a model takes one at a time."""
@@ -125,7 +129,7 @@ def perplexities(found: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...
     """Of what `heldout_losses` gives, in its order."""
     tokens = [int(count) for count in found.get("tokens", ())]
     return tuple(
-        intervals.perplexity(list(zip(nll, tokens, strict=True)), name)
+        intervals.perplexity_with_interval(list(zip(nll, tokens, strict=True)), name)
         for name, nll in found.items()
         if name != "tokens"
     )
@@ -140,16 +144,16 @@ def token_likelihoods(audit: Audit, target: Target) -> PerSecret:
     folder, size = audit.folder, audit.batch_size
     done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.tokens.done(target.name)
     own: dict[str, float] = {}
-    for some in score_tokens(target, [s for s in target.secrets if s.member and s.id not in done], size):
+    for some in suffix_token_log_probs(target, [s for s in target.secrets if s.member and s.id not in done], size):
         if target.companion:
             own |= _mean_log_prob_by_secret(some)
         else:
             folder.tokens.append(target.name, some)
-    others = itertools.chain(*score_tokens(target, [s for s in target.secrets if not s.member], size))
-    return likelihoods(own or _mean_log_prob_by_secret(done.values()), _mean_log_prob_by_secret(others))
+    others = itertools.chain(*suffix_token_log_probs(target, [s for s in target.secrets if not s.member], size))
+    return log_probs_per_secret(own or _mean_log_prob_by_secret(done.values()), _mean_log_prob_by_secret(others))
 
 
-def likelihoods(members: Mapping[str, float], others: Mapping[str, float]) -> PerSecret:
+def log_probs_per_secret(members: Mapping[str, float], others: Mapping[str, float]) -> PerSecret:
     """Of each secret, by its id, the mean log-probability of its tokens, nats."""
     ids, values = (*members, *others), np.array([*members.values(), *others.values()])
     return PerSecret(ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values})
@@ -158,7 +162,7 @@ def likelihoods(members: Mapping[str, float], others: Mapping[str, float]) -> Pe
 _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]  # which tells members from non-members
 
 
-def likelihood_doubt(title: str, answers: PerSecret) -> tuple[Doubt, ...]:
+def doubt_if_members_likelier(title: str, answers: PerSecret) -> tuple[Doubt, ...]:
     """That members' true tokens are significantly more likely than non-members': the target knows something of them.
 
     One-sided Welch test at 2.5% of the mean log-probabilities, in nats a token. No measure of what could be extracted.
@@ -185,8 +189,10 @@ def _mean_log_prob_by_secret(scored: Iterable[TokenLogProbs]) -> dict[str, float
     return {one.secret: float(np.mean(one.log_probs)) for one in scored if one.log_probs}
 
 
-def score_tokens(target: Target, waiting: Sequence[Secret], size: int | None) -> Iterator[list[TokenLogProbs]]:
-    for indices in by_shape([(len(s.prefix), len(s.suffix)) for s in waiting], size or 64):
+def suffix_token_log_probs(
+    target: Target, waiting: Sequence[Secret], size: int | None
+) -> Iterator[list[TokenLogProbs]]:
+    for indices in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in waiting], size or 64):
         batch = [waiting[i] for i in indices]
         prefixes = torch.tensor([secret.prefix for secret in batch], device=target.model.device)
         suffixes = torch.tensor([secret.suffix for secret in batch], device=target.model.device)
@@ -198,7 +204,7 @@ def score_tokens(target: Target, waiting: Sequence[Secret], size: int | None) ->
 # --- what a server hid ------------------------------------------------------------------------------------------------
 
 
-def withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
+def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
     """How likely the members are whose answers did not come through; none where all came, or nobody can say."""
     members = [secret for secret in target.secrets if secret.member]
     held = target.model.withheld([secret.prefix for secret in members])
@@ -209,7 +215,7 @@ def withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     if not implies_capability(target.model.capabilities, "likelihood"):
         yield Doubt("answers", f"{of}; without log-probabilities nobody can say what the model knows of them.")
         return
-    every = (one for some in score_tokens(target, hidden, audit.batch_size) for one in some)
+    every = (one for some in suffix_token_log_probs(target, hidden, audit.batch_size) for one in some)
     each = [math.exp(sum(one.log_probs)) for one in every]
     likely = sum(p > _LIKELY for p in each)
     greedy = _greedy_extraction_phrase(target, hidden) if implies_capability(target.model.capabilities, "ranks") else ""
@@ -223,7 +229,9 @@ def withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
 def _greedy_extraction_phrase(target: Target, hidden: list[Secret]) -> str:
     """How many of them greedy decoding would write: each token is the first by its rank."""
     first = 0
-    for indices in by_shape([(len(secret.prefix), len(secret.suffix)) for secret in hidden], GREEDY_AT_ONCE):
+    for indices in batches_of_equal_shape(
+        [(len(secret.prefix), len(secret.suffix)) for secret in hidden], GREEDY_AT_ONCE
+    ):
         prefixes, suffixes = (
             torch.tensor([getattr(hidden[i], side) for i in indices], device=target.model.device)
             for side in ("prefix", "suffix")

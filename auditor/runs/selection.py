@@ -23,13 +23,13 @@ from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
 from auditor.runs import companions, unlearning
 from auditor.runs.companions import ShownRow
-from auditor.runs.forms import form_rows
+from auditor.runs.forms import rows_of_model_forms
 from auditor.runs.objects import NO_OBJECTS, Objects, check_objects_given
-from auditor.runs.plan import check_general, options_for
+from auditor.runs.plan import merged_plugin_options, refuse_unused_options
 from auditor.runs.site import Site
 from auditor.runs.submission import check_submission
 from auditor.runs.unlearning import UnlearnedModel
-from auditor.statistics.metrics import is_own_metric
+from auditor.statistics.metrics import is_builtin_metric
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Selection:
     def attacks(self) -> tuple[Attack, ...]:
         return tuple(method for method in self.methods if isinstance(method, Attack))
 
-    def attacks_on(self, defense: Defense | None) -> tuple[Attack, ...]:
+    def attacks_for_defense(self, defense: Defense | None) -> tuple[Attack, ...]:
         """Those that ask the target with this defense anything."""
-        return tuple(attack for attack in self.attacks if not why_not_asked(attack, defense))
+        return tuple(attack for attack in self.attacks if not reason_method_is_skipped(attack, defense))
 
     @property
     def ours(self) -> bool:
@@ -82,13 +82,13 @@ class Selection:
         """Rows of the longest soft prompt that an attack tunes."""
         return max((attack.prompt_rows() for attack in self.attacks), default=0)
 
-    def settings_of(self, companion: bool) -> tuple[Setting, ...]:
+    def settings_for_row(self, companion: bool) -> tuple[Setting, ...]:
         """A control is shown where the attacker is strongest, and nowhere else."""
         return self.settings[-1:] if companion else self.settings
 
     def cells(self) -> list[CellKey]:
         """Every cell that the run will have, in its order."""
-        where = {UNDEFENDED: self.settings, **{row.name: self.settings_of(row.companion) for row in self.rows}}
+        where = {UNDEFENDED: self.settings, **{row.name: self.settings_for_row(row.companion) for row in self.rows}}
         return [
             CellKey(target, setting.name, method.name)
             for target, settings in where.items()
@@ -97,7 +97,7 @@ class Selection:
         ]
 
 
-def why_not_asked(method: Attack | Probe, defense: Defense | None) -> str:
+def reason_method_is_skipped(method: Attack | Probe, defense: Defense | None) -> str:
     """Why the target with this defense is not asked by this method; "" where it is."""
     reads = defense is not None and "records" in defense.needs
     if reads and isinstance(method, Attack) and method.of_learnt:
@@ -105,17 +105,17 @@ def why_not_asked(method: Attack | Probe, defense: Defense | None) -> str:
     return ""
 
 
-def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
+def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
     """The plan's names and options as plug-ins, checked before anything is loaded.
 
     objects: what Python gave in place of names. Raises AuditError where the plan was made with some that are not there.
     """
     for path in plan.plugin:
-        registry.load_file(Path(path))
+        registry.load_plugin_file(Path(path))
     check_objects_given(plan.objects, objects)
     site.check_model(plan.given(PROVIDED | PLACED))
     check_submission(plan.output.submission, plan.data, plan.attacks)
-    methods = _methods(plan.attacks, plan.canaries_alone, site, objects)
+    methods = _build_attacks_and_probes(plan.attacks, plan.is_canary_only, site, objects)
     defenses: list[Defense] = _built_plugins(
         "defense",
         plan.defenses.defense,
@@ -124,7 +124,7 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
         site.defense_parts.defaults,
         objects,
     )
-    check_general("-D", plan.defenses.defense_options, _fields(defenses))
+    refuse_unused_options("-D", plan.defenses.defense_options, _option_names_by_plugin(defenses))
     for defense in defenses:
         site.defense_parts.check(defense)
 
@@ -139,11 +139,13 @@ def select(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Selection:
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
     controls = [registry.defenses()[name]() for name in wanted]
     beside, models = unlearning.unlearning_rows(plan.target, plan.defenses, plan.data.forget, defenses)
-    rows = (*companions.rows_with_controls(defenses, can_be_shown, controls), *beside)
-    return Selection(tuple(methods), (*rows, *form_rows(plan.target, rows)), settings, models)
+    rows = (*companions.defense_rows_with_controls(defenses, can_be_shown, controls), *beside)
+    return Selection(tuple(methods), (*rows, *rows_of_model_forms(plan.target, rows)), settings, models)
 
 
-def _methods(plan: AttackPlan, canaries_alone: bool, site: Site, objects: Objects) -> list[Attack | Probe]:
+def _build_attacks_and_probes(
+    plan: AttackPlan, canaries_alone: bool, site: Site, objects: Objects
+) -> list[Attack | Probe]:
     options = plan.attack_options
     if plan.samples is not None:
         options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
@@ -153,9 +155,9 @@ def _methods(plan: AttackPlan, canaries_alone: bool, site: Site, objects: Object
     if plan.samples is not None and not any(method.draws_samples for method in methods):
         names = ", ".join(method.name for method in methods)
         raise AuditError(f"expected an attack that draws samples beside --samples, got {names}")
-    check_general("-A", plan.attack_options, _fields(methods))
+    refuse_unused_options("-A", plan.attack_options, _option_names_by_plugin(methods))
     for method in methods:
-        if ours := sorted(filter(is_own_metric, method.metrics)):
+        if ours := sorted(filter(is_builtin_metric, method.metrics)):
             raise AuditError(
                 f"expected other names of the metrics of {method.name} than {', '.join(ours)}: they are taken"
             )
@@ -182,10 +184,10 @@ def _built_plugins(
             chosen.append(given)
             continue
         fields = list(options_of(known[name])) if name in known else []
-        own = options_for(name, options, defaults.get(name, {}), fields)
+        own = merged_plugin_options(name, options, defaults.get(name, {}), fields)
         chosen.append(build_plugin(kind, known, name, own))
     return chosen
 
 
-def _fields(chosen: Sequence[Attack | Probe | Defense]) -> dict[str, list[str]]:
+def _option_names_by_plugin(chosen: Sequence[Attack | Probe | Defense]) -> dict[str, list[str]]:
     return {one.name: list(options_of(type(one))) for one in chosen}

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from auditor.core.plan_parts import DataPlan
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.references import References
@@ -22,7 +22,7 @@ from auditor.plugins.defense import Defense, TrainedModel
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.records.folder import RunFolder
-from auditor.records.names import salt, with_aliases
+from auditor.records.names import load_alias_salt, with_aliases
 from auditor.runs.reporter import Reporter
 from auditor.runs.shared import Shared
 
@@ -191,9 +191,9 @@ class Site(ABC):
     @cached_property
     def benchmark(self) -> Benchmark:
         """The data as this run sees them, every secret with the alias that sentences name it by."""
-        benchmark, key = copy.copy(self.data()), salt()
+        benchmark, key = copy.copy(self.data()), load_alias_salt()
         benchmark.notes += self.notes()
-        keep_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
+        limit_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
         benchmark.secrets, benchmark.canaries = (
             with_aliases(benchmark.secrets, key),
             with_aliases(benchmark.canaries, key),
@@ -212,11 +212,11 @@ class Site(ABC):
         raise NotImplementedError
 
 
-def keep_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> None:
+def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> None:
     """Leaves the attacker so many of the known pairs; a larger number, same seed, keeps all of a smaller one."""
     known = benchmark.known
     if limit is None or limit >= len(known):
         return
-    kept = sorted(generator("benchmark", "known limit", seed).permutation(len(known))[:limit])
+    kept = sorted(keyed_random_generator("benchmark", "known limit", seed).permutation(len(known))[:limit])
     benchmark.known = tuple(known[i] for i in kept)
     benchmark.notes += (f"--known-limit left the attacker {limit} of {len(known)} auxiliary records",)

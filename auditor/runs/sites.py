@@ -14,7 +14,7 @@ from auditor.runs.shared import Shared
 from auditor.runs.site import Site
 
 
-def site_of(
+def make_site(
     plan: Plan,
     reporter: Reporter | None = None,
     shared: Shared | None = None,
@@ -23,6 +23,6 @@ def site_of(
     """live: models in memory, by role. Raises AuditError for a lab that cannot be."""
     target, data, attacks = plan.target, plan.data, plan.attacks
     common = plan.seed, plan.subject, reporter or Silence(), shared or Shared()
-    if target.in_lab:
+    if target.uses_builtin_lab:
         return LabSite(target, data, attacks, *common)
     return OwnSite(target, plan.loading, data, attacks.sizes, *common, live)

@@ -36,11 +36,11 @@ class States:
         key = (attack.name, attack.state_name(view))
         if key not in self._held:
             name = "-".join(key)
-            state = load(self.folder, name)
+            state = load_attack_state(self.folder, name)
             if state is None:
                 known_as = self._attack_state_key(target, key, attack)
                 state = self.shared.fits.get(known_as) or attack.fit(view, self.known)
-                save(self.folder, name, state)
+                save_attack_state(self.folder, name, state)
                 self.shared.fits[known_as] = state
             self._held[key] = state
         return self._held[key]
@@ -56,15 +56,15 @@ class States:
 # --- in the run folder ------------------------------------------------------------------------------------------------
 
 
-def save(folder: RunFolder, cell: str, state: dict[str, Any]) -> None:
+def save_attack_state(folder: RunFolder, cell: str, state: dict[str, Any]) -> None:
     made = io.BytesIO()
     torch.save(state, made)
-    disk.replace(folder.state_path(cell), made.getvalue())
+    disk.replace_atomically(folder.attack_state_path(cell), made.getvalue())
 
 
-def load(folder: RunFolder, cell: str) -> dict[str, Any] | None:
+def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
     """None where nothing was tuned. Raises AuditError for a file that cannot be read."""
-    path = folder.state_path(cell)
+    path = folder.attack_state_path(cell)
     if not path.exists():
         return None
     try:

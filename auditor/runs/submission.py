@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from auditor.benchmarks.lm_extraction import example_row, is_lm_extraction
+from auditor.benchmarks.lm_extraction import folder_has_extraction_arrays, row_of_secret_id
 from auditor.benchmarks.score import GUESS, ID
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -24,7 +24,7 @@ def check_submission(asked: str | None, data: DataPlan, attacks: AttackPlan) -> 
     """Refuses a plan whose run could not be written as one submission. Raises AuditError."""
     if asked is None:
         return
-    if data.data is None or not is_lm_extraction(Path(data.data)):
+    if data.data is None or not folder_has_extraction_arrays(Path(data.data)):
         got = "the built-in lab" if data.data is None else repr(data.data)
         raise AuditError(f"--submission goes with a --data folder of LM-Extraction arrays, got {got}")
     if len(set(attacks.attack)) != 1:
@@ -37,7 +37,7 @@ def check_submission(asked: str | None, data: DataPlan, attacks: AttackPlan) -> 
         raise AuditError(f"expected --submission to be a file that can be written, got {got}: {asked!r}")
 
 
-def submit(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
+def write_submission(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey, int]:
     """Writes the submission of a finished run, readable by its owner only; returns the cell and its guesses.
 
     The cell: the undefended target with white-box access (text-only where only that was run). The first
@@ -46,7 +46,9 @@ def submit(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey,
     """
     cell = CellKey(UNDEFENDED, "text-only" if attacks.setting == "text-only" else "white-box", attacks.attack[0])
     members = [
-        (g.ranked[0], row) for g in folder.guesses.done(cell).values() if (row := example_row(g.secret)) is not None
+        (g.ranked[0], row)
+        for g in folder.guesses.done(cell).values()
+        if (row := row_of_secret_id(g.secret)) is not None
     ]
     if not members:
         raise AuditError(f"no submission was written: expected guesses of {cell}, got none, see the report")
@@ -55,5 +57,5 @@ def submit(path: Path, attacks: AttackPlan, folder: RunFolder) -> tuple[CellKey,
     writer.writerow((ID, GUESS))
     for guess, row in sorted(members, key=lambda member: (-member[0].score, member[1])):
         writer.writerow((row, json.dumps(guess.suffix, separators=(",", ":"))))
-    disk.replace(path, lines.getvalue())
+    disk.replace_atomically(path, lines.getvalue())
     return cell, len(members)

@@ -10,7 +10,7 @@ from auditor.core.nouns import UNDEFENDED, Claim, Guesses, PrefixToken, Secret
 from auditor.core.result import Doubt, Measurement, TargetRecord
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.plugins.attack import Attack
-from auditor.plugins.defense import Budget, Defense, Scenario, TrainedModel, largest_lot
+from auditor.plugins.defense import Budget, Defense, Scenario, TrainedModel, largest_lot_token_count
 from auditor.plugins.view import TEXT_ONLY, Meter, Setting, View
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
@@ -81,7 +81,7 @@ class Target:
     @property
     def claim(self) -> Claim | None:
         """What is promised, with what was spent until now; None where nothing is."""
-        spent = largest_lot(self.spending.spent, self.lots)
+        spent = largest_lot_token_count(self.spending.spent, self.lots)
         if spent not in self._claims:
             self._claims[spent] = self._claim(spent)
         return self._claims[spent]

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from auditor.core.nouns import UNDEFENDED, Secret, Tokens
 from auditor.plugins.benchmark import Benchmark
-from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel, largest_lot
+from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel, largest_lot_token_count
 from auditor.plugins.options import description_of
 from auditor.plugins.view import TEXT_ONLY
-from auditor.runs.allowance import planned_tokens, tokens_of_attack
+from auditor.runs.allowance import planned_tokens, queries_of_attack
 from auditor.runs.audit import Scene
 from auditor.runs.beside import ModelsBeside
 from auditor.runs.companions import ShownRow
@@ -96,24 +96,24 @@ class Targets:
         """What this defense holds, and the tokens that its row inside the claim will draw."""
         site, scene = self.scene.site, self.scene
         view = scene.view(self.undefended, TEXT_ONLY)
-        attacks, attacked = scene.selection.attacks_on(defense), self.attacked(defense)
+        attacks, attacked = scene.selection.attacks_for_defense(defense), self.attacked(defense)
         draws = planned_tokens(view, attacks, attacked)
-        lengths = (query.length for attack in attacks for query in tokens_of_attack(view, attack, attacked))
+        lengths = (query.length for attack in attacks for query in queries_of_attack(view, attack, attacked))
         length = max((*lengths, *(len(secret.suffix) for secret in attacked)), default=1)
         ensemble = site.defense_parts.ensemble(defense) if "ensemble" in defense.needs else None
         trained = site.defense_parts.trained(defense) if "trained" in defense.needs else None
         if trained is not None:
-            scene.self_check([trained.model])
+            scene.check_models_self_consistent([trained.model])
         whole = site.defense_parts.whole(defense) if "whole" in defense.needs else None
         prompts = (
-            tuple(_prompt(secret, scene.prefix_token.tokens) for secret in attacked)
+            tuple(_prompt_of_secret(secret, scene.prefix_token.tokens) for secret in attacked)
             if "records" in defense.needs
             else ()
         )
         corpus = _distinct_training_texts(scene.benchmark) if "corpus" in defense.needs else ()
         beside = self.beside.model(defense) if "beside" in defense.needs else None
         scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus, beside)
-        return replace(scenario, queries=largest_lot(draws, defense.lots(scenario)))
+        return replace(scenario, queries=largest_lot_token_count(draws, defense.lots(scenario)))
 
 
 def _distinct_training_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
@@ -122,6 +122,6 @@ def _distinct_training_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
     return tuple(dict.fromkeys(tokens for tokens, _ in texts))
 
 
-def _prompt(secret: Secret, prefix_token: Tokens) -> Prompt:
+def _prompt_of_secret(secret: Secret, prefix_token: Tokens) -> Prompt:
     given = (*prefix_token, *secret.prefix)
     return Prompt(secret.id, given, (*given, *secret.suffix) if secret.member else ())

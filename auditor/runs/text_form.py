@@ -25,7 +25,7 @@ from auditor.core.nouns import Pair, TextForm, Tokens
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import DataPlan
 from auditor.models.base import LanguageModel, implies_capability
-from auditor.runs.likeliest import least_gain, mean_nll, most_likely
+from auditor.runs.likeliest import choose_likeliest_reading, mean_gain_lower_bound, mean_nll
 from auditor.runs.prefix_token import usual_prefix_token
 from auditor.statistics.intervals import CONFIDENCE
 
@@ -55,7 +55,8 @@ def choose_text_form(
     """The rendering of `--data`, with what is to be said of it; None for data that have none: texts and tokens.
 
     **Which.** Rows of `--known`, else of `--data`, at most `most`: each answer's mean nll a token in every candidate.
-    The usual rendering stays unless another is more likely beyond chance (`most_likely`); after that, of a template
+    The usual rendering stays unless another is more likely beyond chance (`choose_likeliest_reading`); after that, of
+    a template
     that writes the day, the day is chosen alike. `--template` and `--date` settle it; the others are scored all the
     same, and one that is more likely is a doubt. A form that was asked for needs no more: nobody else can know it.
 
@@ -89,10 +90,12 @@ def choose_text_form(
         why = "as asked for" if settled else "the default"
         said = f"text form {usual.said}, {why}: {model.name} gives no log-probabilities to check it by"
         return usual, TextForm(usual.name, usual.day, usual.digest, said)
-    sample = _scored(model, tried, usual, rows, others, f"rows of {flag}")
+    sample = _score_renderings(model, tried, usual, rows, others, f"rows of {flag}")
     best = usual
     if len(sample) and not settled:
-        best = most_likely(usual if usual in sample.members else next(iter(sample.members)), sample.members)
+        best = choose_likeliest_reading(
+            usual if usual in sample.members else next(iter(sample.members)), sample.members
+        )
     doubts = _text_form_doubt_sentences(sample, best, settled) if len(sample) else []
     if best.writes_day:
         best, of_days = _form_on_likeliest_day(_plausible_template_days(plan.date, name), model, best, rows)
@@ -146,7 +149,7 @@ def _plausible_template_days(asked: str | None, model: str) -> list[str]:
 # --- what the model makes of them -------------------------------------------------------------------------------------
 
 
-def _scored(
+def _score_renderings(
     model: LanguageModel,
     tried: Sequence[Form],
     usual: Form,
@@ -158,7 +161,7 @@ def _scored(
     first is kept. Raises AuditError for what the usual one refuses.
     """
     every = (*rows, *others)
-    written = {form: [_written(model, form, said, form == usual) for said in every] for form in tried}
+    written = {form: [_rendered_answer_pairs(model, form, said, form == usual) for said in every] for form in tried}
     most = max(sum(map(bool, found)) for found in written.values())
     distinct: dict[tuple[tuple[Pair, ...], ...], Form] = {}
     for form, found in written.items():
@@ -167,7 +170,7 @@ def _scored(
     kept = list(distinct.values())
     both = [i for i in range(len(every)) if kept and all(written[form][i] for form in kept)]
     members, outside = ([i for i in both if (i < len(rows)) is inside] for inside in (True, False))
-    nll = {form: _nll(model, [written[form][i] for i in both]) for form in kept}
+    nll = {form: _mean_answer_nll(model, [written[form][i] for i in both]) for form in kept}
     split = len(members)
     return _Sample(
         {form: values[:split] for form, values in nll.items()} if members else {},
@@ -176,7 +179,7 @@ def _scored(
     )
 
 
-def _written(model: LanguageModel, form: Form, said: Conversation, usual: bool) -> tuple[Pair, ...]:
+def _rendered_answer_pairs(model: LanguageModel, form: Form, said: Conversation, usual: bool) -> tuple[Pair, ...]:
     """The answers of a row, each behind what a model reads before it, as far as it has room."""
     try:
         found = chat.render_chat(model.tokenizer, said, form)
@@ -197,7 +200,7 @@ def _written(model: LanguageModel, form: Form, said: Conversation, usual: bool) 
     return tuple(pairs)
 
 
-def _nll(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
+def _mean_answer_nll(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> NDArray[np.float64]:
     """(rows,) nats a token of all answers of each."""
     pairs = [pair for row in rows for pair in row]
     means = iter(mean_nll(model, pairs)) if pairs else iter(())
@@ -212,10 +215,10 @@ def _form_on_likeliest_day(
     if len(days) == 1:  # --date
         return form, []
     dated = [replace(form, day=day) for day in days]
-    members = _scored(model, dated, dated[0], rows, (), "").members
-    best = most_likely(dated[0], members) if members else dated[0]
+    members = _score_renderings(model, dated, dated[0], rows, (), "").members
+    best = choose_likeliest_reading(dated[0], members) if members else dated[0]
     others = [other for other in members if other != best]
-    if others and all(least_gain(members[other] - members[best], len(others)) > 0 for other in others):
+    if others and all(mean_gain_lower_bound(members[other] - members[best], len(others)) > 0 for other in others):
         return best, []
     return best, [
         f"the chat template writes the day, and of the {len(dated)} days that were tried none makes the answers more "
@@ -249,7 +252,7 @@ def _text_form_doubt_sentences(sample: _Sample, best: Form, settled: bool) -> li
     doubts = []
     if best not in sample.members:
         return [f"as {best.said} most of the rows cannot be written: another text form may be that of the training"]
-    if settled and (likelier := most_likely(best, sample.members)) != best:
+    if settled and (likelier := choose_likeliest_reading(best, sample.members)) != best:
         by = float((sample.members[best] - sample.members[likelier]).mean())
         doubts.append(
             f"the answers are more likely as {likelier.said} than as {best.said}, which was asked for, by {by:.2f} "
@@ -288,4 +291,6 @@ def _has_likelier_members(members: NDArray[np.float64], others: NDArray[np.float
 def _is_confirmed_by_nonmembers(others: Mapping[Form, NDArray[np.float64]], best: Form) -> bool:
     """Whether non-members, whom nobody memorised, speak for it: see `choose_text_form`."""
     apart = [form for form in others if form.kind != best.kind]
-    return bool(apart) and all(least_gain(others[form] - others[best], len(apart)) >= MARGIN for form in apart)
+    return bool(apart) and all(
+        mean_gain_lower_bound(others[form] - others[best], len(apart)) >= MARGIN for form in apart
+    )

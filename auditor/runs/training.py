@@ -22,20 +22,20 @@ from auditor import __version__
 from auditor.benchmarks import forms
 from auditor.benchmarks.chat import LEARNT, RenderedChat, render_chat
 from auditor.benchmarks.forms import Form
-from auditor.benchmarks.splitting import rows_named
+from auditor.benchmarks.splitting import row_numbers_text
 from auditor.benchmarks.talks import ASSISTANT, Conversation, Unusable
 from auditor.benchmarks.whole_texts import training_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan_fields import AUTO
-from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_day
+from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_date_format
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, There
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import FLOAT32, load
-from auditor.models.shards import record_names
-from auditor.models.vocabulary import check_shared, check_tokens
+from auditor.models.shards import text_digests
+from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord
@@ -74,7 +74,7 @@ class Training:
     plugin: tuple[str, ...] = ()  # files that the method may be in, for workers
 
 
-def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[str, ...]:
+def train_model(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[str, ...]:
     """Trains, or goes on training, into `asked.out`. Returns what the user must know: sentences.
 
     Raises AuditError, before anything is written, for whatever a user can mend.
@@ -96,13 +96,13 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
     if asked.forget is not None and not trainer.unlearns:
         raise AuditError(f"--forget names records that a model is to forget, and {asked.method} forgets none")
     if asked.lora or trainer.adapters:
-        coining.check_trainable(asked.model)
+        coining.refuse_adapter_on_extended(asked.model)
     with closing(make_engine(asked.engine)) as engine:
-        job, notes = _job(asked, progress)
+        job, notes = _build_job(asked, progress)
         trainer.check(job)
         if engine.workers and not trainer.apart(job):
             raise AuditError(f"--engine ray goes with a method that trains several models, got {asked.method}: one")
-        configuration = _configuration(asked, trainer, job)
+        configuration = _configuration_of_weights(asked, trainer, job)
         if trainer.promises and _training_data_digest(asked.model) == configuration["data"]:
             raise AuditError(
                 f"expected a base that has not learnt these records without privacy, but {asked.model!r} was trained "
@@ -114,26 +114,29 @@ def train(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[s
                 unless = " (which records it was, is not kept)" if trainer.promises else ""
                 return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
             engine.open((trainer, job), _JobThere(asked, configuration))
-            return (*notes, *_run(trainer, job, {"configuration": configuration, "recipe": _recipe(asked)}, engine))
+            return (
+                *notes,
+                *_run_job(trainer, job, {"configuration": configuration, "recipe": _asked_arguments(asked)}, engine),
+            )
 
 
-def _job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[TrainingJob, tuple[str, ...]]:
+def _build_job(asked: Training, progress: Callable[[str, int, int], None]) -> tuple[TrainingJob, tuple[str, ...]]:
     """What is to be trained on what, and what is to be said of it."""
     texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
     base = load(asked.model, asked.loading)
-    records, notes = _records(asked, base, texts, units)
+    records, notes = _tokenized(asked, base, texts, units)
     heldout, forget = (_training_records_of_file(asked, base, path) for path in (asked.heldout, asked.forget))
-    _check_heldout(heldout, records)
-    _check_forget(forget, records)
+    _check_heldout_untrained(heldout, records)
+    _check_forget_in_records(forget, records)
     job = TrainingJob(
         base=asked.model,
         load=lambda: _trainable_model(asked),
         tokenizer=base.tokenizer,
         end=_end_of_text_token(base),
-        block=_block(asked, base),
+        block=_checked_block_length(asked, base),
         records=records,
         users=units is not None,
-        public=base if asked.public is None else _public(asked, base),
+        public=base if asked.public is None else _load_public_model(asked, base),
         out=asked.out,
         checkpoint=Checkpoint(asked.out / CHECKPOINT),
         seed=asked.seed,
@@ -154,12 +157,12 @@ class _JobThere:
 
     def __call__(self) -> tuple[Trainer, TrainingJob]:
         """Raises AuditError where something else lies there."""
-        self.there.enter()
+        self.there.enter_folder_checking_version()
         for path in self.asked.plugin:
-            registry.load_file(Path(path))
+            registry.load_plugin_file(Path(path))
         trainer: Trainer = build_plugin("training method", registry.trainers(), self.asked.method, self.asked.options)
-        job, _ = _job(self.asked, lambda what, done, total: None)
-        found = _configuration(self.asked, trainer, job)
+        job, _ = _build_job(self.asked, lambda what, done, total: None)
+        found = _configuration_of_weights(self.asked, trainer, job)
         for name, own in self.configuration.items():
             if found[name] != own:
                 difference = _recipe_difference(name, found[name], own)
@@ -179,10 +182,10 @@ class _Ones:
             yield trainer.train_one(job, index)
 
 
-def _run(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: Engine) -> tuple[str, ...]:
+def _run_job(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: Engine) -> tuple[str, ...]:
     """how: the configuration that its weights depend on, and the recipe to do the same again."""
     record, configuration = {"tool_version": __version__, **how, "finished": False}, how["configuration"]
-    disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
+    disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     start = time.perf_counter()
     try:
         if engine.workers:
@@ -200,7 +203,7 @@ def _run(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: Engine
         record["configuration"] = {name: value for name, value in configuration.items() if name != "data"}
     record |= {"finished": True, "told": list(told), "seconds_of_last_run": round(time.perf_counter() - start, 1)}
     disk.fsync_tree(job.out)
-    disk.replace(job.out / RECORD, json.dumps(record, indent=1), sync=True)
+    disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     job.checkpoint.clear()  # not before: with neither, the same command would train on the records again
     return told
 
@@ -208,7 +211,7 @@ def _run(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: Engine
 # --- the data ---------------------------------------------------------------------------------------------------------
 
 
-def _records(
+def _tokenized(
     asked: Training, base: HuggingFaceModel, rows: Sequence[str | Conversation], units: list[str] | None
 ) -> tuple[tuple[TrainingRecord, ...], tuple[str, ...]]:
     """The rows as tokens, and what is to be said of them. Without a column, copies of a text are one unit."""
@@ -220,8 +223,8 @@ def _records(
         raise AuditError(f"expected --loss-on {' or '.join(LEARNT)}, of conversations, got {got}")
     whose = "users or groups" if units is not None else "distinct texts"
     if talks:
-        form = _form(asked, base.tokenizer, talks)
-        records, said = _of_conversations(base.tokenizer, talks, asked.loss_on or ASSISTANT, form)
+        form = _chosen_conversation_form(asked, base.tokenizer, talks)
+        records, said = _records_of_conversations(base.tokenizer, talks, asked.loss_on or ASSISTANT, form)
     elif asked.template != AUTO or asked.date is not None:
         raise AuditError("--template and --date are about conversations and instructions, got them with text")
     else:
@@ -234,34 +237,34 @@ def _records(
 
 def _training_records_of_file(asked: Training, base: HuggingFaceModel, path: str | None) -> tuple[TrainingRecord, ...]:
     """What a file beside --data holds, read as the records are; nothing where none is given."""
-    return () if path is None else _records(asked, base, training_texts(path, asked.text_column, None)[0], None)[0]
+    return () if path is None else _tokenized(asked, base, training_texts(path, asked.text_column, None)[0], None)[0]
 
 
-def _check_heldout(heldout: Sequence[TrainingRecord], records: Sequence[TrainingRecord]) -> None:
+def _check_heldout_untrained(heldout: Sequence[TrainingRecord], records: Sequence[TrainingRecord]) -> None:
     """Raises AuditError where one of them is trained on."""
     if shared := len({record.text for record in heldout} & {record.text for record in records}):
         raise AuditError(f"expected --heldout with records that are not trained on, got {shared} that --data has too")
 
 
-def _check_forget(forget: Sequence[TrainingRecord], records: Sequence[TrainingRecord]) -> None:
+def _check_forget_in_records(forget: Sequence[TrainingRecord], records: Sequence[TrainingRecord]) -> None:
     """Raises AuditError where one of them is none of the records."""
     known = {record.text for record in records}
     if missing := [row for row, record in enumerate(forget) if record.text not in known]:
         raise AuditError(
             f"expected --forget with records that --data has, got {len(missing)} of {len(forget)} that it has not "
-            f"({rows_named(missing)})"
+            f"({row_numbers_text(missing)})"
         )
 
 
 def _training_records_of_texts(tokenizer: Any, texts: list[str]) -> list[TrainingRecord]:
     tokens = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    return [TrainingRecord(text, tuple(ids), record_names([text])[0]) for text, ids in zip(texts, tokens, strict=True)]
+    return [TrainingRecord(text, tuple(ids), text_digests([text])[0]) for text, ids in zip(texts, tokens, strict=True)]
 
 
-def _form(asked: Training, tokenizer: Any, talks: Sequence[Conversation]) -> Form:
+def _chosen_conversation_form(asked: Training, tokenizer: Any, talks: Sequence[Conversation]) -> Form:
     """The rendering that is asked for, else the usual one. Raises AuditError for a day that nobody named."""
     if asked.date is not None:
-        check_day(asked.date)
+        check_date_format(asked.date)
     chosen = forms.candidate_forms(tokenizer, talks)[0].name if asked.template == AUTO else asked.template
     form = forms.parse_form(chosen, asked.date, tokenizer)
     if form.writes_day and form.day is None:
@@ -271,7 +274,7 @@ def _form(asked: Training, tokenizer: Any, talks: Sequence[Conversation]) -> For
     return form
 
 
-def _of_conversations(
+def _records_of_conversations(
     tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: Form
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
     """In this rendering. Raises AuditError with the number of one that cannot be written or learnt so."""
@@ -282,7 +285,7 @@ def _of_conversations(
             learnt = None if loss_on == "all" else _learnt_token_mask(found, loss_on)
         except Unusable as why:
             raise AuditError(f"expected conversations to train on, but of number {number} (from 0) {why}") from None
-        records.append(TrainingRecord(found.text, found.tokens, record_names([found.text])[0], learnt))
+        records.append(TrainingRecord(found.text, found.tokens, text_digests([found.text])[0], learnt))
         remarks |= dict.fromkeys(found.remarks)
     share = sum(sum(r.learnt) if r.learnt else len(r.tokens) for r in records) / sum(len(r.tokens) for r in records)
     return records, (f"as --template {form.said}; loss on {loss_on}: {share:.0%} of the tokens", *remarks)
@@ -304,7 +307,7 @@ def _end_of_text_token(base: HuggingFaceModel) -> int:
     return int(end)
 
 
-def _block(asked: Training, base: HuggingFaceModel) -> int:
+def _checked_block_length(asked: Training, base: HuggingFaceModel) -> int:
     room = base.max_positions or _LONGEST
     block = min(room, _LONGEST) if asked.block is None else asked.block
     if not 2 <= block <= room:
@@ -315,10 +318,10 @@ def _block(asked: Training, base: HuggingFaceModel) -> int:
 # --- the models -------------------------------------------------------------------------------------------------------
 
 
-def _public(asked: Training, base: HuggingFaceModel) -> HuggingFaceModel:
+def _load_public_model(asked: Training, base: HuggingFaceModel) -> HuggingFaceModel:
     assert asked.public is not None
     public = load(asked.public, asked.loading.beside())
-    check_shared("--public", public.name, public.vocab_size, "the base's", base.vocab_size)
+    check_same_vocabulary_size("--public", public.name, public.vocab_size, "the base's", base.vocab_size)
     return public
 
 
@@ -340,7 +343,7 @@ _HERE = ("out", "engine")  # of a training: where it took place
 _PLACES = ("model", "data", "public", "heldout", "forget")
 
 
-def _recipe(asked: Training) -> dict[str, Any]:
+def _asked_arguments(asked: Training) -> dict[str, Any]:
     """What was asked for, as JSON, its files by their whole path."""
     found: dict[str, Any] = {name: to_json(value) for name, value in vars(asked).items() if name not in _HERE}
     for name in _PLACES:
@@ -365,21 +368,21 @@ def recorded_training(folder: Path, out: Path) -> Training:
     return found
 
 
-def check_records(folder: Path, asked: Training) -> None:
+def check_same_training_records(folder: Path, asked: Training) -> None:
     """Refuses data that are not what the model in a folder was trained on, where that was kept. Raises AuditError."""
     held = _training_data_digest(str(folder))
     if held is None:
         return
     texts, units = training_texts(asked.data, asked.text_column, asked.user_column)
-    records, _ = _records(asked, load(asked.model, asked.loading), texts, units)
-    if _digest(records) != held:
+    records, _ = _tokenized(asked, load(asked.model, asked.loading), texts, units)
+    if _training_records_digest(records) != held:
         raise AuditError(f"{asked.data!r} is not what {str(folder)!r} was trained on: other records, or other options")
 
 
 # --- what a folder was made with --------------------------------------------------------------------------------------
 
 
-def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
+def _configuration_of_weights(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[str, Any]:
     """All that the weights depend on, as JSON. Of the records: a digest."""
     read: dict[str, Any] = {"model": (asked.model, asked.loading.revision), "public": (asked.public, None)}
     configuration = {
@@ -388,20 +391,20 @@ def _configuration(asked: Training, trainer: Trainer, job: TrainingJob) -> dict[
         "model": asked.model,
         "revision": asked.loading.revision,
         "public": asked.public,
-        "weights": weights.digests({role: of for role, of in read.items() if of[0] is not None}),
+        "weights": weights.model_sha256_by_file_name({role: of for role, of in read.items() if of[0] is not None}),
         "lora": [asked.lora_rank, asked.lora_alpha] if asked.lora else None,
-        "data": _digest(job.records),
+        "data": _training_records_digest(job.records),
         "block": job.block,
         "seed": asked.seed,
-        "heldout": _digest(job.heldout) if job.heldout else None,
-        "forget": _digest(job.forget) if job.forget else None,
+        "heldout": _training_records_digest(job.heldout) if job.heldout else None,
+        "forget": _training_records_digest(job.forget) if job.forget else None,
         "dtype": asked.loading.dtype,
     }
     plain: dict[str, Any] = json.loads(json.dumps(configuration))
     return plain
 
 
-def _digest(records: Sequence[TrainingRecord]) -> str:
+def _training_records_digest(records: Sequence[TrainingRecord]) -> str:
     told = [[record.text, record.unit, *([record.learnt] if record.learnt else [])] for record in records]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 

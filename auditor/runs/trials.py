@@ -20,7 +20,7 @@ from auditor.plugins import registry
 from auditor.records import listed, saved, table
 from auditor.records.claims import BOUNDS
 from auditor.statistics.bounds import LEVEL
-from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_estimate
+from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_epsilon_estimate
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TrialBounds:
 
 def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> TrialBounds:
     """Raises AuditError for runs that are no independent trials of one mechanism, and for trials of one kind only."""
-    trials = [_trial(folder, target) for folder in folders]
+    trials = [_read_trial(folder, target) for folder in folders]
     for one, other in combinations(trials, 2):
         if one.scores == other.scores:
             raise AuditError(f"expected models trained apart, got one model in {one.run} and {other.run}: one trial")
@@ -85,11 +85,11 @@ def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> T
         LEVEL,
         epsilon=epsilon_clopper_pearson(tp, fn, fp, tn, *terms),
         best=epsilon_clopper_pearson(tp + fn, 0, 0, fp + tn, *terms),
-        gaussian_estimate=gaussian_estimate(tp, fn, fp, tn, *terms),
+        gaussian_estimate=gaussian_epsilon_estimate(tp, fn, fp, tn, *terms),
     )
 
 
-def _trial(folder: Path, target: str) -> Trial:
+def _read_trial(folder: Path, target: str) -> Trial:
     result = saved.read_result(folder)
     facts, seen = listed.read_secret_facts(folder) or {}, table.read_observations(folder)
     finding = _finding_of_trial(result, folder, seen, facts.keys(), target)
@@ -110,7 +110,7 @@ def _trial(folder: Path, target: str) -> Trial:
 
 def _finding_of_trial(result: AuditResult, folder: Path, seen: table.Seen, known: Set[str], target: str) -> Finding:
     """The audit of the known canaries at the widest access. Raises AuditError where there is none."""
-    probes = result.measuring(BOUNDS)
+    probes = result.methods_measuring(BOUNDS)
     rows = [one for one in result.findings if one.target == target and one.attack in probes and one.audits]
     rows = [one for one in rows if seen.get(one.key, {}).keys() <= known]
     if not rows:

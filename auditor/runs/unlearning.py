@@ -77,26 +77,26 @@ def unlearning_rows(
             f"--before says that --model is what unlearning left, and --defense {unlearning[0].name} is such a model "
             "too: give --before, or that model in its place as --model"
         )
-    if unlearning and not target.in_lab and forget is None:
+    if unlearning and not target.uses_builtin_lab and forget is None:
         raise AuditError(
             f"expected --forget FILE with --defense {unlearning[0].name}: the records that it was to forget; got none"
         )
     if not unlearning and target.before is None:
         for name, given in (("forget", forget), ("relearn", asked.relearn)):
             if given is not None:
-                before = "" if target.in_lab else "--before MODEL, or "
+                before = "" if target.uses_builtin_lab else "--before MODEL, or "
                 raise AuditError(
                     f"--{name} needs an unlearned model: expected {before}"
                     f"--defense {' or '.join(_unlearning_defense_names())}, got neither"
                 )
         return [], ()
     rows, found = list[ShownRow](), list[UnlearnedModel]()
-    shared = _never_saw(target, asked)
+    shared = _names_of_retrained_rows(target, asked)
     if target.before is not None:
-        rows.append(_row(Before()))
+        rows.append(_companion_row(Before()))
         models = {BEFORE: Before.name, AFTER: UNDEFENDED}
         if asked.relearn:
-            rows.append(_row(Relearned()))
+            rows.append(_companion_row(Relearned()))
             models[RELEARNED] = Relearned.name
         found.append({**models, **shared})
     for defense in unlearning:
@@ -116,12 +116,12 @@ def _unlearning_defense_names() -> list[str]:
     return [name for name, kind in registry.defenses().items() if issubclass(kind, UnlearningTrainer)]
 
 
-def _never_saw(target: TargetPlan, asked: DefensePlan) -> dict[str, str]:
+def _names_of_retrained_rows(target: TargetPlan, asked: DefensePlan) -> dict[str, str]:
     """The names of the rows that never saw what was to be forgotten: in the lab a control, else where one was given."""
-    if not (asked.controls if target.in_lab else target.retrained):
+    if not (asked.controls if target.uses_builtin_lab else target.retrained):
         return {}
     return {RETRAINED: "retrained", **({RETRAINED_RELEARNED: "retrained-relearned"} if asked.relearn else {})}
 
 
-def _row(defense: Defense) -> ShownRow:
+def _companion_row(defense: Defense) -> ShownRow:
     return ShownRow(defense.name, title_of(type(defense)), defense, True)

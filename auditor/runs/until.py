@@ -15,16 +15,16 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Query, Secret
 from auditor.core.plan_parts import DECIDED, AttackPlan
 from auditor.core.result import Finding, Measurement, Stopped
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.gate.policy import NOTHING, Policy, Required, Rule
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Probe
-from auditor.records.outcomes import PerSecret, Run, difference
+from auditor.records.outcomes import PerSecret, Run, paired_metric_difference
 from auditor.runs.selection import Selection
-from auditor.statistics.anytime import looks
+from auditor.statistics.anytime import look_sample_sizes
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.bounds import LEVEL
-from auditor.statistics.metrics import METRICS, excess_of, find_metric, floor_of
+from auditor.statistics.metrics import METRICS, excess_metric_name, find_metric, nonmember_metric_name
 
 Item = TypeVar("Item", Query, Secret)
 Ask = Callable[[Sequence[Item]], None]
@@ -52,20 +52,20 @@ class Stop:
             return ""
         if self.width is not None:
             return f"until {describe_width(self.width)}" if self._is_interval_narrow(row, *self.width) else ""
-        verdicts = [self._verdict(rule, row) for rule in self.rules]
+        verdicts = [self._rule_verdict(rule, row) for rule in self.rules]
         return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True)) if all(verdicts) else ""
 
     def _is_interval_narrow(self, row: PerSecret, metric: str, width: float) -> bool:
         seen = replace(row, anytime=True).measure(metric)
         return seen is not None and max(seen.value - seen.low, seen.high - seen.value) <= width
 
-    def _verdict(self, rule: Rule, row: PerSecret) -> str:
+    def _rule_verdict(self, rule: Rule, row: PerSecret) -> str:
         """As the gate will decide it."""
-        seen = row.betting(rule.metric, rule.count, rule.kind)
+        seen = row.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
         if rule.against_undefended:
             return ""  # the other row stops elsewhere
         if rule.against_baseline:
-            paired = "" if self.base is None else difference(rule.metric, rule.count, row, self.base)
+            paired = "" if self.base is None else paired_metric_difference(rule.metric, rule.count, row, self.base)
             if isinstance(paired, str):
                 return ""
             failed, held = paired.low(self.level) > rule.limit, paired.high(LEVEL) <= rule.limit
@@ -77,9 +77,9 @@ class Stop:
 
     def ask(self, items: Sequence[Item], seed: int, ask: Ask[Item], seen: Seen[Item]) -> tuple[Stopped, set[str]]:
         """Asks as many as it takes, in random order; returns how many and which."""
-        turn = sorted(items, key=lambda item: generator(seed, "order of asking", item.id).random())
+        turn = sorted(items, key=lambda item: keyed_random_generator(seed, "order of asking", item.id).random())
         before, why = 0, ""
-        for at in looks(len(turn)):
+        for at in look_sample_sizes(len(turn)):
             ask(turn[before:at])
             before = at
             if why := self.why(replace(seen(turn[:at]), anytime=True)):
@@ -114,7 +114,7 @@ def with_betting_bounds(finding: Finding, row: PerSecret, stopped: Stopped) -> F
     )
 
 
-def digest_of_stops(stops: Mapping[CellKey, Stop]) -> str:
+def digest_of_stopping_rules(stops: Mapping[CellKey, Stop]) -> str:
     """Equal where rows stop by the same; "": none does."""
     told = hashlib.sha256()
     for row, stop in stops.items():
@@ -127,13 +127,13 @@ def digest_of_stops(stops: Mapping[CellKey, Stop]) -> str:
 # --- which rows stop, and when ----------------------------------------------------------------------------------------
 
 
-def stops_of_rows(
+def stopping_rules_by_row(
     asked: AttackPlan, selection: Selection, policy: Policy | None, base: Run | None
 ) -> dict[CellKey, Stop]:
     """By row; the others are asked in full. Raises AuditError for an --until that no row could keep."""
     if asked.until is None:
         return {}
-    if (width := asked.wanted_width) is not None:
+    if (width := asked.wanted_interval_width) is not None:
         for method in selection.methods:
             if not _may_stop_by_metric(method, width[0]):
                 own = ", ".join(_per_secret_mean_metrics(method)) or "no share of secrets"
@@ -177,7 +177,7 @@ def _per_secret_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
 def _may_stop_by_metric(method: Attack | Probe, metric: str) -> bool:
     """Whether its rows can be stopped by this number."""
     own = _per_secret_mean_metrics(method)
-    return metric in own or any(metric in (floor_of(one), excess_of(one)) for one in own)
+    return metric in own or any(metric in (nonmember_metric_name(one), excess_metric_name(one)) for one in own)
 
 
 def _may_decide_rule(rule: Rule, row: CellKey, selection: Selection) -> bool:

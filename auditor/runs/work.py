@@ -18,12 +18,12 @@ from auditor.gate.comparable import secrets_digest
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Meter, View
-from auditor.records.folder import small_batches
+from auditor.records.folder import batch_finished_secrets
 from auditor.runs import plan_weights
 from auditor.runs.audit import Scene
-from auditor.runs.selection import Selection, select
+from auditor.runs.selection import Selection, select_and_check_plugins
 from auditor.runs.site import Piece, Site
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 
@@ -87,7 +87,7 @@ class CellWork(ABC, Generic[Asked, Answer]):
         view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
         view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent, self.meter.lots)
         start, known = time.perf_counter(), len(drawn)
-        for batch in small_batches(self.answers(place.method(self.key.attack), view, items), _AT_ONCE):
+        for batch in batch_finished_secrets(self.answers(place.method(self.key.attack), view, items), _AT_ONCE):
             now = time.perf_counter()
             yield Found(batch, dict(islice(drawn.items(), known, None)), now - start)
             start, known = time.perf_counter(), len(drawn)
@@ -135,15 +135,15 @@ class SiteThere:
     there: There = field(default_factory=There)
 
     def __call__(self) -> tuple[Site, Selection]:
-        self.there.enter()
-        plan = self.plan.having(submission=None)
-        site = site_of(plan)
-        return site, select(plan, site)
+        self.there.enter_folder_checking_version()
+        plan = self.plan.with_fields(submission=None)
+        site = make_site(plan)
+        return site, select_and_check_plugins(plan, site)
 
 
-def fingerprints(plan: Plan, site: Site) -> dict[str, str]:
+def fingerprints_of_inputs(plan: Plan, site: Site) -> dict[str, str]:
     """Of all inputs, once the model is loaded; a worker whose fingerprints differ is refused."""
-    return {**plan_weights.digests_with_site(plan, site), "the data": secrets_digest(site.benchmark.secrets)}
+    return {**plan_weights.file_and_memory_digests(plan, site), "the data": secrets_digest(site.benchmark.secrets)}
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class WorkplaceThere:
         site.only_read()
         plan = self.site.plan
         scene = Scene(site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size)
-        place, found = Workplace(scene, Targets(scene)), fingerprints(plan, site)
+        place, found = Workplace(scene, Targets(scene)), fingerprints_of_inputs(plan, site)
         for name, digest in self.read.items():
             if found.get(name) != digest:
                 raise AuditError(f"expected every worker to read what the run does, but {name} is another on {node()}")

@@ -27,7 +27,7 @@ CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
 _STEPS = 40  # bisections of a bound: 2^-40
 
 
-def looks(n: int) -> Iterator[int]:
+def look_sample_sizes(n: int) -> Iterator[int]:
     """How many of n secrets are asked at each look: counts that depend on nothing else."""
     at = _FIRST
     while at < n:
@@ -37,7 +37,7 @@ def looks(n: int) -> Iterator[int]:
         yield n
 
 
-def log_capital(values: Floats, counts: NDArray[np.int64], mean: float) -> Floats:
+def log_betting_capital(values: Floats, counts: NDArray[np.int64], mean: float) -> Floats:
     """(...,) log of the averaged capital against a mean of at most this. values: (v,); counts: (..., v), of each."""
     with np.errstate(divide="ignore"):  # who stakes all of it has nothing left at x = 0
         each = np.log(1 - STAKES + STAKES * (values / mean)[:, None])  # (v, stakes)
@@ -65,11 +65,11 @@ class BettingMean:
 
     def low(self, level: float) -> float:
         distinct, counts = self._distinct_scaled_values
-        return self.least + (1 - self.least) * _low(distinct, counts, level)
+        return self.least + (1 - self.least) * _lower_mean_bound(distinct, counts, level)
 
     def high(self, level: float) -> float:
         distinct, counts = self._distinct_scaled_values
-        return 1 - (1 - self.least) * _low(1 - distinct, counts, level)
+        return 1 - (1 - self.least) * _lower_mean_bound(1 - distinct, counts, level)
 
     @cached_property
     def _distinct_scaled_values(self) -> tuple[Floats, NDArray[np.int64]]:
@@ -78,28 +78,28 @@ class BettingMean:
         return distinct, counts
 
 
-def _low(values: Floats, counts: NDArray[np.int64], level: float) -> float:
+def _lower_mean_bound(values: Floats, counts: NDArray[np.int64], level: float) -> float:
     """The largest mean that is refuted as an upper limit of the truth; 0 where none is."""
     low, high = 0.0, float(values @ counts) / max(1, int(counts.sum()))
     for _ in range(_STEPS if high > 0 else 0):
         middle = (low + high) / 2
-        if log_capital(values, counts, middle) >= -math.log(level):
+        if log_betting_capital(values, counts, middle) >= -math.log(level):
             low = middle
         else:
             high = middle
     return low
 
 
-def sizes(
+def simulate_stopping_sizes(
     values: Floats, odds: Floats, mean: float, level: float, most: int, runs: int = 1000, seed: int = 0
 ) -> NDArray[np.int64]:
     """(runs,) simulated sizes at which a mean of at most this is refuted; 2 * most where it is not within `most`.
 
     odds: (v,) the true probability of each value.
     """
-    rng, at = np.random.default_rng(seed), np.array([*looks(most)])
+    rng, at = np.random.default_rng(seed), np.array([*look_sample_sizes(most)])
     counts = rng.multinomial(np.diff(at, prepend=0), odds, size=(runs, len(at))).cumsum(axis=1)
-    refuted = log_capital(values, counts, max(mean, 1e-9)) >= -math.log(level)
+    refuted = log_betting_capital(values, counts, max(mean, 1e-9)) >= -math.log(level)
     found: NDArray[np.int64] = np.where(refuted.any(axis=1), at[refuted.argmax(axis=1)], 2 * most)
     return found
 

@@ -14,8 +14,14 @@ from functools import lru_cache
 from scipy.stats import binom
 
 from auditor.core.result import Audited
-from auditor.statistics.one_run import group_delta, guess_counts, last_refuted, refuting, walked
-from auditor.statistics.shapes import GAUSSIAN, epsilon_of, most_noise, shape_p_value
+from auditor.statistics.one_run import (
+    epsilon_grid,
+    group_delta,
+    guess_counts,
+    largest_refuted_value,
+    refuting_right_counts,
+)
+from auditor.statistics.shapes import GAUSSIAN, epsilon_of_noise, largest_passing_noise, shape_p_value
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
 USUAL, SURE = 0.8, 0.95  # what a verdict states; what a gate does: missed at most once in twenty
@@ -24,28 +30,28 @@ _FINE = 1e-3
 
 
 @lru_cache(maxsize=2**12)
-def epsilon_caught(audit: Audited, limit: float, power: float = USUAL) -> float:
+def detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) -> float:
     """The smallest epsilon, at the audit's delta, of which such audits exceed the limit so often; inf where none is."""
     if audit.best <= limit:
         return math.inf
     if audit.table is not None:
         return _detectable_epsilon_from_table(audit, limit, power)
     m, copies, sampling = audit.canaries, audit.copies, audit.sampling or GAUSSIAN
-    beyond = next(epsilon for epsilon in walked() if epsilon > limit)
-    needed = refuting(m, copies * beyond, group_delta(beyond, audit.delta, copies), audit.level)
+    beyond = next(epsilon for epsilon in epsilon_grid() if epsilon > limit)
+    needed = refuting_right_counts(m, copies * beyond, group_delta(beyond, audit.delta, copies), audit.level)
 
     def caught(noise: float) -> bool:
         return any(
             shape_p_value(m, r, v, noise, sampling) >= power for r, v in zip(guess_counts(m), needed, strict=True)
         )
 
-    noise = most_noise(caught)
-    return math.inf if noise is None else epsilon_of(noise * copies, sampling, audit.delta)
+    noise = largest_passing_noise(caught)
+    return math.inf if noise is None else epsilon_of_noise(noise * copies, sampling, audit.delta)
 
 
-def power_said(audit: Audited, limit: float, power: float = USUAL) -> str:
+def detection_power_sentence(audit: Audited, limit: float, power: float = USUAL) -> str:
     """`ε 3.51 of a Gaussian mechanism that its scores see in full would have been caught with 80% probability`."""
-    epsilon = epsilon_caught(audit, limit, power)
+    epsilon = detectable_epsilon(audit, limit, power)
     if audit.table is not None:
         what = "a model that gives it away evenly"
     elif (audit.sampling or GAUSSIAN) == GAUSSIAN:
@@ -68,5 +74,5 @@ def _detectable_epsilon_from_table(audit: Audited, limit: float, power: float) -
         counts = (right, played - right, wrong, others - wrong)
         return epsilon_clopper_pearson(*counts, audit.delta, audit.level) <= limit
 
-    found = last_refuted(missed, _MOST, _FINE)
+    found = largest_refuted_value(missed, _MOST, _FINE)
     return found if found < _MOST * (1 - _FINE) else math.inf

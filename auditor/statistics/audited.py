@@ -26,12 +26,12 @@ from auditor.statistics import games
 from auditor.statistics.one_run import (
     Counts,
     epsilon_fdp,
+    epsilon_grid,
     epsilon_one_run,
     group_delta,
     guess_counts,
     logit_bound,
     p_value,
-    walked,
 )
 from auditor.statistics.shapes import GAUSSIAN, Sampling, epsilon_shape
 
@@ -54,7 +54,7 @@ METRICS = {
 }
 
 
-def audited(
+def audit_epsilon_bounds(
     scores: NDArray[np.floating],
     included: NDArray[np.bool_],
     delta: float,
@@ -67,8 +67,8 @@ def audited(
     Each is at `level` for itself. sampling: rate and steps of the shape that the last one assumes. Raises AuditError
     for scores that are NaN or all equal, coins that were not fair, and fewer canaries than any bound needs.
     """
-    _check(scores, included, delta, level, copies)
-    right = rights(scores, included)
+    _check_audit_inputs(scores, included, delta, level, copies)
+    right = count_right_guesses(scores, included)
     return tuple(
         _audited_by_estimator(name, len(scores), right, delta, level, copies, sampling)
         for name in (ESTIMATORS if delta else ESTIMATORS[:1])
@@ -81,7 +81,7 @@ def _audited_by_estimator(
     counts = guess_counts(m)
     alone = [logit_bound(r, v, level) for r, v in zip(counts, right, strict=True)]
     surest = alone.index(max(alone))
-    proved, best = (_bound(name, m, told, delta, level, copies, sampling) for told in (right, counts))
+    proved, best = (_epsilon_lower_bound(name, m, told, delta, level, copies, sampling) for told in (right, counts))
     return Audited(
         *(name, proved, delta, level, m, counts[surest], right[surest], best),
         rights=right,
@@ -90,7 +90,7 @@ def _audited_by_estimator(
     )
 
 
-def _bound(
+def _epsilon_lower_bound(
     name: str, m: int, right: Counts, delta: float, level: float, copies: int, sampling: Sampling | None
 ) -> float:
     if name == SHAPE:
@@ -101,7 +101,7 @@ def _bound(
 def audit_at_level(audit: Audited, level: float) -> Audited:
     """The same guesses, and the best that could have been, at another level: what several audits of one model share.
 
-    Raises AuditError for what `audited` cannot have made.
+    Raises AuditError for what `audit_epsilon_bounds` cannot have made.
     """
     if audit.estimator == GAMES and audit.table is not None:
         again = games.audit_games(audit.table, audit.delta, level)
@@ -118,7 +118,7 @@ def audit_at_level(audit: Audited, level: float) -> Audited:
     return replace(again, relation=audit.relation, unit=audit.unit)
 
 
-def why_powerless(audit: Audited, limit: float) -> str:
+def powerless_audit_reason(audit: Audited, limit: float) -> str:
     """Why this audit could not have shown an epsilon above the limit, whatever leaks; "" where it could have.
 
     A game over a part of the tokens that a claim covers is bounded by what that part gives away: unless that exceeds
@@ -139,7 +139,7 @@ def why_powerless(audit: Audited, limit: float) -> str:
     return f"its games look at {audit.tokens:,} {of}{apart}"
 
 
-def rights(scores: NDArray[np.floating], included: NDArray[np.bool_]) -> Counts:
+def count_right_guesses(scores: NDArray[np.floating], included: NDArray[np.bool_]) -> Counts:
     """How many of the surest guesses are right, for each of `guess_counts`."""
     scores = np.clip(scores, -_FARTHEST, _FARTHEST)
     middle = _cut_nearest_middle(np.sort(scores))
@@ -161,8 +161,10 @@ def _cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
 
 
 @lru_cache(maxsize=2**14)
-def best_provable(m: int, delta: float, level: float = LEVEL, copies: int = 1) -> float:
-    """What m canaries would prove, every guess right, by the rule of `audited`: an audit of a larger claim is idle."""
+def best_provable_epsilon(m: int, delta: float, level: float = LEVEL, copies: int = 1) -> float:
+    """What m canaries would prove, every guess right, by the rule of `audit_epsilon_bounds`: an audit of a larger
+    claim is idle.
+    """
     return epsilon_one_run(m, guess_counts(m), delta, level, copies)
 
 
@@ -173,19 +175,21 @@ def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: 
     """
     if not 0 < epsilon < math.inf:
         raise AuditError(f"expected an epsilon > 0 to prove, got {epsilon:g}")
-    _check_numbers(2, delta, level, copies)
+    _check_audit_parameters(2, delta, level, copies)
 
-    aim = next(step for step in walked() if step >= epsilon)  # the walk to what m prove has to come so far
+    aim = next(step for step in epsilon_grid() if step >= epsilon)  # the walk to what m prove has to come so far
 
     def comes_there(m: int) -> bool:
         refuted = p_value(m, guess_counts(m), copies * aim, group_delta(aim, delta, copies), level) < level
         return refuted and logit_bound(m, m, level) >= copies * aim
 
     least = _fewest_canaries(comes_there, epsilon, delta, level, copies)
-    if best_provable(least, delta, level, copies) >= epsilon:
+    if best_provable_epsilon(least, delta, level, copies) >= epsilon:
         return least
     # It is refuted, and something before it is not.
-    return _fewest_canaries(lambda m: best_provable(m, delta, level, copies) >= epsilon, epsilon, delta, level, copies)
+    return _fewest_canaries(
+        lambda m: best_provable_epsilon(m, delta, level, copies) >= epsilon, epsilon, delta, level, copies
+    )
 
 
 def _fewest_canaries(enough: Callable[[int], bool], epsilon: float, delta: float, level: float, copies: int) -> int:
@@ -204,7 +208,7 @@ def _fewest_canaries(enough: Callable[[int], bool], epsilon: float, delta: float
     return high
 
 
-def measurements_of(audits: Sequence[Audited]) -> list[Measurement]:
+def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
     """A row's numbers, the same for every probe that audits: each bound, the best provable one, and the right guesses.
 
     A bound's interval is one-sided, [bound, inf), and its n are the canaries. What a claim is held to are the audits
@@ -231,12 +235,14 @@ def _audit_conditions_sentence(audit: Audited) -> str:
     return f"one-sided, {1 - audit.level:.0%}; at delta {audit.delta:g}, {audit.relation}, by {audit.unit}{times}"
 
 
-def _check(scores: NDArray[np.floating], included: NDArray[np.bool_], delta: float, level: float, copies: int) -> None:
+def _check_audit_inputs(
+    scores: NDArray[np.floating], included: NDArray[np.bool_], delta: float, level: float, copies: int
+) -> None:
     if scores.shape != included.shape or scores.ndim != 1:
         raise AuditError(f"expected one score a canary, got {scores.shape} scores and {included.shape} coins")
     m, inside = len(scores), int(included.sum())
-    _check_numbers(m, delta, level, copies)
-    if best_provable(m, delta, level, copies) <= 0:
+    _check_audit_parameters(m, delta, level, copies)
+    if best_provable_epsilon(m, delta, level, copies) <= 0:
         raise AuditError(
             f"expected at least {canaries_needed(_LEAST, delta, level, copies)} canaries, "
             f"below which no bound of epsilon exceeds 0, got {m}"
@@ -249,7 +255,7 @@ def _check(scores: NDArray[np.floating], included: NDArray[np.bool_], delta: flo
         raise AuditError(f"expected canaries that went in by fair coins, got {inside} of {m} in")
 
 
-def _check_numbers(m: int, delta: float, level: float, copies: int) -> None:
+def _check_audit_parameters(m: int, delta: float, level: float, copies: int) -> None:
     if not 0 <= delta < 1:
         raise AuditError(f"expected delta in [0, 1), got {delta:g}")
     if not 0 < level < 1:

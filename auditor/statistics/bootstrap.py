@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000
@@ -41,23 +41,23 @@ def resample_blocks(
     """`size` resamples of n, at most `at_once` rows a block, by default as memory bounds it; the same in any blocks."""
     step = at_once or max(1, _COUNTS // n)
     if n * size <= _COUNTS:
-        drawn = _drawn(n, stream, size, draw)
+        drawn = _cached_resamples(n, stream, size, draw)
         yield from (drawn[start : start + step] for start in range(0, size, step))
         return
-    noise = generator("bootstrap", stream, n)
+    noise = keyed_random_generator("bootstrap", stream, n)
     for start in range(0, size, step):
         yield draw(noise, n, min(step, size - start))
 
 
 @functools.lru_cache(maxsize=4)
-def _drawn(n: int, stream: str, size: int, draw: Callable[..., Any]) -> Any:
+def _cached_resamples(n: int, stream: str, size: int, draw: Callable[..., Any]) -> Any:
     """Kept, as to draw them takes longer than what is mostly done with them, and is asked for again and again."""
-    drawn = draw(generator("bootstrap", stream, n), n, size)
+    drawn = draw(keyed_random_generator("bootstrap", stream, n), n, size)
     drawn.flags.writeable = False
     return drawn
 
 
-def resampled(
+def resampled_statistic(
     n: int,
     statistic: Callable[[Any], Any],
     stream: str,
@@ -69,13 +69,13 @@ def resampled(
     return np.concatenate([statistic(draws) for draws in resample_blocks(n, stream, size, at_once, draw)])
 
 
-def means(values: Any, stream: str, size: int = RESAMPLES, at_once: int | None = None) -> Any:
+def resampled_means(values: Any, stream: str, size: int = RESAMPLES, at_once: int | None = None) -> Any:
     """(size,), or (size, k) of (k, n) values: their mean at every resample."""
     n = np.shape(values)[-1]
-    return resampled(n, lambda draws: draws @ np.transpose(values) / n, stream, size, at_once)
+    return resampled_statistic(n, lambda draws: draws @ np.transpose(values) / n, stream, size, at_once)
 
 
-def interval(values: Any, method: Literal["linear", "inverted_cdf"] = "linear") -> tuple[float, float]:
+def percentile_interval(values: Any, method: Literal["linear", "inverted_cdf"] = "linear") -> tuple[float, float]:
     """The two-sided 95% interval of resampled values.
 
     method: "inverted_cdf" takes a value that was drawn, where some are infinite and nothing lies between two of them.
@@ -115,8 +115,8 @@ def interval_of_rates(
         return float(value), -np.inf, np.inf
     values, errors = np.concatenate([at(draws) for draws in resample_blocks(n, stream, size)], axis=1)
     if beyond.any():
-        return float(value), *interval(values, "inverted_cdf")
+        return float(value), *percentile_interval(values, "inverted_cdf")
     reach = student.ppf((1 + CONFIDENCE) / 2, n - 1)
     spread = errors > 1e-9 * error  # what is less is rounding
-    below, above = interval((values - value)[spread] / errors[spread]) if spread.any() else (0.0, 0.0)
+    below, above = percentile_interval((values - value)[spread] / errors[spread]) if spread.any() else (0.0, 0.0)
     return float(value), float(value - max(above, reach) * error), float(value - min(below, -reach) * error)

@@ -121,10 +121,10 @@ class Pairs:
         return (self.wins - self.losses) / self.n
 
     def low(self, level: float) -> float:
-        return _paired_low(self.wins, self.losses, self.n, level)
+        return _paired_difference_lower_bound(self.wins, self.losses, self.n, level)
 
     def high(self, level: float) -> float:
-        return -_paired_low(self.losses, self.wins, self.n, level)
+        return -_paired_difference_lower_bound(self.losses, self.wins, self.n, level)
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,12 @@ class Around:
         return -self.size * math.expm1(math.log(level) / self.n)
 
 
-def measured(name: str, seen: Evidence, unit: str = "share", note: str = "") -> Measurement:
+def measurement_from_evidence(name: str, seen: Evidence, unit: str = "share", note: str = "") -> Measurement:
     """With its two-sided 95% interval."""
     return Measurement(name, seen.value, seen.low(_SIDE), seen.high(_SIDE), seen.n, unit, note)
 
 
-def paired_shares(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> Pairs:
+def paired_share_difference(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> Pairs:
     """Share of `new` minus share of `base`, both (secrets,)."""
     return Pairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
 
@@ -203,7 +203,7 @@ def paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0
     seen = float(score_statistic(wins, losses, n, delta)) - 1e-9
-    discordant = _discordance(wins + losses, n)
+    discordant = _discordant_share_interval(wins + losses, n)
     shares = np.linspace(max(discordant[0], abs(delta)), min(1.0, discordant[1]), _NUISANCES)
     if discordant[1] < abs(delta):  # so large a difference takes more discordant pairs than can be
         return _SURE if delta < (wins - losses) / n else 1.0
@@ -224,7 +224,7 @@ def paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
     return min(1.0, float(tail.sum(axis=1).max()) + _SURE)
 
 
-def _discordance(discordant: int, n: int) -> tuple[float, float]:
+def _discordant_share_interval(discordant: int, n: int) -> tuple[float, float]:
     return clopper_pearson(discordant, n, 1 - _SURE)
 
 
@@ -241,7 +241,7 @@ def _wins_needed(losses: NDArray[np.int64], n: int, delta: float, seen: float) -
 
 
 @lru_cache(maxsize=4096)
-def _paired_low(wins: int, losses: int, n: int, level: float) -> float:
+def _paired_difference_lower_bound(wins: int, losses: int, n: int, level: float) -> float:
     """The largest difference that is still refuted as an upper limit of the truth, by bisection."""
     low, high = -1.0, (wins - losses) / n
     for _ in range(_STEPS):

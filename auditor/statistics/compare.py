@@ -5,10 +5,12 @@ document, a person. Knows no metric and no record. Several comparisons at once: 
 
 A paired difference of shares has three intervals:
 
-- A gate decides by `paired_shares` (bounds.py), which is exact at every level and every n: Holm's rule asks at level
+- A gate decides by `paired_share_difference` (bounds.py), which is exact at every level and every n: Holm's rule asks
+  at level
   / m, where few resamples of a bootstrap lie, and a false alarm may be no likelier than the level however few secrets
   differ.
-- A report prints `_shares`, a percentile bootstrap at 95% only, which covers as n grows (Efron 1979) and is narrower.
+- A report prints `_paired_share_measurement`, a percentile bootstrap at 95% only, which covers as n grows (Efron
+  1979) and is narrower.
   All steps of a chain are read at the same resamples. Where all pairs agree resamples are alike: there, and there
   only, exact bounds of wins and of losses stand in, as a bootstrap cannot see what the sample missed.
 - A sum of several shares, or of means over seeds, (records/contrasts.py) is resampled too: what a secret adds to it
@@ -32,9 +34,15 @@ from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap, roc
 from auditor.statistics.bootstrap import CONFIDENCE, Draws, Values
-from auditor.statistics.bounds import Around, Evidence, ResampledNumber, measured, paired_shares
-from auditor.statistics.intervals import clopper_pearson, mean
-from auditor.statistics.ranking import errors_before, solved_before
+from auditor.statistics.bounds import (
+    Around,
+    Evidence,
+    ResampledNumber,
+    measurement_from_evidence,
+    paired_share_difference,
+)
+from auditor.statistics.intervals import clopper_pearson, mean_with_bootstrap_interval
+from auditor.statistics.ranking import rank_hits_and_errors, resampled_recall_at_errors
 
 ABOVE = "above non-members"  # note of a difference that what non-members changed by is taken off
 _RESAMPLES, _AT_ONCE = 4000, 250
@@ -42,7 +50,7 @@ _RESAMPLES, _AT_ONCE = 4000, 250
 Floats = NDArray[np.float64]
 
 
-def contrast(
+def difference_evidence(
     new: tuple[Any, ...], base: tuple[Any, ...], *, errors: int | None = None, rate: float | None = None
 ) -> Evidence:
     """A number of `new` minus that of `base`, each of one or two columns; the arguments say which, and so its interval.
@@ -53,14 +61,14 @@ def contrast(
     if rate is not None:
         return roc.RateDifference(new, base, rate) if rate else roc.auc_difference(new, base)
     if errors is not None:
-        return paired_ranking((new[0] == 1, new[1]), (base[0] == 1, base[1]), errors)
+        return paired_recall_difference((new[0] == 1, new[1]), (base[0] == 1, base[1]), errors)
     one, other = *new, *base
     if np.isin([one, other], (0, 1)).all():
-        return paired_shares(one == 1, other == 1)
-    return paired_means(one, other)
+        return paired_share_difference(one == 1, other == 1)
+    return paired_mean_difference(one, other)
 
 
-def difference(
+def mean_difference_measurement(
     name: str, unit: str, new: NDArray[Any], base: NDArray[Any], floor: tuple[Floats, Floats] | None = None
 ) -> Measurement:
     """The mean of `new` minus that of `base`, as reports print it.
@@ -70,10 +78,10 @@ def difference(
     """
     if floor is not None:
         with np.errstate(invalid="ignore"):  # -inf less -inf
-            return _welch(name, unit, new - base, np.subtract(*floor))
+            return _welch_mean_difference(name, unit, new - base, np.subtract(*floor))
     if unit == "share":
-        return _shares(name, (new == 1).astype(float) - (base == 1))
-    return measured(name, paired_means(new, base), unit)
+        return _paired_share_measurement(name, (new == 1).astype(float) - (base == 1))
+    return measurement_from_evidence(name, paired_mean_difference(new, base), unit)
 
 
 def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
@@ -88,21 +96,21 @@ def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
     if not (np.isfinite(one).all() and np.isfinite(other).all()):
         raise AuditError("expected finite numbers of the same secrets, got some that are not: drop them from both")
     shares = bool(np.isin([one, other], (0, 1)).all())
-    return difference("difference", "share" if shares else "number", one, other)
+    return mean_difference_measurement("difference", "share" if shares else "number", one, other)
 
 
-def _shares(name: str, delta: Floats) -> Measurement:
+def _paired_share_measurement(name: str, delta: Floats) -> Measurement:
     """Where all pairs agree a bootstrap has no width: then exact bounds of wins and of losses are taken apart."""
     n, wins, losses = len(delta), int((delta > 0).sum()), int((delta < 0).sum())
     p = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
-    found = mean(name, delta, "share", f"exact McNemar p = {p:.2g}")
+    found = mean_with_bootstrap_interval(name, delta, "share", f"exact McNemar p = {p:.2g}")
     if found.low < found.high:
         return found
     (fewest, most), (least, worst) = clopper_pearson(wins, n), clopper_pearson(losses, n)
     return replace(found, low=fewest - worst, high=most - least)
 
 
-def _welch(name: str, unit: str, own: Floats, other: Floats) -> Measurement:
+def _welch_mean_difference(name: str, unit: str, own: Floats, other: Floats) -> Measurement:
     """The difference of two means with Welch's interval; none where a group of one says nothing of its spread."""
     value, low, high = math.nan, math.nan, math.nan
     if np.isfinite(own).all() and np.isfinite(other).all():  # else a distribution gives a true token nothing
@@ -112,15 +120,15 @@ def _welch(name: str, unit: str, own: Floats, other: Floats) -> Measurement:
     return Measurement(name, value, low, high, len(own), unit, ABOVE)
 
 
-def paired_means(new: Floats, base: Floats) -> ResampledNumber:
+def paired_mean_difference(new: Floats, base: Floats) -> ResampledNumber:
     """Mean of `new` minus mean of `base`, finite numbers of the same secrets: paired bootstrap."""
     delta = new - base
     n, value, size = len(delta), float(delta.mean()), float(np.abs([new, base]).max())
-    draws = bootstrap.means(delta, "gate", _RESAMPLES, _AT_ONCE)
+    draws = bootstrap.resampled_means(delta, "gate", _RESAMPLES, _AT_ONCE)
     return ResampledNumber(value, n, draws, Around(value, n, max(1.0, size)))
 
 
-def paired_ranking(
+def paired_recall_difference(
     new: tuple[NDArray[np.bool_], Floats], base: tuple[NDArray[np.bool_], Floats], errors: int
 ) -> ResampledNumber:
     """Recall before the `errors`-th wrong guess (ranking.recall_at_errors), new minus base: (hits, scores) of each.
@@ -130,11 +138,11 @@ def paired_ranking(
     """
     n, right = len(new[0]), [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]
     for solved, (hit, score) in zip(right, (new, base), strict=True):
-        ranked, before = errors_before(hit, score)
+        ranked, before = rank_hits_and_errors(hit, score)
         solved[np.lexsort((hit, -score))] = ranked & (before < errors)
-    floor = paired_shares(*right)
+    floor = paired_share_difference(*right)
 
     def delta(draws: Draws) -> Values:
-        return solved_before(*new, draws, errors) - solved_before(*base, draws, errors)
+        return resampled_recall_at_errors(*new, draws, errors) - resampled_recall_at_errors(*base, draws, errors)
 
-    return ResampledNumber(floor.value, n, bootstrap.resampled(n, delta, "gate", _RESAMPLES, _AT_ONCE), floor)
+    return ResampledNumber(floor.value, n, bootstrap.resampled_statistic(n, delta, "gate", _RESAMPLES, _AT_ONCE), floor)

@@ -35,7 +35,7 @@ def renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array
     return np.maximum(*both)
 
 
-def renyi_cost(order: float, delta: float) -> float:
+def renyi_to_epsilon_penalty(order: float, delta: float) -> float:
     """What a Renyi divergence of this order grows by where it is made an epsilon at delta, nats (the same)."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
@@ -50,13 +50,13 @@ def exact_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> float
     """
     if draws < 1 or not 0 <= delta < 1:
         raise AuditError(f"expected draws >= 1 and delta in [0, 1), got {draws} and {delta}")
-    return max(_epsilon(Loss.of(a, b), draws, delta) for a, b in ((log_p, log_q), (log_q, log_p)))
+    return max(_one_sided_epsilon(Loss.of(a, b), draws, delta) for a, b in ((log_p, log_q), (log_q, log_p)))
 
 
-def advantage(log_p: Array, log_q: Array, draws: int) -> float:
+def total_variation_advantage(log_p: Array, log_q: Array, draws: int) -> float:
     """Total variation between so many draws of each: the most that anybody's guesses can be better than none."""
     total = Loss.of(log_p, log_q)
-    return _delta_at(0.0, *_distribution_of_summed_loss(total, draws), total.never(draws))
+    return _delta_at(0.0, *_distribution_of_summed_loss(total, draws), total.infinite_loss_probability(draws))
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Loss:
         p = np.exp(log_p)
         return cls((log_p - np.where(possible, log_q, 0.0))[possible], p[possible], float(p[said & ~possible].sum()))
 
-    def never(self, draws: int) -> float:
+    def infinite_loss_probability(self, draws: int) -> float:
         """Probability that any of so many draws is one that Q never says."""
         return 1.0 if self.certain >= 1 else -math.expm1(draws * math.log1p(-self.certain))
 
@@ -93,8 +93,8 @@ class Loss:
         return -ends[0], ends[1]
 
 
-def _epsilon(loss: Loss, draws: int, delta: float) -> float:
-    if loss.never(draws) > delta:
+def _one_sided_epsilon(loss: Loss, draws: int, delta: float) -> float:
+    if loss.infinite_loss_probability(draws) > delta:
         return math.inf
     live = loss.p > 0
     if not live.any():
@@ -102,7 +102,7 @@ def _epsilon(loss: Loss, draws: int, delta: float) -> float:
     if delta == 0:
         return max(0.0, draws * float(loss.values[live].max()))
     sums, mass = _distribution_of_summed_loss(loss, draws)
-    rest = loss.never(draws)
+    rest = loss.infinite_loss_probability(draws)
     if _delta_at(0.0, sums, mass, rest) <= delta:
         return 0.0
     most = float(sums[-1])
@@ -149,7 +149,7 @@ def _renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Arra
     for above in _ABOVE:  # the order less 1: each is the square of the one before
         divergence = np.log(np.einsum("...v,...v->...", p, power)) / above
         best = np.fmin(
-            best, draws * divergence + renyi_cost(1 + above, delta)
+            best, draws * divergence + renyi_to_epsilon_penalty(1 + above, delta)
         )  # too large for a float: this order says nothing
         power *= power
     return np.maximum(best, 0.0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
-from auditor.statistics.intervals import share
+from auditor.statistics.intervals import share_with_interval
 
 RECALL, LONGEST = "document_recall", "longest_block"
 
@@ -61,7 +61,11 @@ def document_recall(secrets: Iterable[Secret], hit: Mapping[str, bool]) -> tuple
         return ()
     longest = float(max(members.values()))
     return (
-        share(RECALL, np.array([block > 0 for block in members.values()])),
-        *([share(f"{RECALL}_nonmembers", np.array([block > 0 for block in others.values()]))] if others else []),
+        share_with_interval(RECALL, np.array([block > 0 for block in members.values()])),
+        *(
+            [share_with_interval(f"{RECALL}_nonmembers", np.array([block > 0 for block in others.values()]))]
+            if others
+            else []
+        ),
         Measurement(LONGEST, longest, longest, longest, len(members), "tokens"),
     )

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from scipy.stats import fisher_exact
 
 from auditor.core.result import Measurement
-from auditor.statistics.intervals import combine_independent, share
+from auditor.statistics.intervals import combine_independent, share_with_interval
 
 PREDICTED = "recall_predicted"
 
 
-def predicted_recall(
+def predict_recall_at_repeats(
     repeats: Sequence[int], hit: NDArray[np.bool_], left: Sequence[int], never: NDArray[np.bool_] | None = None
 ) -> Measurement:
     """Recall were each of these secrets trained on `left` times instead: as those that were trained on so often leak.
@@ -31,7 +31,7 @@ def predicted_recall(
         seen = hit[times == count] if count or never is None else never
         if not len(seen):
             raise ValueError(f"expected a count that was measured, got {count}")
-        parts.append((float((after == count).mean()), share(PREDICTED, seen)))
+        parts.append((float((after == count).mean()), share_with_interval(PREDICTED, seen)))
     value, low, high = combine_independent(parts)
     return Measurement(PREDICTED, value, max(0.0, low), min(1.0, high), len(times))
 
@@ -48,7 +48,9 @@ class Concentrated:
     p: float
 
 
-def concentrated(parts: Mapping[str, NDArray[np.bool_]], hit: NDArray[np.bool_], level: float) -> Concentrated | None:
+def most_concentrated_part(
+    parts: Mapping[str, NDArray[np.bool_]], hit: NDArray[np.bool_], level: float
+) -> Concentrated | None:
     """Of the parts (name -> who belongs to it) that prefix token at this level, Bonferroni-corrected, the one with most
     hits.
 

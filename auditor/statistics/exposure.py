@@ -22,7 +22,7 @@ from auditor.statistics.intervals import clopper_pearson
 _IMPOSSIBLE = 1e4  # nats: in place of infinity, where a distribution gives a text no probability at all
 
 
-def of_rank(rank: float, bits: float) -> float:
+def exposure_from_rank(rank: float, bits: float) -> float:
     """bits: log2 of the size of the space."""
     return bits - math.log2(rank)
 
@@ -32,12 +32,12 @@ def sampled_exposure(nll: float, references: NDArray[np.float64]) -> float:
     return math.log2(len(references)) - math.log2(1 + int((references <= nll).sum()))
 
 
-def null_p(nll: float, references: NDArray[np.float64]) -> float:
+def null_p_value(nll: float, references: NDArray[np.float64]) -> float:
     """(c + 1) / (n + 1): exact, since a canary that was never inserted is exchangeable with its references."""
     return (1 + int((references <= nll).sum())) / (1 + len(references))
 
 
-def null_band(bits: float, n: int) -> float:
+def null_exposure_tail_bound(bits: float, n: int) -> float:
     """What the share of n canaries with at least so many bits stays under, at all bits at once, had none been learned.
 
     Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's constant (1990, Theorem 1; confidence >= 1/2): of n independent
@@ -100,14 +100,14 @@ def estimate_rank(nll: float, text: str, draws: WeightedDraws) -> Estimate:
     n = len(draws.nll)
     other = np.array([drawn != text for drawn in draws.texts], dtype=bool)
     values = np.where((draws.nll <= nll) & other, draws.weights, 0.0)
-    low, high = bootstrap.interval(bootstrap.means(values, "exposure"))
+    low, high = bootstrap.percentile_interval(bootstrap.resampled_means(values, "exposure"))
     missed = clopper_pearson(0, n)[1] * draws.largest(nll)
-    most = certain_rank(nll, draws.size)
+    most = rank_upper_bound(nll, draws.size)
     rank, low, high = (min(most, 1 + x) for x in (float(values.mean()), low, max(high, missed)))
     return Estimate(rank, low, high)
 
 
-def certain_rank(nll: float, size: int) -> float:
+def rank_upper_bound(nll: float, size: int) -> float:
     """No text of this nll ranks lower than this, whatever the other texts' nll: probabilities sum to at most 1."""
     return max(1.0, min(float(size), math.exp(min(nll, 700.0))))
 
@@ -124,10 +124,10 @@ class SkewNormal:
 
     def bits(self, nll: float, most: float) -> float:
         """Exposure: -log2 of the cdf, at most `most`. It has no interval: far out in a tail nobody knows the family."""
-        return tail_bits(nll, *self.parameters, most)
+        return skew_normal_tail_bits(nll, *self.parameters, most)
 
 
-def tail_bits(nll: float, shape: float, location: float, scale: float, most: float = math.inf) -> float:
+def skew_normal_tail_bits(nll: float, shape: float, location: float, scale: float, most: float = math.inf) -> float:
     """-log2 P(X <= nll) of a skew-normal X."""
     if scale == 0:  # all references alike
         return 0.0 if nll >= location else most

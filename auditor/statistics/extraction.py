@@ -7,27 +7,27 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
 from auditor.statistics import metrics
-from auditor.statistics.intervals import share
+from auditor.statistics.intervals import share_with_interval
 from auditor.statistics.judging import Outcome
-from auditor.statistics.ranking import errors_before
+from auditor.statistics.ranking import rank_hits_and_errors
 
 
-def extraction(outcome: Outcome) -> list[Measurement]:
+def extraction_measurements(outcome: Outcome) -> list[Measurement]:
     """Every measurement of the table that these guesses give, in its order."""
     members, others = outcome.only(outcome.member), outcome.only(~outcome.member)
     return [measured for metric in metrics.METRICS if (measured := metric.measure(members, others)) is not None]
 
 
-def error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...]:
+def recall_error_curve(outcome: Outcome) -> tuple[tuple[int, float], ...]:
     """(wrong guesses allowed, recall) along the ranking."""
-    hit, before = errors_before(outcome.hit, outcome.score)
+    hit, before = rank_hits_and_errors(outcome.hit, outcome.score)
     wrong = int((~hit).sum())
     allowed = sorted({round(x) for x in np.linspace(0, wrong, 60)})
     # With `e` wrong guesses allowed, a right one counts while at most e wrong ones stand before it.
     return tuple((e, float((hit & (before <= e)).sum() / len(hit))) for e in allowed)
 
 
-def any_of(log_p: NDArray[np.float64], n: int) -> NDArray[np.float64]:
+def any_sample_probability(log_p: NDArray[np.float64], n: int) -> NDArray[np.float64]:
     """1 - (1 - p)^n: the probability that at least one of n samples is right; keeps its digits where p is tiny."""
     p = np.minimum(np.exp(log_p), 1.0)  # the logarithm of a sum may round to just above 0
     with np.errstate(divide="ignore"):  # p = 1
@@ -35,29 +35,29 @@ def any_of(log_p: NDArray[np.float64], n: int) -> NDArray[np.float64]:
     return result
 
 
-def window_bits(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def least_window_bits(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
     """(n,): the least bits of any window of so many tokens, of the bits of each token (n, L).
 
     With log2 of the ranks: no decoder that keeps the order of tokens draws a window with a probability above 2^-bits,
     what stands before it given; a text is (length, bits)-inextractable (2604.18697). A longer window is the whole text.
     """
-    least: NDArray[np.float64] = _windows(bits, length).sum(-1).min(-1)
+    least: NDArray[np.float64] = _sliding_windows(bits, length).sum(-1).min(-1)
     return least
 
 
-def greedy_windows(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def greedy_window_share(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
     """(n,): the share of windows of so many tokens that greedy decoding gives, what stands before each given."""
-    greedy: NDArray[np.float64] = (_windows(bits, length).sum(-1) == 0).mean(-1)
+    greedy: NDArray[np.float64] = (_sliding_windows(bits, length).sum(-1) == 0).mean(-1)
     return greedy
 
 
-def _windows(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def _sliding_windows(bits: NDArray[np.float64], length: int) -> NDArray[np.float64]:
     """(n, windows, length)."""
     return np.lib.stride_tricks.sliding_window_view(bits, min(length, bits.shape[-1]), axis=-1)
 
 
-def by_repeats(name: str, outcome: Outcome) -> dict[str, Measurement]:
+def hit_share_by_repeats(name: str, outcome: Outcome) -> dict[str, Measurement]:
     """The share of hits for each repeat count, where repeat counts are known."""
     counts = sorted({r for r in outcome.repeats if r is not None})
     repeats = np.array([-1 if r is None else r for r in outcome.repeats])
-    return {str(r): share(name, outcome.hit[repeats == r]) for r in counts}
+    return {str(r): share_with_interval(name, outcome.hit[repeats == r]) for r in counts}

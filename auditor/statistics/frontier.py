@@ -15,8 +15,16 @@ from numpy.typing import NDArray
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import Draws, Values
-from auditor.statistics.bounds import LEVEL, Around, BinomialCount, Evidence, ResampledNumber, measured, paired_shares
-from auditor.statistics.roc import allowed, tpr_at_fpr
+from auditor.statistics.bounds import (
+    LEVEL,
+    Around,
+    BinomialCount,
+    Evidence,
+    ResampledNumber,
+    measurement_from_evidence,
+    paired_share_difference,
+)
+from auditor.statistics.roc import allowed_false_positives, tpr_at_fpr
 
 RESAMPLES = 8000  # a pair among thirty points is told apart at 0.09%: seven of them lie beyond
 _COUNTS = 2**20  # of a block, as of members and of non-members at once
@@ -43,11 +51,11 @@ class Leak:
 
     def measured(self, name: str, unit: str) -> Measurement:
         """With its 95% interval; no leakage is negative."""
-        found = measured(name, _evidence_never_below_exact(self.value, self.draws, self.parts), unit)
+        found = measurement_from_evidence(name, _evidence_never_below_exact(self.value, self.draws, self.parts), unit)
         return replace(found, low=max(0.0, found.low))
 
 
-def difference(one: Leak, other: Leak) -> Evidence:
+def paired_leak_difference(one: Leak, other: Leak) -> Evidence:
     """One minus the other, paired by secret."""
     return _evidence_never_below_exact(one.value - other.value, one.draws - other.draws, one.parts, other.parts)
 
@@ -58,22 +66,22 @@ def _evidence_never_below_exact(value: float, draws: Values, *parts: Floats) -> 
     That is the exact interval of shares, and else the weight of a rare secret that the sample missed: 1 or more.
     """
     n, hits = len(parts[0]), [own == 1 for own in parts]
-    floor: Evidence = paired_shares(*hits) if len(hits) > 1 else BinomialCount(int(hits[0].sum()), n)
+    floor: Evidence = paired_share_difference(*hits) if len(hits) > 1 else BinomialCount(int(hits[0].sum()), n)
     if not np.isin(parts, (0, 1)).all():
         floor = Around(value, n, max(1.0, float(np.abs(parts).max())))
     return ResampledNumber(value, n, draws, floor)
 
 
-def means(values: Floats) -> list[Leak]:
+def mean_leaks(values: Floats) -> list[Leak]:
     """Of (points, secrets) numbers, each point's mean."""
-    draws = bootstrap.means(values, "frontier", RESAMPLES)
+    draws = bootstrap.resampled_means(values, "frontier", RESAMPLES)
     return [Leak(own, row) for own, row in zip(draws.T, values, strict=True)]
 
 
 Scores = tuple[Floats, Floats]  # of members and of non-members
 
 
-def rates(scores: Sequence[Sequence[Scores]], rate: float) -> list[Leak]:
+def tpr_leaks(scores: Sequence[Sequence[Scores]], rate: float) -> list[Leak]:
     """By point, the share of the members found at this rate of false positives, the mean over its seeds.
 
     scores: by point and seed, of the same members and non-members in the same order. Each seed has a threshold of its
@@ -81,15 +89,15 @@ def rates(scores: Sequence[Sequence[Scores]], rate: float) -> list[Leak]:
     chooses both anew.
     """
     pieces = [
-        [np.mean([_either_way(*own, rate, *block) for own in point], axis=0) for point in scores]
-        for block in _resamples(scores)
+        [np.mean([_resampled_best_direction_tpr(*own, rate, *block) for own in point], axis=0) for point in scores]
+        for block in _member_nonmember_resamples(scores)
     ]
     draws = np.concatenate(pieces, axis=1)
     parts = [np.mean([_members_found_at_fpr(*own, rate) for own in point], axis=0) for point in scores]
     return [Leak(values, row) for values, row in zip(draws, parts, strict=True)]
 
 
-def aucs(scores: Sequence[Sequence[Scores]]) -> list[Leak]:
+def auc_leaks(scores: Sequence[Sequence[Scores]]) -> list[Leak]:
     """By point, how well members are told from non-members, likewise: the mean over seeds.
 
     Each seed is read in the direction in which its AUC is above 1/2, in every resample the same: at chance an AUC that
@@ -98,13 +106,13 @@ def aucs(scores: Sequence[Sequence[Scores]]) -> list[Leak]:
     above = [[_member_ahead_matrix(*own) for own in point] for point in scores]
     pieces = [
         [np.mean([((members @ own) * nonmembers).sum(1) / own.size for own in point], axis=0) for point in above]
-        for members, nonmembers in _resamples(scores)
+        for members, nonmembers in _member_nonmember_resamples(scores)
     ]
     parts = [np.mean([own.mean(1) for own in point], axis=0) for point in above]
     return [Leak(values, row) for values, row in zip(np.concatenate(pieces, axis=1), parts, strict=True)]
 
 
-def _resamples(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
+def _member_nonmember_resamples(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
     """Of the members and of the non-members, block by block."""
     sizes, streams = [len(side) for side in scores[0][0]], ("frontier members", "frontier non-members")
     at_once = max(1, _COUNTS // max(sizes))
@@ -124,7 +132,9 @@ def _members_found_at_fpr(own: Floats, others: Floats, rate: float) -> NDArray[n
     return upwards if upwards.sum() >= downwards.sum() else downwards
 
 
-def _either_way(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:
+def _resampled_best_direction_tpr(
+    own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws
+) -> Values:
     found: Values = np.maximum(
         *(_resampled_tpr_at_fpr(side * own, side * others, rate, members, nonmembers) for side in (1, -1))
     )
@@ -134,7 +144,7 @@ def _either_way(own: Floats, others: Floats, rate: float, members: Draws, nonmem
 def _resampled_tpr_at_fpr(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:
     """`roc.tpr_at_fpr` at every resample: (resamples,). members, nonmembers: (resamples, m or n) counts."""
     surest = np.argsort(-others)
-    passed = np.cumsum(nonmembers[:, surest], axis=1) <= allowed(len(others), rate)
+    passed = np.cumsum(nonmembers[:, surest], axis=1) <= allowed_false_positives(len(others), rate)
     limits = others[surest][passed.sum(axis=1)]  # the surest that has to stay out
     rising = np.argsort(own)
     not_above = np.searchsorted(own[rising], limits, side="right")
@@ -156,20 +166,20 @@ def perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measure
     n, found = tokens.shape[1], []
     for own in nll:
         apart = np.where(np.isfinite(own), own - base, np.inf)
-        each = bootstrap.interval_of_rates(apart, tokens, _mean_of_seeds, "frontier texts", RESAMPLES)
+        each = bootstrap.interval_of_rates(apart, tokens, _seed_mean_and_weights, "frontier texts", RESAMPLES)
         value, low, high = np.exp(each).tolist()
         found.append(Measurement("perplexity_ratio", value, low, high, n, "times"))
     return found
 
 
-def _mean_of_seeds(each: Floats) -> tuple[Floats, Floats]:
+def _seed_mean_and_weights(each: Floats) -> tuple[Floats, Floats]:
     return each.mean(1), np.full(each.shape, 1 / each.shape[1])
 
 
 # --- who leaks least --------------------------------------------------------------------------------------------------
 
 
-def may_be_least(count: int, difference: Callable[[int, int], Evidence], level: float = LEVEL) -> list[bool]:
+def possibly_least_leaking(count: int, difference: Callable[[int, int], Evidence], level: float = LEVEL) -> list[bool]:
     """For each point, whether it may be the one that leaks least: subset selection (Gupta 1965; Hsu 1984).
 
     difference(i, j): evidence about the leakage of i minus that of j. A point is ruled out when it leaks significantly

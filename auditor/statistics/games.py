@@ -34,7 +34,7 @@ def confident_guesses(scores: NDArray[np.float64], included: NDArray[np.bool_], 
     if np.isnan(scores).any():
         raise AuditError(f"expected a score of every game, got NaN for {int(np.isnan(scores).sum())} of {len(scores)}")
     taught = len(scores) // _TAUGHT
-    cut = _threshold(scores[:taught], included[:taught], delta, level)
+    cut = _best_guess_threshold(scores[:taught], included[:taught], delta, level)
     return confusion_matrix(scores[taught:] >= cut, included[taught:])
 
 
@@ -52,7 +52,9 @@ def audit_games(games: Table, delta: float, level: float) -> Audited:
     return Audited("games", proved, delta, level, played, played, tp + tn, best, table=games)
 
 
-def _threshold(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float) -> float:
+def _best_guess_threshold(
+    scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float
+) -> float:
     """The one that would have proved most on these games, counted as if there were as many as will count."""
     if included.all() or not included.any():
         return math.inf

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 
-def level_of_each(tests: Sequence[Callable[[float], bool]], level: float) -> float:
+def adjusted_test_level(tests: Sequence[Callable[[float], bool]], level: float) -> float:
     """The level at which each test is decided.
 
     tests: whether each rejects at a level; a test that rejects at one also does at every higher one.

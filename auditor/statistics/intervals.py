@@ -24,17 +24,17 @@ def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[
     return low, high
 
 
-def share(name: str, hit: NDArray[np.bool_], note: str = "") -> Measurement:
+def share_with_interval(name: str, hit: NDArray[np.bool_], note: str = "") -> Measurement:
     """A share with its Clopper-Pearson interval; NaN where there is nothing to take a share of."""
     n, hits = len(hit), int(hit.sum())
     low, high = clopper_pearson(hits, n)
     return Measurement(name, hits / n if n else math.nan, low, high, n, note=note)
 
 
-def excess(name: str, members: NDArray[np.bool_], nonmembers: NDArray[np.bool_]) -> Measurement:
+def share_excess_over_nonmembers(name: str, members: NDArray[np.bool_], nonmembers: NDArray[np.bool_]) -> Measurement:
     """A share of members minus that of non-members, Newcombe's hybrid score interval (1998, method 10)."""
     sides = [(len(hit), int(hit.sum())) for hit in (members, nonmembers)]
-    return excess_mean(name, *(Measurement(name, hits / n, *wilson(hits, n), n) for n, hits in sides))
+    return mean_excess_over_nonmembers(name, *(Measurement(name, hits / n, *wilson(hits, n), n) for n, hits in sides))
 
 
 def wilson(hits: int, n: int) -> tuple[float, float]:
@@ -45,7 +45,7 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def perplexity(texts: Sequence[tuple[float, int]], name: str = "perplexity") -> Measurement:
+def perplexity_with_interval(texts: Sequence[tuple[float, int]], name: str = "perplexity") -> Measurement:
     """exp of the mean nll a token, from (summed nll in nats, tokens) of each text.
 
     Infinite where a text has probability 0: the note then says of how many that is so, and what the others have.
@@ -62,14 +62,14 @@ def perplexity(texts: Sequence[tuple[float, int]], name: str = "perplexity") -> 
 
 
 def mean_probability(name: str, values: NDArray[np.float64], note: str = "") -> Measurement:
-    """Mean of probabilities over secrets, with the interval of `of_bounded_mean`; NaN where there are none."""
+    """Mean of probabilities over secrets, with the interval of `gaffke_mean_interval`; NaN where there are none."""
     n = len(values)
     if not n:
         return Measurement(name, math.nan, 0.0, 1.0, 0, "probability", note)
-    return Measurement(name, float(values.mean()), *of_bounded_mean(values, name), n, "probability", note)
+    return Measurement(name, float(values.mean()), *gaffke_mean_interval(values, name), n, "probability", note)
 
 
-def of_bounded_mean(values: NDArray[np.float64], stream: str) -> tuple[float, float]:
+def gaffke_mean_interval(values: NDArray[np.float64], stream: str) -> tuple[float, float]:
     """The two-sided 95% interval of the mean of numbers in [0, 1] (Gaffke 2005; Learned-Miller and Thomas 2019).
 
     The upper end is that quantile of the means of the sample and one more value, 1, with weights uniform on the simplex
@@ -78,26 +78,30 @@ def of_bounded_mean(values: NDArray[np.float64], stream: str) -> tuple[float, fl
     stream: names the random weights.
     """
     n = len(values)
-    means = bootstrap.resampled(n, lambda weights: weights @ values, stream, draw=bootstrap.dirichlet_weights)
+    means = bootstrap.resampled_statistic(n, lambda weights: weights @ values, stream, draw=bootstrap.dirichlet_weights)
     places = (np.arange(len(means)) + 0.5) / len(means)
     beyond = 1 - (1 - places) ** (1 / n)  # the weight of the one more, Beta(1, n): its quantiles, not draws of it
-    (low, _), (_, high) = (bootstrap.interval((1 - beyond) * means + beyond * end) for end in (0, 1))
+    (low, _), (_, high) = (bootstrap.percentile_interval((1 - beyond) * means + beyond * end) for end in (0, 1))
     return min(low, clopper_pearson(n, n)[0]), min(1.0, max(high, clopper_pearson(0, n)[1]))  # rounding may pass 1
 
 
-def estimate(name: str, values: NDArray[np.float64], unit: str, note: str = "") -> Measurement:
+def estimate_mean_by_unit(name: str, values: NDArray[np.float64], unit: str, note: str = "") -> Measurement:
     """The mean, by the interval of its unit: exact of shares (0 or 1), Gaffke's of probabilities, else a bootstrap."""
     if unit == "share":
-        return share(name, values == 1, note)
-    return mean_probability(name, values, note) if unit == "probability" else mean(name, values, unit, note)
+        return share_with_interval(name, values == 1, note)
+    return (
+        mean_probability(name, values, note)
+        if unit == "probability"
+        else mean_with_bootstrap_interval(name, values, unit, note)
+    )
 
 
-def share_of_each(name: str, values: NDArray[np.float64]) -> Measurement:
+def mean_share_per_secret(name: str, values: NDArray[np.float64]) -> Measurement:
     """Of what each secret holds, the share: exact where each holds one thing, as a mean of shares is no count."""
-    return estimate(name, values, "share" if np.isin(values, (0.0, 1.0)).all() else "probability")
+    return estimate_mean_by_unit(name, values, "share" if np.isin(values, (0.0, 1.0)).all() else "probability")
 
 
-def excess_mean(name: str, members: Measurement, nonmembers: Measurement) -> Measurement:
+def mean_excess_over_nonmembers(name: str, members: Measurement, nonmembers: Measurement) -> Measurement:
     """Members minus non-members, the interval by Newcombe's rule from those of the two means."""
     ends = combine_independent([(1.0, members), (-1.0, nonmembers)])
     return Measurement(name, *ends, members.n + nonmembers.n, members.unit)
@@ -115,7 +119,7 @@ def combine_independent(terms: Iterable[tuple[float, Measurement]]) -> tuple[flo
     return value, value - below, value + above
 
 
-def mean(name: str, values: NDArray[np.float64], unit: str, note: str = "") -> Measurement:
+def mean_with_bootstrap_interval(name: str, values: NDArray[np.float64], unit: str, note: str = "") -> Measurement:
     """A mean with its bootstrap interval."""
-    ends = bootstrap.interval(bootstrap.means(values, name))
+    ends = bootstrap.percentile_interval(bootstrap.resampled_means(values, name))
     return Measurement(name, float(values.mean()), *ends, len(values), unit, note)

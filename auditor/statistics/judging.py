@@ -54,12 +54,12 @@ class Outcome:
         )
 
 
-def judge(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> Outcome:
+def judge_guesses(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> Outcome:
     """Compares guesses with the answers: a hit is the suffix verbatim. In the order of the secret ids.
 
     Each is looked at once, and no candidate is kept: all of them together may be larger than memory.
     """
-    rows = sorted((_judged(g, secrets[g.secret]) for g in guesses), key=lambda row: row.id)
+    rows = sorted((_judge_one_secret(g, secrets[g.secret]) for g in guesses), key=lambda row: row.id)
     answers = [secrets[row.id] for row in rows]
     return Outcome(
         ids=tuple(row.id for row in rows),
@@ -71,7 +71,7 @@ def judge(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> Outcome:
         distance=np.array([row.distance for row in rows], dtype=np.int64),
         tolerance=np.array([edits_allowed(len(a.suffix)) for a in answers], dtype=np.int64),
         traits={name: np.array([row.traits[i] for row in rows], dtype=float) for i, name in enumerate(_TRAITS)}
-        | ({people.USER: people.codes(answers)} if any(a.user is not None for a in answers) else {}),
+        | ({people.USER: people.person_codes(answers)} if any(a.user is not None for a in answers) else {}),
     )
 
 
@@ -86,7 +86,7 @@ class _Judged(NamedTuple):
     traits: tuple[float, ...]
 
 
-def _judged(guesses: Guesses, answer: Secret) -> _Judged:
+def _judge_one_secret(guesses: Guesses, answer: Secret) -> _Judged:
     first = guesses.ranked[0]
     return _Judged(
         guesses.secret,

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 FOLDS = 5
 
 
-def widening(folds: int) -> float:
+def cross_fit_deviation_factor(folds: int) -> float:
     """What a cross-fitted AUC's deviation is multiplied by: scores of one fold share a classifier.
 
     Nadeau and Bengio 2003: the variance of a mean over folds is 1/J + n_test/n_train of a fold's, not 1/J.
@@ -50,20 +50,20 @@ def blind_scores(
 
     sizes = np.log1p(np.column_stack([[len(text) for text in texts], lengths]))
     # Weights of words by how rare they are come from all texts: they tell no label.
-    bag = TfidfTransformer(sublinear_tf=True).fit_transform(_bag(texts))
-    return _cross_fitted(hstack([bag, csr_array(_standard(sizes))], format="csr"), member, group)
+    bag = TfidfTransformer(sublinear_tf=True).fit_transform(_bag_of_tokens(texts))
+    return _cross_fitted_log_odds(hstack([bag, csr_array(_standardise_columns(sizes))], format="csr"), member, group)
 
 
 def stacked_scores(scores: Floats, member: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
     """(records,) log-odds of membership by logistic regression on (records, k) finite scores."""
-    return _cross_fitted(_standard(scores), member, group)
+    return _cross_fitted_log_odds(_standardise_columns(scores), member, group)
 
 
-def _cross_fitted(features: Any, member: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
+def _cross_fitted_log_odds(features: Any, member: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedGroupKFold
 
-    folds = folds_of(member, group)
+    folds = cross_fit_fold_count(member, group)
     found = np.full(len(member), np.nan)
     if folds < 2:
         return found
@@ -76,19 +76,19 @@ def _cross_fitted(features: Any, member: NDArray[np.bool_], group: NDArray[np.in
     return found
 
 
-def folds_of(member: NDArray[np.bool_], group: NDArray[np.int64]) -> int:
+def cross_fit_fold_count(member: NDArray[np.bool_], group: NDArray[np.int64]) -> int:
     """Folds that members and non-members can be divided into, near duplicates together: at most 5."""
     return min(FOLDS, *(len(np.unique(group[member == one])) for one in (True, False)))
 
 
-def _bag(texts: Sequence[Tokens]) -> csr_array:
+def _bag_of_tokens(texts: Sequence[Tokens]) -> csr_array:
     """(texts, distinct tokens) counts."""
     at = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
     words, of = np.unique([token for text in texts for token in text], return_inverse=True)
     return csr_array((np.ones(len(at)), (at, of)), shape=(len(texts), len(words)))
 
 
-def _standard(values: Floats) -> Floats:
+def _standardise_columns(values: Floats) -> Floats:
     """Columns of mean 0 and deviation 1; a constant one is 0."""
     away = values - values.mean(0)
     spread = away.std(0)

@@ -42,7 +42,7 @@ def mean_of_lowest(values: Floats, share: float) -> float:
     return float(np.sort(values)[:count].mean())
 
 
-def standardised(log_probs: Floats, mean: Floats, deviation: Floats) -> Floats:
+def standardised_log_probs(log_probs: Floats, mean: Floats, deviation: Floats) -> Floats:
     """(L,): each token's log-probability less its mean under the distribution, in deviations (Min-K%++, Zhang et al.
     2024).
 
@@ -53,7 +53,7 @@ def standardised(log_probs: Floats, mean: Floats, deviation: Floats) -> Floats:
     return np.divide(away, deviation, out=np.where(np.isneginf(away), -np.inf, 0.0), where=deviation > 0)
 
 
-def error_zone(delta: Floats, wrong: NDArray[np.bool_]) -> float:
+def error_zone_score(delta: Floats, wrong: NDArray[np.bool_]) -> float:
     """EZ-MIA: P / (P + N) over the tokens that the target's likeliest one is not (`wrong`), which orders as P / N does.
 
     P and N sum the positive delta and the size of the negative (2601.12104). Where N is 0, P / N has no end and says
@@ -87,13 +87,13 @@ def window_comparison(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> floa
 # --- scores that take reference models -------------------------------------------------------------------------------
 
 
-def confidence(mean_log_prob: Floats) -> Floats:
+def logit_confidence(mean_log_prob: Floats) -> Floats:
     """log(p / (1 - p)) of p = exp(mean log-probability): what LiRA takes to be normal (formulas A9)."""
     nll = np.maximum(-np.asarray(mean_log_prob, dtype=float), _LEAST_LOSS)
     return np.asarray(-nll - np.log(-np.expm1(-nll)), dtype=np.float64)
 
 
-def is_online(saw: NDArray[np.bool_]) -> bool:
+def has_in_and_out_models(saw: NDArray[np.bool_]) -> bool:
     """Whether every record has reference models that saw it and ones that did not. saw: (records, models).
 
     For all records or for none: were it asked record by record, who was ever put into training would tell.
@@ -102,15 +102,15 @@ def is_online(saw: NDArray[np.bool_]) -> bool:
 
 
 def likelihood_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
-    """LiRA (Carlini et al. 2022): (records,) log-likelihood ratio of `confidence`, "saw it" against "did not".
+    """LiRA (Carlini et al. 2022): (records,) log-likelihood ratio of `logit_confidence`, "saw it" against "did not".
 
-    target: (records,); references: (records, models), both `confidence`. Offline, log P[out-model below the target].
-    Below 64 models the two deviations are those of all records together, each about its own mean. NaN where no
+    target: (records,); references: (records, models), both `logit_confidence`. Offline, log P[out-model below the
+    target]. Below 64 models the two deviations are those of all records together, each about its own mean. NaN where no
     deviation can be told: no record has two models of a kind.
     """
     per_record = references.shape[1] >= SHADOWS
     out_mean, out_deviation = _mean_and_deviation(references, ~saw, per_record)
-    if not is_online(saw):
+    if not has_in_and_out_models(saw):
         return np.asarray(norm.logcdf(target, out_mean, out_deviation), dtype=np.float64)
     in_mean, in_deviation = _mean_and_deviation(references, saw, per_record)
     ratio = norm.logpdf(target, in_mean, in_deviation) - norm.logpdf(target, out_mean, out_deviation)
@@ -129,7 +129,7 @@ def _mean_and_deviation(values: Floats, chosen: NDArray[np.bool_], per_record: b
     return mean, np.sqrt(np.where(variance > 0, variance, np.nan))
 
 
-def probability_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
+def rmia_log_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]) -> Floats:
     """RMIA's log p(x | target) - log p(x), (records,); p = exp(mean log-probability), as `mean_log_prob` gives it.
 
     target: (records,), references: (records, models), mean log-probabilities. p(x) is the mean over models that saw x
@@ -138,14 +138,14 @@ def probability_ratio(target: Floats, references: Floats, saw: NDArray[np.bool_]
     """
     p = np.exp(references)
     outside = np.where(saw, 0.0, p).sum(1) / (~saw).sum(1)
-    if is_online(saw):
+    if has_in_and_out_models(saw):
         whole = (outside + np.where(saw, p, 0.0).sum(1) / saw.sum(1)) / 2
     else:
         whole = (1 + OFFLINE) / 2 * outside + (1 - OFFLINE) / 2
     return np.asarray(target - np.log(whole), dtype=np.float64)
 
 
-def population_share(ratio: Floats, population: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
+def rmia_population_share(ratio: Floats, population: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
     """RMIA: (records,) share of the population z whose ratio is below that of x: Pr_z[ratio(x) / ratio(z) > 1].
 
     population: the records known not to be members. What is of x's own group (itself, its near duplicates) is never

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from auditor.core.nouns import Tokens
 from auditor.core.result import Measurement
 from auditor.statistics import species
-from auditor.statistics.intervals import excess_mean, mean_probability, share
-from auditor.statistics.metrics import excess_of, floor_of
+from auditor.statistics.intervals import mean_excess_over_nonmembers, mean_probability, share_with_interval
+from auditor.statistics.metrics import excess_metric_name, nonmember_metric_name
 
 MEMORISED, COMMON = "memorised_per_1000", "common_per_1000"
 GENERATIONS, PRECISION = "memorised_generations", "memorised_in_top_100"
@@ -74,14 +74,14 @@ def count_memorised(seen: NGramMatches, n: int) -> MemorisedTokens:
     return MemorisedTokens(memorised, common, heldout, records, strangers)
 
 
-def longest_of_each(seen: NGramMatches, n: int) -> dict[int, TokenRun]:
+def longest_run_by_text(seen: NGramMatches, n: int) -> dict[int, TokenRun]:
     """The longest run of each text, trained or held out, that some n-gram stands in and no other text has."""
     return _longest_run_by_record(seen, seen.trained | seen.heldout, n)
 
 
 def _longest_run_by_record(seen: NGramMatches, which: NDArray[np.bool_], n: int) -> dict[int, TokenRun]:
     of_one = np.unique(seen.record[which & (seen.record >= 0)]).tolist()
-    return {record: _longest(seen.at[which & (seen.record == record)], n) for record in of_one}
+    return {record: _longest_token_run(seen.at[which & (seen.record == record)], n) for record in of_one}
 
 
 def _most_disjoint_ngrams(at: NDArray[np.int64], n: int) -> int:
@@ -93,7 +93,7 @@ def _most_disjoint_ngrams(at: NDArray[np.int64], n: int) -> int:
     return count
 
 
-def _longest(at: NDArray[np.int64], n: int) -> TokenRun:
+def _longest_token_run(at: NDArray[np.int64], n: int) -> TokenRun:
     parts = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
     longest = max(parts, key=len)
     return TokenRun(int(longest[0]), len(longest) + n - 1)
@@ -118,43 +118,55 @@ def measure_memorised(
     """
     memorised = np.array([one.memorised for one in every], dtype=float)
     most, found = length // n, list[Measurement]()
-    main = _rate(MEMORISED, memorised, most, f"n {n}; not in held-out text")
+    main = _rate_per_thousand(MEMORISED, memorised, most, f"n {n}; not in held-out text")
     found.append(main)
     if corpus.heldout:
         scale = corpus.trained / corpus.heldout
         strange = np.array([one.heldout for one in every], dtype=float)
         # How many a generation that was not seen holds, at most: as many as one that was seen does.
-        floor = _rate(floor_of(MEMORISED), strange, max(memorised.max(initial=0), strange.max(initial=0)) or most)
+        floor = _rate_per_thousand(
+            nonmember_metric_name(MEMORISED), strange, max(memorised.max(initial=0), strange.max(initial=0)) or most
+        )
         note = f"the baseline: n-grams of held-out text, times {scale:.3g}, as the training data have so many more"
         floor = replace(floor, value=scale * floor.value, low=scale * floor.low, high=scale * floor.high, note=note)
-        common = _rate(COMMON, np.array([one.common for one in every], dtype=float), most, "in held-out text too")
-        found += [floor, excess_mean(excess_of(MEMORISED), main, floor), common]
-    found.append(share(GENERATIONS, memorised > 0))
+        common = _rate_per_thousand(
+            COMMON, np.array([one.common for one in every], dtype=float), most, "in held-out text too"
+        )
+        found += [floor, mean_excess_over_nonmembers(excess_metric_name(MEMORISED), main, floor), common]
+    found.append(share_with_interval(GENERATIONS, memorised > 0))
     seen = Counter(record for one in every for record in one.records)
     counts = np.array(sorted(seen.values()), dtype=np.int64)
-    found.append(_count(RECORDS, len(seen), len(every), f"of {corpus.records:,} trained on"))
+    found.append(_exact_count_measurement(RECORDS, len(seen), len(every), f"of {corpus.records:,} trained on"))
     if corpus.strangers:
         others = {record for one in every for record in one.strangers}
-        found.append(_count(floor_of(RECORDS), len(others), len(every), f"of {corpus.strangers:,} held out"))
-    found.append(species.new_in_next(NEW, counts, len(every), PER))
-    if (total := species.richness(RICHNESS, counts, len(every), corpus.records)) is not None:
+        found.append(
+            _exact_count_measurement(
+                nonmember_metric_name(RECORDS), len(others), len(every), f"of {corpus.strangers:,} held out"
+            )
+        )
+    found.append(species.expected_new_species(NEW, counts, len(every), PER))
+    if (total := species.chao_species_richness(RICHNESS, counts, len(every), corpus.records)) is not None:
         found.append(total)
     for ranking, first in firsts.items():
-        found.append(share(f"{PRECISION}_{ranking}", memorised[list(first)] > 0, "near-duplicates left out"))
+        found.append(
+            share_with_interval(f"{PRECISION}_{ranking}", memorised[list(first)] > 0, "near-duplicates left out")
+        )
     return found
 
 
-def _count(name: str, count: int, n: int, note: str) -> Measurement:
+def _exact_count_measurement(name: str, count: int, n: int, note: str) -> Measurement:
     return Measurement(name, float(count), float(count), float(count), n, "count", note)
 
 
-def _rate(name: str, values: NDArray[np.float64], most: float, note: str = "") -> Measurement:
+def _rate_per_thousand(name: str, values: NDArray[np.float64], most: float, note: str = "") -> Measurement:
     """Mean of values per 1,000, where a rare one may be as large as `most`: honest as the mean of probabilities is."""
     mean, scale = mean_probability(name, values / most, note), PER * most
     return replace(mean, value=scale * mean.value, low=scale * mean.low, high=scale * mean.high, unit=UNIT)
 
 
-def surest_distinct(scores: Sequence[float], text: Callable[[int], Tokens], count: int = TOP) -> list[int]:
+def most_confident_distinct_texts(
+    scores: Sequence[float], text: Callable[[int], Tokens], count: int = TOP
+) -> list[int]:
     """Places of the surest texts, equal scores in their order, none of them nearly the same as a surer one.
 
     Carlini et al. 2021, Section 6.1: nearly the same are texts that have half of their trigrams, as often as they

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from auditor.core.result import Measurement
 from auditor.statistics import people, roc
 from auditor.statistics.bootstrap import Draws, Values
-from auditor.statistics.intervals import estimate, excess
+from auditor.statistics.intervals import estimate_mean_by_unit, share_excess_over_nonmembers
 from auditor.statistics.judging import Outcome
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
-from auditor.statistics.ranking import recall_at_errors, solved_before
+from auditor.statistics.ranking import recall_at_errors, resampled_recall_at_errors
 
 SHARES = ("share", "probability")  # units between 0 and 1, written in percent
 SCORE = "score"  # no measurement, but kept beside them of each secret: what its first guess is ranked by
@@ -92,7 +92,7 @@ class Metric:
         said = dict(zip(("n", "p"), numbers, strict=False))
         return replace(self, name=self.name.format(**said), title=self.title.format(**said), number=int(numbers[0]))
 
-    def numbers_in(self, name: str) -> tuple[str, ...] | None:
+    def numbers_in_metric_name(self, name: str) -> tuple[str, ...] | None:
         """The numbers in a name of this family; None for other names."""
         pattern = re.escape(self.name).replace(r"\{n\}", "([0-9]{1,15})").replace(r"\{p\}", "([0-9.e-]{1,15})")
         found = re.fullmatch(pattern, name)
@@ -110,18 +110,18 @@ class Metric:
             return None
         values = self.values(outcome)
         if self.signed:
-            return excess(self.name, values == 1, self.values(others) == 1)
+            return share_excess_over_nonmembers(self.name, values == 1, self.values(others) == 1)
         chosen = values if self.among is None else values[self.among(outcome)]
         if not np.isfinite(chosen).all():
             return None
         if not len(chosen) and (self.unit != "share" or self.trait == people.USER):
             return None
-        return estimate(self.name, chosen.astype(float), self.unit, self.note)
+        return estimate_mean_by_unit(self.name, chosen.astype(float), self.unit, self.note)
 
     def resampled(self, outcome: Outcome, draws: Draws) -> Values:
         """The number at every resample of the members: (resamples,). Only where `of_members`."""
         if self.errors is not None:
-            return solved_before(outcome.hit, outcome.score, draws, self.wrong(len(outcome.ids)))
+            return resampled_recall_at_errors(outcome.hit, outcome.score, draws, self.wrong(len(outcome.ids)))
         assert self.values is not None  # `of_members`
         weights = draws if self.among is None else draws * self.among(outcome)
         total, values = weights.sum(1), self.values(outcome).astype(float)
@@ -135,24 +135,24 @@ OF_TEXT = {"bigrams": "bigrams of released text", "likeness": "likeness to relea
 CONTROLS = {"blind": "blind baseline", "reference_alone": "the reference alone"}  # which have not seen the target
 
 
-def auc_of(score: str) -> str:
+def auc_name(score: str) -> str:
     """What the AUC of a membership score is called; "": of the main one."""
     if score in CONTROLS:
         return f"{score}_auc"
     return f"membership_auc_{score}" if score else "membership_auc"
 
 
-def rate_of(score: str, rate: float) -> str:
+def tpr_name(score: str, rate: float) -> str:
     """What the share of members found at this rate of false positives is called: `tpr_at_1pct_fpr_loss`."""
     return "_".join(filter(None, (f"tpr_at_{100 * rate:g}pct_fpr", score)))
 
 
-def partial_auc_of(score: str) -> str:
+def partial_auc_name(score: str) -> str:
     """What the mean share of members found at low rates of false positives is called."""
     return "_".join(filter(None, (f"partial_auc_{100 * BELOW:g}pct_fpr", score)))
 
 
-def score_of(score: str) -> str:
+def score_column(score: str) -> str:
     """What the column of a membership score is called."""
     return "_".join(filter(None, ("membership_score", score)))
 
@@ -161,12 +161,12 @@ def _membership_metrics() -> Iterator[Metric]:
     for score, title in {"": "", **CONTROLS, **SCORES, **OF_TEXT}.items():
         by = f" ({title})" if title else ""
         short = "AUC" if not score else ""
-        yield Metric(auc_of(score), f"Membership AUC{by}", roc.AUC, short=short, scores=score_of(score))
+        yield Metric(auc_name(score), f"Membership AUC{by}", roc.AUC, short=short, scores=score_column(score))
         for rate in FALSE_POSITIVES:
             found = f"Members found at {100 * rate:g}% false positives{by}"
-            yield Metric(rate_of(score, rate), found, scores=score_of(score), rate=rate)
+            yield Metric(tpr_name(score, rate), found, scores=score_column(score), rate=rate)
         mean = f"Members found, mean up to {100 * BELOW:g}% false positives{by}"
-        yield Metric(partial_auc_of(score), mean, scores=score_of(score), below=BELOW)
+        yield Metric(partial_auc_name(score), mean, scores=score_column(score), below=BELOW)
 
 
 # --- of untargeted extraction -----------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def _per_person_metric(name: str, title: str) -> Metric:
     return Metric(
         *(name, title, "probability"),
         trait=people.USER,
-        values=lambda o: people.share_of_each(o.hit, o.traits[people.USER]),
+        values=lambda o: people.mean_per_person(o.hit, o.traits[people.USER]),
     )
 
 
@@ -318,7 +318,7 @@ METRICS = (
         *("users_extracted", "People of whom some record was extracted"),
         exact=True,
         trait=people.USER,
-        values=lambda o: people.share_of_each(o.hit, o.traits[people.USER]) > 0,
+        values=lambda o: people.mean_per_person(o.hit, o.traits[people.USER]) > 0,
     ),
     Metric("recall_difference", "Difference from undefended, paired", signed=True),
     Metric("greedy", "Greedy decoding, no attack"),
@@ -384,8 +384,8 @@ METRICS = (
 LEAKS = (
     "extraction_probability",
     "exposure",
-    rate_of("", max(FALSE_POSITIVES)),
-    auc_of(""),
+    tpr_name("", max(FALSE_POSITIVES)),
+    auc_name(""),
     "near_verbatim_probability",
     "recall",
 )
@@ -409,7 +409,7 @@ def find_metric(name: str) -> Metric:
     if name in _BY_NAME:
         return _BY_NAME[name]
     for family in FAMILIES:
-        if numbers := family.numbers_in(name):
+        if numbers := family.numbers_in_metric_name(name):
             return family.with_numbers(*numbers)
     if name.endswith(_OTHERS):
         base = find_metric(name.removesuffix(_OTHERS))
@@ -421,30 +421,30 @@ def find_metric(name: str) -> Metric:
     if name.startswith(EXCESS):
         base = find_metric(name.removeprefix(EXCESS))
         return replace(base, name=name, title=f"{base.title}, members − non-members", exact=False, signed=True)
-    return Metric(name, _DECLARED.get(name, as_label(name)), unit="", signed="excess" in name or "difference" in name)
+    return Metric(name, _DECLARED.get(name, to_label(name)), unit="", signed="excess" in name or "difference" in name)
 
 
-def is_own_metric(name: str) -> bool:
+def is_builtin_metric(name: str) -> bool:
     """Whether it is a name of ours, as NAME_nonmembers of one is; else it is a plug-in's or nobody's."""
     return find_metric(name).unit != ""  # which no entry is without
 
 
-def floor_of(name: str) -> str:
+def nonmember_metric_name(name: str) -> str:
     """What the same number of the non-members is called."""
     return f"{name}{_OTHERS}"
 
 
-def upper_of(name: str) -> str:
+def upper_bound_metric_name(name: str) -> str:
     """What the upper end of a bracket is called whose lower end this is; "" for what is no bracket."""
     return name.replace(AT_LEAST, AT_MOST) if AT_LEAST in name else ""
 
 
-def excess_of(name: str) -> str:
+def excess_metric_name(name: str) -> str:
     """What the members' number minus that of the non-members is called."""
     return f"{EXCESS}{name}"
 
 
-def as_label(name: str) -> str:
+def to_label(name: str) -> str:
     """A name as a label: `peak_rate` is `Peak rate`."""
     text = name.replace("_", " ")
     return text[:1].upper() + text[1:]

@@ -29,14 +29,14 @@ def near_pairs(
     texts: Sequence[Tokens], others: Sequence[Tokens], limits: Sequence[int]
 ) -> Iterator[tuple[Indices, Indices]]:
     """Pairs, some at a time: (k,) indices of texts, and of others within `limits` token edits (Levenshtein) of them."""
-    theirs = _alike(list(map(len, others)))
-    for (length, limit), rows in _alike([(len(t), d) for t, d in zip(texts, limits, strict=True)]).items():
+    theirs = _positions_by_key(list(map(len, others)))
+    for (length, limit), rows in _positions_by_key([(len(t), d) for t, d in zip(texts, limits, strict=True)]).items():
         for long, columns in theirs.items():
             if abs(length - long) <= limit:
                 yield from _near_pairs_of_two_lengths(texts, others, rows, columns, limit)
 
 
-def _alike(keys: Sequence[Any]) -> Mapping[Any, Indices]:
+def _positions_by_key(keys: Sequence[Any]) -> Mapping[Any, Indices]:
     """Where each key stands."""
     found: dict[Any, list[int]] = {}
     for i, key in enumerate(keys):
@@ -99,7 +99,7 @@ class _Pieces:
         left = len(texts) * len(self._tokens) // _SHARE
         for begin, size, at in looks:
             known, order = self._hash_sorted_pieces(begin, size)
-            own = _hashes(tokens[:, at : at + size])
+            own = _token_piece_hashes(tokens[:, at : at + size])
             first, end = (np.searchsorted(known, own, side=side) for side in ("left", "right"))
             counts = end - first
             if (left := left - int(counts.sum())) < 0:
@@ -113,13 +113,13 @@ class _Pieces:
 
     def _hash_sorted_pieces(self, begin: int, size: int) -> tuple[Hashes, Indices]:
         if (begin, size) not in self._sorted:
-            hashes = _hashes(self._tokens[:, begin : begin + size])
+            hashes = _token_piece_hashes(self._tokens[:, begin : begin + size])
             order = np.argsort(hashes)
             self._sorted[begin, size] = hashes[order], order
         return self._sorted[begin, size]
 
 
-def _hashes(pieces: NDArray[np.uint64]) -> Hashes:
+def _token_piece_hashes(pieces: NDArray[np.uint64]) -> Hashes:
     """(n, size) tokens -> (n,)."""
     total = np.zeros(len(pieces), dtype=np.uint64)
     for i in range(pieces.shape[1]):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 
 ORDER = 4  # words of an n-gram, at most
 NEAREST = 25  # texts that a record's likeness is the mean of
@@ -71,7 +71,7 @@ class NGrams:
         Algorithm 1, there of the sum)."""
         _, (context, gram) = _context_and_ngram_hashes(texts, 2)
         count, behind = _values_of_hashes(gram, *self.grams[1]), _values_of_hashes(context, *self.contexts[1][:2])
-        return mean_of_each(np.log((count + 1) / (behind + self.kinds)), texts)
+        return mean_per_text(np.log((count + 1) / (behind + self.kinds)), texts)
 
 
 def _context_and_ngram_hashes(texts: Sequence[Tokens], order: int) -> list[tuple[Hashes, Hashes]]:
@@ -82,12 +82,12 @@ def _context_and_ngram_hashes(texts: Sequence[Tokens], order: int) -> list[tuple
     context, found = np.zeros(len(words), np.uint64), list[tuple[Hashes, Hashes]]()
     for k in range(order):
         if k:
-            context = _mixed(context, np.roll(words, k))
-        found.append((context[own], _mixed(context ^ _GRAM, words)[own]))
+            context = _mix_hashes(context, np.roll(words, k))
+        found.append((context[own], _mix_hashes(context ^ _GRAM, words)[own]))
     return found
 
 
-def _mixed(hashes: Hashes, words: Hashes) -> Hashes:
+def _mix_hashes(hashes: Hashes, words: Hashes) -> Hashes:
     mixed = (hashes + words + np.uint64(1)) * _MIX
     return (mixed ^ (mixed >> np.uint64(29))) * _MIX
 
@@ -100,29 +100,31 @@ def _values_of_hashes(hashes: Hashes, known: Hashes, values: Floats) -> Floats:
     return np.where(known[place] == hashes, values[place], 0.0)
 
 
-def mean_of_each(values: Floats, texts: Sequence[Tokens]) -> Floats:
+def mean_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
     """(texts,): means of what stands word by word, one text behind the other; 0 of an empty text."""
     lengths = np.array([len(text) for text in texts])
     owner = np.repeat(np.arange(len(texts)), lengths)
     return np.bincount(owner, values, len(texts)) / np.maximum(lengths, 1)
 
 
-def against_others(model: NGrams, records: Sequence[Tokens], seed: int) -> Floats:
+def score_against_other_records(model: NGrams, records: Sequence[Tokens], seed: int) -> Floats:
     """(records,): mean log p of the model's n-grams minus that of other records' n-grams.
 
     A record's reference is made of four fifths of all, of which it is none, chosen without a look at who is a member:
     under a model that saw nothing the scores of members and others are exchangeable.
     """
-    fold = generator("folds of released text", seed, len(records)).permutation(len(records)) % _FOLDS
-    found = mean_of_each(model.log_probs(records), records)
+    fold = keyed_random_generator("folds of released text", seed, len(records)).permutation(len(records)) % _FOLDS
+    found = mean_per_text(model.log_probs(records), records)
     for i in range(_FOLDS):
         own = [record for record, j in zip(records, fold, strict=True) if j == i]
         others = NGrams.of([record for record, j in zip(records, fold, strict=True) if j != i], model.kinds)
-        found[fold == i] -= mean_of_each(others.log_probs(own), own)
+        found[fold == i] -= mean_per_text(others.log_probs(own), own)
     return found
 
 
-def likeness(records: Sequence[Tokens], texts: Sequence[Tokens], kinds: int, nearest: int = NEAREST) -> Floats:
+def mean_jaccard_similarity(
+    records: Sequence[Tokens], texts: Sequence[Tokens], kinds: int, nearest: int = NEAREST
+) -> Floats:
     """(records,): mean Jaccard likeness, as sets of words, of the nearest texts: the published score (2502.14921)."""
     mine, theirs = _word_presence_matrix(records, kinds), _word_presence_matrix(texts, kinds)
     sizes, count = np.asarray(theirs.sum(1)).ravel(), min(nearest, len(texts))

@@ -64,17 +64,17 @@ def epsilon_one_run(m: int, right: Counts, delta: float, level: float = 0.05, co
     surprises most changes on the way, and the p-value with it need not only rise. So the bound exceeds the truth only
     where the first of those at or above the truth is refuted. Raises AuditError for impossible counts.
     """
-    check(m, right, delta, level, copies)
+    check_one_run_arguments(m, right, delta, level, copies)
     most = max((logit_bound(r, v, level) for r, v in zip(guess_counts(m), right, strict=True)), default=0.0) / copies
     proved = 0.0
-    for epsilon in walked():
+    for epsilon in epsilon_grid():
         if epsilon > most or p_value(m, right, copies * epsilon, group_delta(epsilon, delta, copies), level) >= level:
             break
         proved = epsilon
     return proved
 
 
-def walked() -> Iterator[float]:
+def epsilon_grid() -> Iterator[float]:
     """0 to 2 in hundredths, and from there on by half a per cent."""
     yield from (k / 100 for k in range(200))
     epsilon = 2.0
@@ -92,11 +92,13 @@ def p_value(m: int, right: Counts, epsilon: float, delta: float, enough: float =
     the counts of one row of independent coins, step by step from the surest.
     """
     counts, p = guess_counts(m), 1 / (1 + math.exp(-epsilon))
-    least = min((float(at_least(v, r, np.array([p]))[0]) for r, v in zip(counts, right, strict=True)), default=1.0)
+    least = min(
+        (float(binomial_upper_tail(v, r, np.array([p]))[0]) for r, v in zip(counts, right, strict=True)), default=1.0
+    )
     return _as_unlikely_probability_bound(m, least, epsilon, delta, enough)
 
 
-def refuting(m: int, epsilon: float, delta: float, level: float) -> Counts:
+def refuting_right_counts(m: int, epsilon: float, delta: float, level: float) -> Counts:
     """So many right of the surest guesses refute (epsilon, delta)-DP, for each of `guess_counts` by itself.
 
     r + 1 where not even r of r do.
@@ -139,7 +141,7 @@ def _fewest_right_as_unlikely(r: int, p: float, chance: float) -> int:
     low, high = 0, r + 1
     while low < high:
         middle = (low + high) // 2
-        seen = float(at_least(middle, r, np.array([p]))[0]) if middle <= r else 0.0
+        seen = float(binomial_upper_tail(middle, r, np.array([p]))[0]) if middle <= r else 0.0
         low, high = (low, middle) if seen <= chance * (1 + _ROUNDED) else (middle + 1, high)
     return low
 
@@ -149,7 +151,7 @@ Step = tuple[int, NDArray[np.float64]]
 
 def _right_guess_distributions(counts: Counts, log_odds: tuple[float, float]) -> tuple[Step, ...]:
     """How many are right of those that each count, from the fewest on, adds to the one before."""
-    return tuple(_binomial(r - before, log_odds) for before, r in pairwise((0, *reversed(counts))))
+    return tuple(_truncated_binomial_pmf(r - before, log_odds) for before, r in pairwise((0, *reversed(counts))))
 
 
 def _probability_of_enough_right(needed: Sequence[int], steps: Sequence[Step]) -> float:
@@ -165,7 +167,7 @@ def _probability_of_enough_right(needed: Sequence[int], steps: Sequence[Step]) -
     return reached
 
 
-def _binomial(n: int, log_odds: tuple[float, float]) -> Step:
+def _truncated_binomial_pmf(n: int, log_odds: tuple[float, float]) -> Step:
     """Where its mass begins, and the mass; what lies `_FAR` standard deviations away is left out."""
     right, wrong = log_odds
     mean, spread = n * math.exp(right), math.sqrt(n * math.exp(right + wrong))
@@ -183,7 +185,7 @@ def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies
     All, half, an eighth and a 32nd are guessed, each at its share of the level. Raises AuditError for impossible
     counts, and at delta 0, where no Gaussian mechanism has a finite epsilon.
     """
-    check(m, right, delta, level, copies)
+    check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
         raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
     counts = guess_counts(m)
@@ -211,7 +213,7 @@ def _is_trade_off_falsified(m: int, r: int, v: int, mu: float, level: float) -> 
     return right + wrong > r / m
 
 
-def at_least(v: int, r: int, q: NDArray[np.float64]) -> NDArray[np.float64]:
+def binomial_upper_tail(v: int, r: int, q: NDArray[np.float64]) -> NDArray[np.float64]:
     """P[B >= v] of a binomial of r and q."""
     tail: NDArray[np.float64] = betainc(v, r - v + 1, q) if v else np.ones_like(q)
     return tail
@@ -224,7 +226,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """Epsilon at delta of the Gaussian mechanism of sensitivity / noise = mu (Balle and Wang 2018, Theorem 8)."""
     if mu <= 0 or gaussian_delta(0.0, mu) <= delta:
         return 0.0
-    return last_refuted(lambda epsilon: gaussian_delta(epsilon, mu) > delta, mu * mu / 2 + mu * float(-ndtri(delta)))
+    return largest_refuted_value(
+        lambda epsilon: gaussian_delta(epsilon, mu) > delta, mu * mu / 2 + mu * float(-ndtri(delta))
+    )
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -242,7 +246,7 @@ def group_delta(epsilon: float, delta: float, copies: int) -> float:
 # --- solving ----------------------------------------------------------------------------------------------------------
 
 
-def last_refuted(refuted: Callable[[float], bool], high: float, close: float = _CLOSE) -> float:
+def largest_refuted_value(refuted: Callable[[float], bool], high: float, close: float = _CLOSE) -> float:
     """Where what is refuted from 0 on ends, at `high` at the latest: by bisection, from below. 0: nothing is."""
     low = 0.0
     if not refuted(low):
@@ -257,7 +261,7 @@ def _largest_refuted_mu(refuted: Callable[[float], bool]) -> float:
     high = 1.0
     while high < _MOST_MU and refuted(high):
         high *= 2
-    return last_refuted(refuted, high)
+    return largest_refuted_value(refuted, high)
 
 
 def logit_bound(r: int, v: int, level: float) -> float:
@@ -269,7 +273,7 @@ def logit_bound(r: int, v: int, level: float) -> float:
     return float(np.log(beta.ppf(level, v, r - v + 1)) - np.log(beta.isf(level, r - v + 1, v)))
 
 
-def check(m: int, right: Counts, delta: float, level: float, copies: int) -> None:
+def check_one_run_arguments(m: int, right: Counts, delta: float, level: float, copies: int) -> None:
     """Raises AuditError for counts that no guesses have, and for terms that no bound has."""
     counts = guess_counts(m)
     if len(right) != len(counts) or not all(0 <= v <= r for r, v in zip(counts, right, strict=False)):

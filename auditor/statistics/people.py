@@ -20,7 +20,7 @@ INFERENCE = "user_inference_auc"
 INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 
 
-def codes(secrets: Sequence[Secret]) -> NDArray[np.float64]:
+def person_codes(secrets: Sequence[Secret]) -> NDArray[np.float64]:
     """(secrets,) a code a person.
 
     NaN for a record that was not trained on, of somebody with others that were: that person is no baseline.
@@ -30,7 +30,7 @@ def codes(secrets: Sequence[Secret]) -> NDArray[np.float64]:
     return np.array([at[s.user] if s.user is not None and s.user_trained == s.member else np.nan for s in secrets])
 
 
-def share_of_each(values: NDArray[np.float64] | NDArray[np.bool_], user: NDArray[np.float64]) -> NDArray[np.float64]:
+def mean_per_person(values: NDArray[np.float64] | NDArray[np.bool_], user: NDArray[np.float64]) -> NDArray[np.float64]:
     """(people,) mean over each person's records; empty where there are fewer than `LEAST`."""
     known = ~np.isnan(user)
     people, of = np.unique(user[known], return_inverse=True)
@@ -39,7 +39,9 @@ def share_of_each(values: NDArray[np.float64] | NDArray[np.bool_], user: NDArray
     return np.bincount(of, values[known].astype(float)) / np.bincount(of)
 
 
-def infer(secrets: Sequence[Secret], scores: Mapping[str, NDArray[np.float64]], note: str) -> tuple[Measurement, ...]:
+def measure_user_inference(
+    secrets: Sequence[Secret], scores: Mapping[str, NDArray[np.float64]], note: str
+) -> tuple[Measurement, ...]:
     """Is somebody's data in it, told from records that were not trained on? (Kandpal et al. 2024)
 
     A person's score is the mean over these records, of people with others that were trained on and of people without.
@@ -57,4 +59,4 @@ def infer(secrets: Sequence[Secret], scores: Mapping[str, NDArray[np.float64]], 
     }
     counts = " and ".join(f"{len(own[side]):,} people {what}" for side, what in ((True, "in it"), (False, "not")))
     said = f"{note}, {counts}"
-    return tuple(roc.auc_measured(name, inside, others, said) for name, (inside, others) in means.items())
+    return tuple(roc.auc_estimate(name, inside, others, said) for name, (inside, others) in means.items())

@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
-from auditor.statistics.intervals import share
+from auditor.statistics.intervals import share_with_interval
 from auditor.statistics.judging import Outcome
 
 
-def errors_before(hit: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+def rank_hits_and_errors(
+    hit: NDArray[np.bool_], score: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Hits by falling score (equal scores: wrong ones first: ties never flatter), and wrong ones before each."""
     order = np.lexsort((hit, -score))
     ranked = hit[order]
@@ -22,7 +24,7 @@ def errors_before(hit: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[N
 
 def recall_at_errors(name: str, outcome: Outcome, errors: int) -> Measurement:
     """Share of secrets solved by guesses that rank before the `errors`-th wrong one (Recall@100: errors=100)."""
-    hit, _ = errors_before(outcome.hit, outcome.score)
+    hit, _ = rank_hits_and_errors(outcome.hit, outcome.score)
     return recall_of_guesses(name, np.arange(len(hit)), hit, len(hit), errors)
 
 
@@ -36,7 +38,7 @@ def recall_of_guesses(
     Interval: bootstrap over secrets, each with all its guesses; where it has no width, or fewer errors exist,
     Clopper-Pearson of the same count.
     """
-    solver = first_right(secret, right)  # (solved secrets,) the guess that solves each
+    solver = first_right_guess_positions(secret, right)  # (solved secrets,) the guess that solves each
 
     def solvers(weight: NDArray[np.int64]) -> NDArray[np.int64]:
         """Those that still count when secret i stands weight[i] times in the list."""
@@ -48,21 +50,23 @@ def recall_of_guesses(
     solved[secret[solvers(np.ones(n, dtype=np.int64))]] = True
     if int((~right).sum()) < errors:
         whole = "recall" if len(np.unique(secret)) == len(secret) else "the recall of all guesses"
-        return share(name, solved, f"fewer than {errors} errors: equals {whole}")
-    recalls = bootstrap.resampled(n, lambda draws: [draw[secret[solvers(draw)]].sum() / n for draw in draws], name)
-    low, high = bootstrap.interval(recalls)
+        return share_with_interval(name, solved, f"fewer than {errors} errors: equals {whole}")
+    recalls = bootstrap.resampled_statistic(
+        n, lambda draws: [draw[secret[solvers(draw)]].sum() / n for draw in draws], name
+    )
+    low, high = bootstrap.percentile_interval(recalls)
     if low == high:
-        return share(name, solved)
+        return share_with_interval(name, solved)
     return Measurement(name, float(solved.mean()), low, high, n)
 
 
-def first_right(secret: NDArray[np.int64], right: NDArray[np.bool_]) -> NDArray[np.int64]:
+def first_right_guess_positions(secret: NDArray[np.int64], right: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Positions, in the order of the guesses, of the first right guess of every secret that has one."""
     hits = np.flatnonzero(right)
     return hits[np.sort(np.unique(secret[hits], return_index=True)[1])]
 
 
-def solved_before(
+def resampled_recall_at_errors(
     hit: NDArray[np.bool_], score: NDArray[np.float64], draws: NDArray[Any], errors: int
 ) -> NDArray[np.float64]:
     """Recall at `errors` errors of each resample. hit, score: (n,); draws: (resamples, n), how often each."""

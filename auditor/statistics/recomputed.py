@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
 from auditor.statistics import roc
-from auditor.statistics.intervals import estimate, excess_mean
-from auditor.statistics.metrics import DRAWN, EXCESS, RECALL, SCORE, Columns, Metric, find_metric, floor_of
-from auditor.statistics.ranking import errors_before
+from auditor.statistics.intervals import estimate_mean_by_unit, mean_excess_over_nonmembers
+from auditor.statistics.metrics import DRAWN, EXCESS, RECALL, SCORE, Columns, Metric, find_metric, nonmember_metric_name
+from auditor.statistics.ranking import rank_hits_and_errors
 
 
-def recomputed(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
+def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:
     """The number worked out of what is kept of each secret, and of how many; None where too little is kept."""
     kept = members if metric.members else others
     if metric.scores:
@@ -28,7 +28,7 @@ def recomputed(metric: Metric, members: Columns, others: Columns) -> tuple[float
         return None
     if metric.errors is not None:
         n = len(kept[RECALL])
-        hit, before = errors_before(kept[RECALL] == 1, kept[SCORE])
+        hit, before = rank_hits_and_errors(kept[RECALL] == 1, kept[SCORE])
         return _mean((hit & (before < metric.wrong(n))).astype(float)), n
     if not metric.members and metric.column == DRAWN:  # its baseline is of held-out n-grams, of no text's
         return None
@@ -36,25 +36,27 @@ def recomputed(metric: Metric, members: Columns, others: Columns) -> tuple[float
     return (_mean(values), len(values)) if np.isfinite(values).all() else None
 
 
-def remeasured(metric: Metric, members: Columns, others: Columns) -> Measurement | None:
-    """As `recomputed`, with its interval, of the columns that a probe keeps."""
+def remeasure_with_interval(metric: Metric, members: Columns, others: Columns) -> Measurement | None:
+    """As `recompute_metric`, with its interval, of the columns that a probe keeps."""
     if metric.signed and metric.name.startswith(EXCESS):
         base = metric.name.removeprefix(EXCESS)
-        own, floor = (remeasured(find_metric(name), members, others) for name in (base, floor_of(base)))
-        return None if own is None or floor is None else excess_mean(metric.name, own, floor)
-    if metric.errors is not None or (found := recomputed(metric, members, others)) is None or not found[1]:
+        own, floor = (
+            remeasure_with_interval(find_metric(name), members, others) for name in (base, nonmember_metric_name(base))
+        )
+        return None if own is None or floor is None else mean_excess_over_nonmembers(metric.name, own, floor)
+    if metric.errors is not None or (found := recompute_metric(metric, members, others)) is None or not found[1]:
         return None
     if metric.scores:
         sides = members[metric.scores], others[metric.scores]
         if metric.rate:
-            return roc.rate_measured(metric.name, *sides, metric.rate)
+            return roc.tpr_with_interval(metric.name, *sides, metric.rate)
         if metric.below:
-            return roc.partial_auc_measured(metric.name, *sides, metric.below)
-        return roc.auc_measured(metric.name, *sides)
+            return roc.partial_auc_with_interval(metric.name, *sides, metric.below)
+        return roc.auc_estimate(metric.name, *sides)
     values = (members if metric.members else others)[metric.column]
     if metric.unit == "share" and not np.isin(values, (0, 1)).all():
         return None
-    return estimate(metric.name, values, metric.unit, metric.note)
+    return estimate_mean_by_unit(metric.name, values, metric.unit, metric.note)
 
 
 def _recomputed_separation(metric: Metric, members: Columns, others: Columns) -> tuple[float, int] | None:

@@ -16,7 +16,7 @@ from scipy.stats import binom, norm, rankdata
 
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
-from auditor.statistics.bounds import BinomialCount, measured, paired_shares
+from auditor.statistics.bounds import BinomialCount, measurement_from_evidence, paired_share_difference
 from auditor.statistics.intervals import clopper_pearson
 
 Floats = NDArray[np.float64]
@@ -47,7 +47,7 @@ def auc(own: Floats, others: Floats) -> float:
     return float(placements(own, others)[0].mean())
 
 
-def auc_measured(name: str, own: Floats, others: Floats, note: str = "", widen: float = 1.0) -> Measurement:
+def auc_estimate(name: str, own: Floats, others: Floats, note: str = "", widen: float = 1.0) -> Measurement:
     """AUC with DeLong's interval, which sees what the scores do, and never inside Newcombe's, which has a width at 1.
 
     widen: what the deviation is multiplied by, where scores are less independent than they look.
@@ -123,7 +123,7 @@ class Rate:
         return self.found / self.members
 
 
-def allowed(nonmembers: int, rate: float) -> int:
+def allowed_false_positives(nonmembers: int, rate: float) -> int:
     """How many of these non-members may be above the threshold; -1: none of their scores will do for one.
 
     The k-th highest of n exchangeable scores is exceeded by another one with probability k / (n + 1) at most, so that
@@ -133,35 +133,37 @@ def allowed(nonmembers: int, rate: float) -> int:
     return int((nonmembers + 1) * rate + _ROUNDING) - 1
 
 
-def needed(rate: float) -> int:
+def nonmembers_for_rate(rate: float) -> int:
     """The fewest non-members whose highest score is a threshold of this rate: 99 for 1%."""
     return math.ceil(1 / rate - 1 - _ROUNDING)
 
 
 def tpr_at_fpr(own: Floats, others: Floats, rate: float) -> Rate:
     """The members above the threshold that these non-members set: none where they are too few to set one."""
-    may = allowed(len(others), rate)
+    may = allowed_false_positives(len(others), rate)
     threshold = float(np.sort(others)[::-1][may]) if may >= 0 else math.inf
     found, false = int((own > threshold).sum()), int((others > threshold).sum())
     tied = int((own == threshold).sum()), int((others == threshold).sum())
     return Rate(rate, threshold, found, len(own), false, len(others), tied)
 
 
-def rate_measured(name: str, own: Floats, others: Floats, rate: float) -> Measurement | None:
+def tpr_with_interval(name: str, own: Floats, others: Floats, rate: float) -> Measurement | None:
     """`tpr_at_fpr` with the interval of `FoundRate`; None where there are too few non-members for a threshold."""
-    if len(others) < needed(rate):
+    if len(others) < nonmembers_for_rate(rate):
         return None
-    return measured(name, FoundRate(own, others, rate), note=said(tpr_at_fpr(own, others, rate)))
+    return measurement_from_evidence(
+        name, FoundRate(own, others, rate), note=tpr_counts_sentence(tpr_at_fpr(own, others, rate))
+    )
 
 
-def said(found: Rate) -> str:
+def tpr_counts_sentence(found: Rate) -> str:
     """What stands behind a rate: counts, the threshold, how many non-members pass it, and how many of others may."""
     worst = clopper_pearson(found.false, found.nonmembers)[1]
     at = f"{found.found}/{found.members} above {found.threshold:.4g}"
     realised = f"of non-members {found.false}/{found.nonmembers}, which may be {worst:.1%} of others"
     members, others = found.tied
     few = ""
-    if found.nonmembers < (least := bounding(found.rate, _SIDE)):
+    if found.nonmembers < (least := nonmembers_for_lower_bound(found.rate, _SIDE)):
         few = f"; a lower end above 0 takes {least:,} non-members"
     return f"{at}; {realised}; at the threshold itself, not counted: {members} members, {others} non-members{few}"
 
@@ -173,8 +175,8 @@ class FoundRate:
     Of a score with ties, the lowest threshold that no more than `rate` exceed. Bounds are of members and non-members
     together and hold for any two distributions: how many of n non-members are above the true threshold is binomial, so
     that it lies between two of their scores (Clopper and Pearson 1934), but for most of the level; given these, the
-    members above them are binomial, for the rest. Fewer than `bounding` non-members may all be below it: the lower
-    bound is then 0, whoever is found.
+    members above them are binomial, for the rest. Fewer than `nonmembers_for_lower_bound` non-members may all be
+    below it: the lower bound is then 0, whoever is found.
     """
 
     own: Floats
@@ -190,11 +192,11 @@ class FoundRate:
         return len(self.own)
 
     def low(self, level: float) -> float:
-        above, wrong = _surely_above(self.own, self.others, self.rate, level * _OF_THRESHOLD)
+        above, wrong = _members_surely_above(self.own, self.others, self.rate, level * _OF_THRESHOLD)
         return BinomialCount(int(above.sum()), self.n).low((level - wrong) / (1 - wrong))
 
     def high(self, level: float) -> float:
-        above, wrong = _perhaps_above(self.own, self.others, self.rate, level * _OF_THRESHOLD)
+        above, wrong = _members_possibly_above(self.own, self.others, self.rate, level * _OF_THRESHOLD)
         return BinomialCount(int(above.sum()), self.n).high((level - wrong) / (1 - wrong))
 
 
@@ -230,19 +232,19 @@ class PartialAuc:
         return FoundRate(self.own, self.others, self.below * k / _PARTS)
 
 
-def partial_auc_measured(name: str, own: Floats, others: Floats, below: float) -> Measurement | None:
+def partial_auc_with_interval(name: str, own: Floats, others: Floats, below: float) -> Measurement | None:
     """None where there are too few non-members for a threshold of that rate."""
-    if len(others) < needed(below):
+    if len(others) < nonmembers_for_rate(below):
         return None
-    return measured(name, PartialAuc(own, others, below), note=f"{below / 2:.0%} by chance")
+    return measurement_from_evidence(name, PartialAuc(own, others, below), note=f"{below / 2:.0%} by chance")
 
 
-def bounding(rate: float, level: float) -> int:
+def nonmembers_for_lower_bound(rate: float, level: float) -> int:
     """The fewest non-members that bound a rate from below at this level: 390 for 1% in a two-sided interval of 95%."""
     return math.ceil(math.log(level * _OF_THRESHOLD) / math.log1p(-rate))
 
 
-def _surely_above(own: Floats, others: Floats, rate: float, share: float) -> tuple[NDArray[np.bool_], float]:
+def _members_surely_above(own: Floats, others: Floats, rate: float, share: float) -> tuple[NDArray[np.bool_], float]:
     """(members,) above a threshold that is too low with probability at most `share`; and that probability.
 
     Too low is the k-th highest score where fewer than k of n are at or above the true one.
@@ -253,7 +255,7 @@ def _surely_above(own: Floats, others: Floats, rate: float, share: float) -> tup
     return above, float(binom.cdf(k - 1, n, rate))
 
 
-def _perhaps_above(own: Floats, others: Floats, rate: float, share: float) -> tuple[NDArray[np.bool_], float]:
+def _members_possibly_above(own: Floats, others: Floats, rate: float, share: float) -> tuple[NDArray[np.bool_], float]:
     """Likewise above one that is too high so seldom: the k-th highest score where k or more are above the true one."""
     n = len(others)
     k = int(binom.isf(share, n, rate)) + 1
@@ -289,12 +291,12 @@ class RateDifference:
 
     def _low(self, one: tuple[Floats, Floats], other: tuple[Floats, Floats], level: float) -> float:
         share = level * _OF_THRESHOLD / 2
-        surely, wrong = _surely_above(*one, self.rate, share)
-        perhaps, wrong_too = _perhaps_above(*other, self.rate, share)
-        return paired_shares(surely, perhaps).low(level - wrong - wrong_too)
+        surely, wrong = _members_surely_above(*one, self.rate, share)
+        perhaps, wrong_too = _members_possibly_above(*other, self.rate, share)
+        return paired_share_difference(surely, perhaps).low(level - wrong - wrong_too)
 
 
-def curve(own: Floats, others: Floats) -> list[tuple[float, float]]:
+def roc_curve_points(own: Floats, others: Floats) -> list[tuple[float, float]]:
     """(false-positive rate, the largest true-positive rate at it) of these very records, rising, to (1, 1)."""
     limits = np.unique(others)[::-1]
     false, found = (1 - np.searchsorted(np.sort(side), limits, side="right") / len(side) for side in (others, own))

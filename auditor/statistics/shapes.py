@@ -27,7 +27,13 @@ from numpy.typing import NDArray
 from scipy.special import betainc, ndtr
 
 from auditor.core.errors import AuditError
-from auditor.statistics.one_run import Counts, at_least, check, guess_counts, last_refuted
+from auditor.statistics.one_run import (
+    Counts,
+    binomial_upper_tail,
+    check_one_run_arguments,
+    guess_counts,
+    largest_refuted_value,
+)
 
 Floats = NDArray[np.float64]
 Sampling = tuple[float, int]  # rate q, steps T
@@ -56,7 +62,7 @@ class Law(NamedTuple):
         more, less = self.inside - factor * self.out, self.out - factor * self.inside
         return float(max(np.maximum(more, 0).sum(), np.maximum(less, 0).sum()))
 
-    def surest(self) -> tuple[Floats, Floats]:
+    def surest_guess_probabilities(self) -> tuple[Floats, Floats]:
         """From the surest on: the chance that a canary is as sure as this or surer, and that it is so and rightly."""
         order = np.argsort(-np.abs(self.at), kind="stable")
         said_in = self.at[order] > 0
@@ -65,7 +71,7 @@ class Law(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def law(noise: float, sampling: Sampling) -> Law:
+def subsampled_gaussian_law(noise: float, sampling: Sampling) -> Law:
     """Of so many steps, each x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) or N(0, noise^2): by Fourier transform."""
     q, steps = sampling
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
@@ -83,7 +89,9 @@ def law(noise: float, sampling: Sampling) -> Law:
     at: Floats = (np.arange(_POINTS, dtype=np.float64) - _POINTS // 2) * width
     with np.errstate(divide="ignore", over="ignore"):
         edges = noise**2 * np.log(np.maximum((np.exp(at - width / 2) - (1 - q)) / q, 0)) + 0.5
-    composed = (_composed(np.diff(np.append(mass, 1.0)), steps) for mass in _step_masses_in_and_out(edges, noise, q))
+    composed = (
+        _compose_steps(np.diff(np.append(mass, 1.0)), steps) for mass in _step_masses_in_and_out(edges, noise, q)
+    )
     return Law(at, *composed)
 
 
@@ -93,7 +101,7 @@ def _step_masses_in_and_out(x: Floats, noise: float, q: float) -> tuple[Floats, 
     return (1 - q) * out + q * ndtr((x - 1) / noise), out
 
 
-def _composed(step: Floats, steps: int) -> Floats:
+def _compose_steps(step: Floats, steps: int) -> Floats:
     if steps == 1:
         return step
     spectrum = np.fft.rfft(np.fft.ifftshift(step)) ** steps
@@ -103,7 +111,7 @@ def _composed(step: Floats, steps: int) -> Floats:
 @lru_cache(maxsize=1024)
 def _surest_cells_of_law(noise: float, sampling: Sampling) -> tuple[Floats, Floats]:
     """`Law.surest`, of the cells that hold something."""
-    passed, right = law(noise, sampling).surest()
+    passed, right = subsampled_gaussian_law(noise, sampling).surest_guess_probabilities()
     seen = np.diff(passed, prepend=0.0) > _NOTHING
     return np.minimum(passed[seen], 1.0), right[seen]
 
@@ -119,11 +127,11 @@ def shape_p_value(m: int, r: int, v: int, noise: float, sampling: Sampling) -> f
         return 0.0
     passed, right = _surest_cells_of_law(noise, sampling)
     if r == m:
-        return float(at_least(v, r, np.minimum(right[-1:] / passed[-1:], 1.0))[0])
+        return float(binomial_upper_tail(v, r, np.minimum(right[-1:] / passed[-1:], 1.0))[0])
     mass = np.diff(betainc(r + 1, m - r, passed), prepend=0.0)
     seen = mass > _NOTHING
     chance = np.minimum(right[seen] / np.maximum(passed[seen], 1e-300), 1.0)
-    return min(1.0, float(mass[seen] @ at_least(v, r, chance)))
+    return min(1.0, float(mass[seen] @ binomial_upper_tail(v, r, chance)))
 
 
 @lru_cache(maxsize=2**14)
@@ -134,7 +142,7 @@ def epsilon_shape(
 
     Raises AuditError for impossible counts, at delta 0, and for copies of canaries that are sampled.
     """
-    check(m, right, delta, level, copies)
+    check_one_run_arguments(m, right, delta, level, copies)
     if delta == 0:
         raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
     if copies > 1 and sampling != GAUSSIAN:
@@ -146,16 +154,16 @@ def epsilon_shape(
         return 0.0
     if 1 - shape_p_value(m, counts[checking], right[checking] + 1, most, sampling) < _CONTRADICTED:
         return 0.0
-    return epsilon_of(most * copies, sampling, min(1.0, delta / (_SHARED * level)))
+    return epsilon_of_noise(most * copies, sampling, min(1.0, delta / (_SHARED * level)))
 
 
-def epsilon_of(noise: float, sampling: Sampling, delta: float) -> float:
+def epsilon_of_noise(noise: float, sampling: Sampling, delta: float) -> float:
     """Epsilon at delta of this shape."""
-    own = law(noise, sampling)
-    return last_refuted(lambda epsilon: own.delta(epsilon) > delta, float(own.at[-1]), _FINE)
+    own = subsampled_gaussian_law(noise, sampling)
+    return largest_refuted_value(lambda epsilon: own.delta(epsilon) > delta, float(own.at[-1]), _FINE)
 
 
-def most_noise(enough: Callable[[float], bool]) -> float | None:
+def largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
     """The most noise, of steps of half a per cent, that is not too much; None where even the least is."""
     low, high = -1, math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
     while high - low > 1:

@@ -21,20 +21,20 @@ _Z = float(norm.ppf((1 + CONFIDENCE) / 2))
 Counts = NDArray[np.int64]  # (species seen,): in how many of the draws each was
 
 
-def new_in_next(name: str, seen: Counts, draws: int, per: int) -> Measurement:
+def expected_new_species(name: str, seen: Counts, draws: int, per: int) -> Measurement:
     """Species that the next `per` draws would show and none has yet, were each as good as the very next one.
 
     Good 1953, Eq. 9: those seen once over the draws (Q1/T). Its mean squared error is (Q1 + 2 Q2)/T^2, as each species
     adds that of its own count (after Robbins 1968; Esty 1983 says the same of single ones). Never less wide at the top
     than so many draws without a new species allow.
     """
-    once, twice = _seen(seen, 1), _seen(seen, 2)
+    once, twice = _count_seen_exactly(seen, 1), _count_seen_exactly(seen, 2)
     value, reach = once / draws, _Z * math.sqrt(once + 2 * twice) / draws
     low, high = max(0.0, value - reach), max(value + reach, clopper_pearson(0, draws)[1])
     return Measurement(name, per * value, per * low, per * high, draws, f"per {per:,}")
 
 
-def richness(name: str, seen: Counts, draws: int, most: int) -> Measurement | None:
+def chao_species_richness(name: str, seen: Counts, draws: int, most: int) -> Measurement | None:
     """How many species there are to be seen, at least, of no more than `most`; None where none was seen.
 
     Chao 1987 (incidence): S + A Q1 (Q1 - 1) / (2 (Q2 + 1)), A = (T - 1)/T, in the form without bias. It is a lower
@@ -43,7 +43,7 @@ def richness(name: str, seen: Counts, draws: int, most: int) -> Measurement | No
     """
     if not len(seen):
         return None
-    once, twice, share = _seen(seen, 1), _seen(seen, 2), (draws - 1) / draws
+    once, twice, share = _count_seen_exactly(seen, 1), _count_seen_exactly(seen, 2), (draws - 1) / draws
     unseen = share * once * (once - 1) / (2 * (twice + 1))
     if unseen > 0:
         spread = (
@@ -63,5 +63,5 @@ def richness(name: str, seen: Counts, draws: int, most: int) -> Measurement | No
     )
 
 
-def _seen(seen: Counts, times: int) -> int:
+def _count_seen_exactly(seen: Counts, times: int) -> int:
     return int((seen == times).sum())

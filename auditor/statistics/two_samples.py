@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from auditor.core.errors import AuditError
 from auditor.statistics.intervals import clopper_pearson
-from auditor.statistics.one_run import gaussian_epsilon, group_delta, last_refuted
+from auditor.statistics.one_run import gaussian_epsilon, group_delta, largest_refuted_value
 
 
 def epsilon_clopper_pearson(
@@ -24,7 +24,7 @@ def epsilon_clopper_pearson(
     max log((TPR_lo - delta) / FPR_hi), log((TNR_lo - delta) / FNR_hi), one-sided Clopper-Pearson at level / 2 each:
     both ratios are of the same two events (formulas.md B5). Raises AuditError for trials of one kind only.
     """
-    _check(tp, fn, fp, tn, delta, level)
+    _check_counts_and_levels(tp, fn, fp, tn, delta, level)
     tpr, fpr = clopper_pearson(tp, tp + fn, 1 - level), clopper_pearson(fp, fp + tn, 1 - level)
 
     def refuted(epsilon: float) -> bool:
@@ -33,23 +33,25 @@ def epsilon_clopper_pearson(
         return tpr[0] > most * fpr[1] + slack or 1 - fpr[1] > most * (1 - tpr[0]) + slack
 
     smallest = min(fpr[1], 1 - tpr[0])  # above 0: Clopper-Pearson's bounds are inside (0, 1) or say nothing
-    return last_refuted(refuted, -math.log(smallest) / copies)
+    return largest_refuted_value(refuted, -math.log(smallest) / copies)
 
 
-def gaussian_estimate(tp: int, fn: int, fp: int, tn: int, delta: float, level: float = 0.05, copies: int = 1) -> float:
+def gaussian_epsilon_estimate(
+    tp: int, fn: int, fp: int, tn: int, delta: float, level: float = 0.05, copies: int = 1
+) -> float:
     """An estimate: epsilon at delta of the Gaussian mechanism with mu = Phi^-1(TPR_lo) - Phi^-1(FPR_hi); 0 if below.
 
     A lower bound only if the mechanism is a Gaussian one (Nasr et al. 2023, Section 3); of another it may exceed the
     truth as often as not.
     """
-    _check(tp, fn, fp, tn, delta, level)
+    _check_counts_and_levels(tp, fn, fp, tn, delta, level)
     if delta == 0:
         raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
     tpr, fpr = clopper_pearson(tp, tp + fn, 1 - level), clopper_pearson(fp, fp + tn, 1 - level)
     return gaussian_epsilon(max(0.0, float(ndtri(tpr[0]) - ndtri(fpr[1]))) / copies, delta)
 
 
-def _check(tp: int, fn: int, fp: int, tn: int, delta: float, level: float) -> None:
+def _check_counts_and_levels(tp: int, fn: int, fp: int, tn: int, delta: float, level: float) -> None:
     if min(tp, fn, fp, tn) < 0 or not (tp + fn and fp + tn):
         raise AuditError(f"expected trials with the record and without it, got {tp + fn} and {fp + tn}")
     if not 0 <= delta < 1:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from auditor.core.result import Measurement, Recalled
 from auditor.statistics import bootstrap, compare, intervals
-from auditor.statistics.bounds import measured
+from auditor.statistics.bounds import measurement_from_evidence
 from auditor.statistics.metrics import find_metric
 
 BEFORE, AFTER, RELEARNED = "before", "after", "relearned"
@@ -25,22 +25,24 @@ def recall_by_model(attack: str, name: str, group: str, columns: Mapping[str, Fl
     """columns: (secrets,) by model, the same finite numbers of the same secrets in their order."""
     unit = find_metric(name).unit or "number"
     changes = {
-        change: compare.difference(change, unit, columns[new], columns[old])
+        change: compare.mean_difference_measurement(change, unit, columns[new], columns[old])
         for change, (new, old) in _CHANGES.items()
         if new in columns and old in columns
     }
     if {AFTER, RELEARNED, RETRAINED, RETRAINED_RELEARNED} <= set(columns):
         learnt = columns[RETRAINED_RELEARNED] - columns[RETRAINED]  # by what never saw them
         back = columns[RELEARNED] - columns[AFTER]
-        changes["came_back"] = measured("came_back", compare.paired_means(back, learnt), unit)
+        changes["came_back"] = measurement_from_evidence(
+            "came_back", compare.paired_mean_difference(back, learnt), unit
+        )
     if {BEFORE, AFTER, RELEARNED} <= set(columns):
-        share = _share_back(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
+        share = _relearned_share(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
         changes |= {} if share is None else {"share_back": share}
-    means = {model: intervals.estimate(name, values, unit) for model, values in columns.items()}
+    means = {model: intervals.estimate_mean_by_unit(name, values, unit) for model, values in columns.items()}
     return Recalled(attack, name, group, means, changes)
 
 
-def _share_back(before: Floats, after: Floats, again: Floats) -> Measurement | None:
+def _relearned_share(before: Floats, after: Floats, again: Floats) -> Measurement | None:
     """Of what was taken on the whole, the part that is there again; below 0 where relearning takes more.
 
     None where a bootstrap could not tell how sure that is: of few secrets, where all that came back is alike, and where
@@ -49,8 +51,10 @@ def _share_back(before: Floats, after: Floats, again: Floats) -> Measurement | N
     taken, back = before - after, again - after
     if len(taken) < _FEWEST or taken.sum() <= 0 or not back.any():
         return None
-    drawn = bootstrap.resampled(len(taken), lambda draws: np.stack([draws @ back, draws @ taken], -1), "share back")
+    drawn = bootstrap.resampled_statistic(
+        len(taken), lambda draws: np.stack([draws @ back, draws @ taken], -1), "share back"
+    )
     if (drawn[:, 1] <= 0).any():
         return None
-    low, high = bootstrap.interval(drawn[:, 0] / drawn[:, 1])
+    low, high = bootstrap.percentile_interval(drawn[:, 0] / drawn[:, 1])
     return Measurement("share_back", float(back.sum() / taken.sum()), low, high, len(taken), "share")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
-from auditor.records.contrasts import WeightedMetric, contrast
+from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.replicates import Replicates
 from auditor.reports import words
 from auditor.reports.training_curve import Curve, Panel, training_curve_svg
@@ -29,7 +29,7 @@ def find_checkpoints(folder: Path) -> list[str]:
 
 def training_curve(held: Sequence[Place]) -> str:
     """SVG: each row's main number over the steps, and perplexity; "" where the places are no checkpoints."""
-    at = {step: place for place in held if (step := _step(place)) is not None}
+    at = {step: place for place in held if (step := _checkpoint_step(place)) is not None}
     rows = dict.fromkeys((c.target, c.setting, c.attack) for place in at.values() for c in place.cells if c.measured)
     panels: dict[str, list[Curve]] = {}
     for row in rows:
@@ -37,38 +37,44 @@ def training_curve(held: Sequence[Place]) -> str:
         if points:
             panels.setdefault(points[0][1].name, []).append(Curve(", ".join(row), points))
     for target in dict.fromkeys(target for target, _, _ in rows):
-        if points := list(_usefulness(at, target)):
+        if points := list(_perplexity_by_step(at, target)):
             panels.setdefault(_USEFUL, []).append(Curve(target, points))
     return (
         training_curve_svg([Panel(words.label(name), tuple(lines)) for name, lines in panels.items()]) if panels else ""
     )
 
 
-def last_below(held: Sequence[Place], name: str, most: float) -> str:
+def last_checkpoint_below_bound(held: Sequence[Place], name: str, most: float) -> str:
     """The last checkpoint up to which every row's upper bound of this number is at most `most`: a sentence.
 
     Raises AuditError where the places are no checkpoints, or no row has the number.
     """
-    at = {step: place for place in held if (step := _step(place)) is not None}
-    found = {step: measured for step in sorted(at) if (measured := _row_with_highest_bound(at[step], name)) is not None}
+    at = {step: place for place in held if (step := _checkpoint_step(place)) is not None}
+    found = {
+        step: measured for step in sorted(at) if (measured := _highest_bound_measurement(at[step], name)) is not None
+    }
     if not found:
         raise AuditError(f"expected finished checkpoints with {name}, got none that has it")
     below = list(takewhile(lambda step: found[step].high <= most, found))
     beyond = [step for step in found if step not in below]
-    said = {step: f"checkpoint-{step} ({words.label(name)} {words.with_bounds(found[step])})" for step in found}
+    said = {step: f"checkpoint-{step} ({words.label(name)} {words.value_with_interval(found[step])})" for step in found}
     if not below:
         return f"no checkpoint is below {most:g}: already {said[beyond[0]]} is not shown to be"
     ahead = f"; the next, {said[beyond[0]]}, is not shown to be" if beyond else "; none is beyond it"
     return f"{said[below[-1]]} is the last that is below {most:g} with its whole interval, as all before it are{ahead}"
 
 
-def _row_with_highest_bound(place: Place, name: str) -> Measurement | None:
+def _highest_bound_measurement(place: Place, name: str) -> Measurement | None:
     """The row with the highest upper bound."""
     rows = [cell for cell in place.cells if any(name in measured for measured in cell.measured.values())]
-    return max((contrast(name, [WeightedMetric(1.0, name, cell)]) for cell in rows), key=lambda m: m.high, default=None)
+    return max(
+        (contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)]) for cell in rows),
+        key=lambda m: m.high,
+        default=None,
+    )
 
 
-def _step(place: Place) -> int | None:
+def _checkpoint_step(place: Place) -> int | None:
     match = _NAME.fullmatch(Path(str(place.at.get("model", ""))).name)
     return int(match[1]) if match else None
 
@@ -83,12 +89,12 @@ def _cells_of_row_by_step(at: dict[int, Place], row: tuple[str, str, str]) -> It
 def _main_metric_by_step(at: dict[int, Place], row: tuple[str, str, str]) -> Iterator[tuple[int, Measurement]]:
     for step, cell in _cells_of_row_by_step(at, row):
         name = next(iter(next(iter(cell.measured.values()))))
-        yield step, contrast(name, [WeightedMetric(1.0, name, cell)])
+        yield step, contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)])
 
 
-def _usefulness(at: dict[int, Place], target: str) -> Iterator[tuple[int, Measurement]]:
+def _perplexity_by_step(at: dict[int, Place], target: str) -> Iterator[tuple[int, Measurement]]:
     for step, place in sorted(at.items()):
         cells = (cell for cell in place.cells if cell.target == target)
         known = (cell for cell in cells if any(_USEFUL in measured for measured in cell.measured.values()))
         if (cell := next(known, None)) is not None:
-            yield step, contrast(_USEFUL, [WeightedMetric(1.0, _USEFUL, cell)])
+            yield step, contrast_over_seeds(_USEFUL, [WeightedMetric(1.0, _USEFUL, cell)])

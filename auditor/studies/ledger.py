@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.result import Measurement
-from auditor.records.contrasts import WeightedMetric, contrast
+from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.replicates import Replicates
 from auditor.statistics.metrics import find_metric
 from auditor.studies.places import Place
@@ -49,7 +49,7 @@ class Expectation:
     text: str
 
 
-def verdict(m: Measurement, expect: Expectation) -> str:
+def judge_claim(m: Measurement, expect: Expectation) -> str:
     """The rule (see RULE). Touching a bound decides nothing; neither does an interval with a NaN."""
     if math.isnan(m.low) or math.isnan(m.high):
         return UNDECIDED
@@ -109,9 +109,9 @@ class NotRun(Exception):
 # --- reading claims -------------------------------------------------------------------------------------------------
 
 
-def statements(raw: Sequence[Mapping[str, Any]], scale: str, where: str) -> list[Statement]:
+def parse_claim_statements(raw: Sequence[Mapping[str, Any]], scale: str, where: str) -> list[Statement]:
     """The claims of a plan file at this scale. Raises AuditError for a field nobody knows or one that is missing."""
-    made = [_statement(claim, where) for claim in raw if scale in _scales(claim, scale)]
+    made = [_parse_claim_statement(claim, where) for claim in raw if scale in _scales_of_claim(claim, scale)]
     ids = [statement.id for statement in made]
     for id in ids:
         if ids.count(id) > 1:
@@ -119,18 +119,18 @@ def statements(raw: Sequence[Mapping[str, Any]], scale: str, where: str) -> list
     return made
 
 
-def _scales(raw: Mapping[str, Any], scale: str) -> Sequence[str]:
+def _scales_of_claim(raw: Mapping[str, Any], scale: str) -> Sequence[str]:
     """Those that a claim is about: one, several, or by default all."""
     named = raw.get("scale", scale)
     return [named] if isinstance(named, str) else named
 
 
-def _statement(raw: Mapping[str, Any], where: str) -> Statement:
+def _parse_claim_statement(raw: Mapping[str, Any], where: str) -> Statement:
     known = ("id", "text", "paper", "metric", "of", "minus", "expect", "scale", "note")
     where = f"{where}: claim {raw.get('id', '?')!r}"
     for name in raw:
         if name not in known:
-            raise unknown(f"field of {where}:", name, known)
+            raise unknown_name_error(f"field of {where}:", name, known)
     for name in ("id", "text", "paper", "of", "expect"):
         if name not in raw:
             raise AuditError(f"{where}: missing field {name!r}")
@@ -138,14 +138,14 @@ def _statement(raw: Mapping[str, Any], where: str) -> Statement:
         id=raw["id"],
         text=raw["text"],
         paper=raw["paper"],
-        of=_terms(raw["of"], raw.get("metric"), where),
-        minus=_terms(raw.get("minus", []), raw.get("metric"), where),
-        expect=expectation(raw["expect"], where),
+        of=_parse_claim_terms(raw["of"], raw.get("metric"), where),
+        minus=_parse_claim_terms(raw.get("minus", []), raw.get("metric"), where),
+        expect=parse_expectation(raw["expect"], where),
         note=raw.get("note", ""),
     )
 
 
-def _terms(raw: Any, metric: str | None, where: str) -> tuple[Term, ...]:
+def _parse_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[Term, ...]:
     made = []
     for term in raw if isinstance(raw, list) else [raw]:
         if not isinstance(term, Mapping):
@@ -159,7 +159,7 @@ def _terms(raw: Any, metric: str | None, where: str) -> tuple[Term, ...]:
     return tuple(made)
 
 
-def expectation(raw: Any, where: str) -> Expectation:
+def parse_expectation(raw: Any, where: str) -> Expectation:
     """`"> 0"`, `"< 0.02"` or `[0.6, 0.7]`."""
     match = re.fullmatch(r"([<>])\s*([-+]?[\d.]+)", raw) if isinstance(raw, str) else None
     if match:
@@ -177,34 +177,34 @@ def expectation(raw: Any, where: str) -> Expectation:
 def check_statement(statement: Statement, places: Sequence[Place]) -> None:
     """Raises AuditError where a claim speaks of a place, an attack or a metric that the plan does not have."""
     for _, term in statement.terms():
-        for place in _places(term, places, statement.id):
-            _attack(term, place, statement.id)
+        for place in _places_of_term(term, places, statement.id):
+            _attack_of_term(term, place, statement.id)
 
 
 def ledger_row(plan: str, statement: Statement, places: Sequence[Place]) -> LedgerRow:
     """The claim's row, from the places of its plan."""
     base = LedgerRow(plan, statement.id, statement.text, statement.paper, "", statement.expect.text, NOT_RUN)
     try:
-        chosen = [(sign, term, _places(term, places, statement.id)) for sign, term in statement.terms()]
+        chosen = [(sign, term, _places_of_term(term, places, statement.id)) for sign, term in statement.terms()]
         parts = [
-            WeightedMetric(sign / len(found), term.metric, _cell(term, place, statement.id))
+            WeightedMetric(sign / len(found), term.metric, _replicates_of_term(term, place, statement.id))
             for sign, term, found in chosen
             for place in found
         ]
-        ours = contrast(statement.id, parts)
+        ours = contrast_over_seeds(statement.id, parts)
     except (NotRun, AuditError) as why:
-        return _with(base, note=str(why))
+        return _replace_row_fields(base, note=str(why))
     about = sorted({place.about for _, _, found in chosen for place in found if place.about})
-    return _with(
+    return _replace_row_fields(
         base,
         setting=describe_setting(about, parts, ours),
-        verdict=verdict(ours, statement.expect),
+        verdict=judge_claim(ours, statement.expect),
         ours=ours,
         note="; ".join(filter(None, [statement.note, ours.note])),
     )
 
 
-def _with(base: LedgerRow, **more: Any) -> LedgerRow:
+def _replace_row_fields(base: LedgerRow, **more: Any) -> LedgerRow:
     return LedgerRow(**{**vars(base), **more})
 
 
@@ -214,26 +214,26 @@ def describe_setting(about: Sequence[str], parts: Sequence[WeightedMetric], ours
     seeds = sorted(set.intersection(*({*part.cell.outcomes, *part.cell.measured} for part in parts)))
     words = [*about, f"n {ours.n}"]
     words += [f"K {', '.join(map(str, sizes))}"] if sizes else []
-    words += [f"seeds {seed_ranges(seeds)}"] if seeds else []
+    words += [f"seeds {format_seed_ranges(seeds)}"] if seeds else []
     return "; ".join(words)
 
 
-def seed_ranges(seeds: Sequence[int]) -> str:
+def format_seed_ranges(seeds: Sequence[int]) -> str:
     """`0-4`, `0, 2`."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
         return f"{seeds[0]}-{seeds[-1]}"
     return ", ".join(map(str, seeds))
 
 
-def _places(term: Term, places: Sequence[Place], id: str) -> list[Place]:
+def _places_of_term(term: Term, places: Sequence[Place], id: str) -> list[Place]:
     if term.variant is not None and term.variant not in {place.variant for place in places}:
-        raise unknown(f"variant in claim {id!r}:", term.variant, {place.variant for place in places})
+        raise unknown_name_error(f"variant in claim {id!r}:", term.variant, {place.variant for place in places})
     found = [place for place in places if term.variant in (None, place.variant)]
     swept = list(dict.fromkeys(key for place in places for key in place.at))
     for key, value in term.at.items():
         key = swept[0] if key == "at" and len(swept) == 1 else key
         if key not in swept:
-            raise unknown(f"swept key in claim {id!r}:", key, swept)
+            raise unknown_name_error(f"swept key in claim {id!r}:", key, swept)
         values = list(dict.fromkeys(place.at[key] for place in places if key in place.at))
         wanted = {"first": values[0], "middle": values[len(values) // 2], "last": values[-1]}.get(value, value)
         found = [place for place in found if place.at.get(key) == wanted]
@@ -242,17 +242,17 @@ def _places(term: Term, places: Sequence[Place], id: str) -> list[Place]:
     return found
 
 
-def _attack(term: Term, place: Place, id: str) -> str:
+def _attack_of_term(term: Term, place: Place, id: str) -> str:
     named = term.cell.get("attack")
     if named is None and len(place.attacks) > 1:
         raise AuditError(f"claim {id!r}: {place.variant!r} runs {', '.join(place.attacks)}; name one of them")
     if named is not None and named not in place.attacks:
-        raise unknown(f"attack in claim {id!r}:", named, place.attacks)
+        raise unknown_name_error(f"attack in claim {id!r}:", named, place.attacks)
     return named or place.attacks[0]
 
 
-def _cell(term: Term, place: Place, id: str) -> Replicates:
-    wanted = {**term.cell, "attack": _attack(term, place, id)}
+def _replicates_of_term(term: Term, place: Place, id: str) -> Replicates:
+    wanted = {**term.cell, "attack": _attack_of_term(term, place, id)}
     found = [cell for cell in place.cells if all(getattr(cell, key) == value for key, value in wanted.items())]
     if not found:
         raise NotRun(place.failure or f"{place.variant or 'the plan'} has no row {wanted}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.plan import IN_FILE
 from auditor.runs.grid import GRID, merge_plans
 from auditor.runs.plan import read_toml
@@ -38,7 +38,7 @@ class Paper:
     def scales(self) -> tuple[str, ...]:
         return tuple(self.shared.get("scale", {}))
 
-    def plans_at(self, scale: str) -> list[str]:
+    def plans_at_scale(self, scale: str) -> list[str]:
         """The plans that can be run at this scale, in the paper's order. Raises AuditError for a name nobody has."""
         self._check_scale(scale)
         return list(self.shared["scale"][scale].get(_PLANS, self.plans))
@@ -46,9 +46,9 @@ class Paper:
     def at(self, plan: str, scale: str) -> dict[str, Any]:
         """The raw grid of one plan at one scale, claims and titles aside. Raises AuditError for names nobody has."""
         if plan not in self.plans:
-            raise unknown(f"plan of {self.name}:", plan, self.plans)
-        if plan not in self.plans_at(scale):
-            raise AuditError(f"{self.name}/{plan} is not run at scale {scale}: {', '.join(self.plans_at(scale))}")
+            raise unknown_name_error(f"plan of {self.name}:", plan, self.plans)
+        if plan not in self.plans_at_scale(scale):
+            raise AuditError(f"{self.name}/{plan} is not run at scale {scale}: {', '.join(self.plans_at_scale(scale))}")
         raw: dict[str, Any] = {}
         for part in (self.shared, self.plans[plan]):
             own = {name: value for name, value in part.items() if name in _PARTS}
@@ -58,10 +58,10 @@ class Paper:
 
     def _check_scale(self, scale: str) -> None:
         if scale not in self.scales:
-            raise unknown(f"scale of {self.name}:", scale, self.scales)
+            raise unknown_name_error(f"scale of {self.name}:", scale, self.scales)
 
 
-def papers() -> dict[str, Path]:
+def bundled_papers() -> dict[str, Path]:
     """The papers that come with this program, by name."""
     folder = Path(str(importlib.resources.files("auditor.benchmarks"))) / "plans"
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{_PAPER}"))}
@@ -69,9 +69,9 @@ def papers() -> dict[str, Path]:
 
 def load_paper(name: str) -> Paper:
     """A paper by name, or from a folder of one's own. Raises AuditError with the nearest name for an unknown one."""
-    folder = Path(name) if (Path(name) / _PAPER).is_file() else papers().get(name)
+    folder = Path(name) if (Path(name) / _PAPER).is_file() else bundled_papers().get(name)
     if folder is None:
-        raise unknown("paper", name, papers())
+        raise unknown_name_error("paper", name, bundled_papers())
     shared = _read_paper_toml(folder / _PAPER, ("title", _PLANS, "scale"))
     files = {path.stem: path for path in folder.glob("*.toml") if path.name != _PAPER}
     listed = shared.get(_PLANS, sorted(files))
@@ -80,7 +80,7 @@ def load_paper(name: str) -> Paper:
     for scale in shared.get("scale", {}).values():
         for plan in scale.get(_PLANS, ()):
             if plan not in files:
-                raise unknown(f"plan in {folder / _PAPER}:", plan, files)
+                raise unknown_name_error(f"plan in {folder / _PAPER}:", plan, files)
     plans = {
         plan: _read_paper_toml(files[plan], ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)) for plan in listed
     }
@@ -97,4 +97,4 @@ def _read_paper_toml(path: Path, extra: tuple[str, ...]) -> dict[str, Any]:
 def _check_scale(path: Path, name: str, scale: Mapping[str, Any]) -> None:
     for key in scale:
         if key not in (*_PARTS, _PLANS):
-            raise unknown(f"field in {path}, scale.{name}:", key, (*_PARTS, _PLANS))
+            raise unknown_name_error(f"field in {path}, scale.{name}:", key, (*_PARTS, _PLANS))

@@ -48,7 +48,11 @@ def utility_places(result: Utility) -> list[Place]:
     for row in result.rows:
         if row.options:
             cell = Replicates(
-                row.target, "", NAME, measured={seed: _measured(row, result.vocab_size)}, options=row.options
+                row.target,
+                "",
+                NAME,
+                measured={seed: _utility_measurements(row, result.vocab_size)},
+                options=row.options,
             )
             made.append(Place("", {key: row.at.get(key) for key in keys}, (NAME,), (cell,), about=what))
     return made
@@ -57,7 +61,7 @@ def utility_places(result: Utility) -> list[Place]:
 METRICS: Mapping[str, Callable[[UtilityRow, int], Measurement | None]] = {
     "perplexity": lambda row, vocab_size: row.perplexity,
     "perplexity_ratio": lambda row, vocab_size: row.ratio,
-    "perplexity_over_vocabulary": lambda row, vocab_size: _over_vocabulary_size(row.perplexity, vocab_size),
+    "perplexity_over_vocabulary": lambda row, vocab_size: _divide_by_vocabulary_size(row.perplexity, vocab_size),
     "covered": lambda row, vocab_size: row.covered,
     "slowdown": lambda row, vocab_size: row.slowdown,
     "epsilon_per_token": lambda row, vocab_size: _epsilon_measurement(row.epsilon_per_token, row),
@@ -66,7 +70,7 @@ METRICS: Mapping[str, Callable[[UtilityRow, int], Measurement | None]] = {
 }
 
 
-def _over_vocabulary_size(m: Measurement, size: int) -> Measurement:
+def _divide_by_vocabulary_size(m: Measurement, size: int) -> Measurement:
     return Measurement(f"{m.name}_over_vocabulary", m.value / size, m.low / size, m.high / size, m.n, "times")
 
 
@@ -75,5 +79,5 @@ def _epsilon_measurement(value: float | None, row: UtilityRow) -> Measurement | 
     return None if value is None else Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
 
 
-def _measured(row: UtilityRow, vocab_size: int) -> Mapping[str, Measurement]:
+def _utility_measurements(row: UtilityRow, vocab_size: int) -> Mapping[str, Measurement]:
     return {name: m for name, metric in METRICS.items() if (m := metric(row, vocab_size)) is not None}

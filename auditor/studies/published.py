@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.attacks.claim_check import ClaimCheck, relations
+from auditor.attacks.claim_check import ClaimCheck, claimed_relations
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import Secret
-from auditor.defenses.adapmixed import same_radius
+from auditor.defenses.adapmixed import constant_radius_projection
 from auditor.defenses.invisible_ink import InvisibleInk, InvisibleInkModel
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import PMixedModel
@@ -31,10 +31,10 @@ from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.models.base import Check, LanguageModel, Neighbours, Rows
 from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Prompt, Scenario
-from auditor.plugins.probe import observe
+from auditor.plugins.probe import run_probe
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
-from auditor.privacy.gaussian import scale_divergence, scale_epsilon
+from auditor.privacy.gaussian import noise_scale_divergence, noise_scale_epsilon
 from auditor.reports import tables
 from auditor.statistics.composition import exact_epsilon
 from auditor.statistics.one_run import gaussian_epsilon
@@ -103,7 +103,9 @@ class GivenDistributions:
     @property
     def words(self) -> str:
         return ", ".join(
-            f"{_SIGNS.get(name, name)} {_number(value)}" for name, value in self.setting.items() if name != "tokens"
+            f"{_SIGNS.get(name, name)} {_format_claim_number(value)}"
+            for name, value in self.setting.items()
+            if name != "tokens"
         )
 
 
@@ -124,10 +126,10 @@ class Published:
     def of(cls, title: str, raw: Mapping[str, Any]) -> Published:
         for name in raw:
             if name not in _FIELDS:
-                raise unknown(f"field of [published] in {title!r}:", name, _FIELDS)
+                raise unknown_name_error(f"field of [published] in {title!r}:", name, _FIELDS)
         mechanism = str(raw.get("mechanism"))
         if mechanism not in MECHANISMS:
-            raise unknown(f"mechanism in {title!r}:", mechanism, MECHANISMS)
+            raise unknown_name_error(f"mechanism in {title!r}:", mechanism, MECHANISMS)
         queries = tuple(
             GivenDistributions.of(one, setting)
             for one in raw.get("query", ())
@@ -179,14 +181,14 @@ def _next_token_log_probs(model: LanguageModel, contexts: Tensor, last: int, at:
     return distribution
 
 
-def check_promise(
+def run_claim_check(
     model: LanguageModel, query: GivenDistributions, only: Sequence[str] = (), ours: bool = False
 ) -> list[PromiseCheck]:
     """What claim-check finds, by relation. only: these, of all that it looks at. Raises AuditError for other faults."""
     probe, secrets = ClaimCheck(draws=256), [Secret("query", (0,), (0,), alias=_ALIAS)]
-    seen = observe(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
+    seen = run_probe(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
     found, said = [], probe.violations(secrets, seen)
-    for relation in only or relations(seen):
+    for relation in only or claimed_relations(seen):
         realised, claimed, order = (seen[0].values[f"{name}_{relation}"] for name in ("realised", "claimed", "order"))
         words = relation.replace("_", " ")
         where = next((line for line in said if line.startswith(f"{words},")), "")
@@ -205,24 +207,29 @@ def _exact_epsilon_of_draws(
     return exact_epsilon(one, two, tokens, delta)
 
 
-def _scenario(public: LanguageModel, held: Any, queries: int) -> Scenario:
+def _defense_scenario(public: LanguageModel, held: Any, queries: int) -> Scenario:
     return Scenario(public, public, held, queries, 1)
 
 
 # --- the mechanisms ---------------------------------------------------------------------------------------------------
 
 
-def dp_fusion(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
+def check_dp_fusion_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     """Its distribution is that of an ensemble mixed within one radius; here of a single group (formulas C5)."""
     alpha, beta, delta = int(query.setting["alpha"]), float(query.setting["beta"]), float(options.get("delta", 1e-5))
     radius = alpha * beta
     served, other = (
-        PMixedModel(fixed_ensemble(query.public, distribution), 1.0, partial(same_radius, alpha, radius), "DP-Fusion")
+        PMixedModel(
+            fixed_ensemble(query.public, distribution),
+            1.0,
+            partial(constant_radius_projection, alpha, radius),
+            "DP-Fusion",
+        )
         for distribution in (query.private, query.other)
     )
     others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedDistribution(query.public)}
-    yield from check_promise(NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
-    (more,) = check_promise(NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query)
+    yield from run_claim_check(NeighbouringModels(served, others, dict.fromkeys(others, (alpha, 4 * beta))), query)
+    (more,) = run_claim_check(NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query)
     yield replace(more, setting=f"{query.words}, charged 4 D", beside=True)
     for tokens in query.setting.get("tokens", ()):
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
@@ -231,10 +238,10 @@ def dp_fusion(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator
     # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; with none in their place, the radius itself.
     lower = alpha**2 / (2 * alpha - 1)
     bounds = {"replace": (lower, radius * (2 * alpha - 1) / (alpha - 1)), "zero_out": (float(alpha), radius)}
-    yield from check_promise(NeighbouringModels(served, others, bounds), query, ours=True)
+    yield from run_claim_check(NeighbouringModels(served, others, bounds), query, ours=True)
 
 
-def pmixed(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
+def check_pmixed_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     members, share = int(query.setting["members"]), float(query.setting["q"])
     held = fixed_ensemble(query.public, query.private, *[query.other] * (members - 1))
     plain = {"epsilon", "delta", "alpha", "queries"}
@@ -245,15 +252,15 @@ def pmixed(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[Pr
         (PMixed(**common, q=share, adjacency="zero_out"), ("zero_out",), True),
     ]
     for defense, only, ours in defenses:
-        model = defense.protect(_scenario(held.public, held, defense.queries))
-        yield from check_promise(model, query, only, ours)
+        model = defense.protect(_defense_scenario(held.public, held, defense.queries))
+        yield from run_claim_check(model, query, only, ours)
         for relation in only:
             exact = _exact_epsilon_of_draws(query, model, model.neighbour(relation, 0), defense.queries, defense.delta)
             words = relation.replace("_", " ")
             yield PromiseCheck(query.name, query.words, words, exact, defense.epsilon, count=defense.queries, ours=ours)
 
 
-def adp(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
+def check_adp_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     """One step, with a record of privacy probability 1 in the batch and without it (formulas B4 (i))."""
     scale, batch = float(query.setting["scale"]), int(query.setting["batch"])
     sigma, delta, order = float(options["sigma"]), float(options["delta"]), 2
@@ -263,22 +270,22 @@ def adp(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[Promi
     for other, ours in ((without, False), (scale, True)):
         one, two = scale * sigma, other * sigma
         pairs = ((one, two), (two, one))
-        realised = max(scale_divergence(order, query.parameters, *pair) for pair in pairs)
+        realised = max(noise_scale_divergence(order, query.parameters, *pair) for pair in pairs)
         what = "record in or out" + ", γ public" * ours
         yield PromiseCheck(query.name, query.words, what, realised, charged, order, unit="step", ours=ours)
         if not ours:
-            exact = scale_epsilon(query.parameters, one, two, delta)
+            exact = noise_scale_epsilon(query.parameters, one, two, delta)
             yield PromiseCheck(query.name, query.words, what, exact, charged_epsilon, unit="step")
 
 
-def uniform_mixing(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
+def check_uniform_mixing_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     defense, public = UniformMixing(weight=float(query.setting["weight"])), FixedDistribution(query.public)
     one, other = (
         defense.protect(Scenario(FixedDistribution(distribution), public, None, 1, 1))
         for distribution in (query.private, query.other)
     )
     epsilon = uniform_mixing_epsilon(defense.weight, public.vocab_size)
-    yield from check_promise(
+    yield from run_claim_check(
         NeighbouringModels(one, {"any_two_models": other}, {"any_two_models": (math.inf, epsilon)}), query
     )
     for tokens in query.setting.get("tokens", ()):
@@ -287,7 +294,7 @@ def uniform_mixing(query: GivenDistributions, options: Mapping[str, Any]) -> Ite
         yield PromiseCheck(query.name, query.words, "any two models", exact, claimed, count=tokens)
 
 
-def invisible_ink(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
+def check_invisible_ink_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
     batch, epsilon = int(query.setting["batch"]), float(query.setting["epsilon"])
     defense = InvisibleInk(epsilon=epsilon, batch=batch, **options)
     public = FixedDistribution(query.public)
@@ -296,17 +303,17 @@ def invisible_ink(query: GivenDistributions, options: Mapping[str, Any]) -> Iter
     assert isinstance(told, InvisibleInkModel)
     held = fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
     model = InvisibleInkModel(held, told.ink, told.name, told.promise)
-    yield from check_promise(model, query, ("zero_out", "range_zero_out"))
+    yield from run_claim_check(model, query, ("zero_out", "range_zero_out"))
     exact = _exact_epsilon_of_draws(query, model, model.neighbour("zero_out", 0), defense.queries, defense.delta)
     yield PromiseCheck(query.name, query.words, "zero out", exact, epsilon, count=defense.queries)
 
 
 MECHANISMS: Mapping[str, Callable[[GivenDistributions, Mapping[str, Any]], Iterator[PromiseCheck]]] = {
-    "dp-fusion": dp_fusion,
-    "pmixed": pmixed,
-    "adp": adp,
-    "uniform-mixing": uniform_mixing,
-    "invisible-ink": invisible_ink,
+    "dp-fusion": check_dp_fusion_claim,
+    "pmixed": check_pmixed_claim,
+    "adp": check_adp_claim,
+    "uniform-mixing": check_uniform_mixing_claim,
+    "invisible-ink": check_invisible_ink_claim,
 }
 
 
@@ -328,7 +335,7 @@ here may be kept in most answers, and a promise is about all of them.
 def claims_table(claim: Published, found: Sequence[PromiseCheck]) -> tables.Grid:
     """All that was found, as rows."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
-    return tables.Grid(claim.title, head, tuple(map(_cells, found)))
+    return tables.Grid(claim.title, head, tuple(map(_promise_check_cells, found)))
 
 
 def claim_section(claim: Published, found: Sequence[PromiseCheck]) -> str:
@@ -349,7 +356,7 @@ def claim_section(claim: Published, found: Sequence[PromiseCheck]) -> str:
     if ours:
         lines += [f"*The control*, our accounting of the same: {_promise_outcome_sentence(ours)}", ""]
         lines += [*tables.markdown_lines(claims_table(claim, ours)), ""]
-    lines += [f"*The queries:* {' '.join(_query_sentence(query) for query in _distinct(claim.queries))}", ""]
+    lines += [f"*The queries:* {' '.join(_query_sentence(query) for query in _distinct_queries(claim.queries))}", ""]
     lines += [f"*Sources:* {' '.join(words['source'])}", ""]
     return "\n".join(lines)
 
@@ -363,7 +370,8 @@ def _promise_outcome_sentence(found: Sequence[PromiseCheck]) -> str:
     broken = sum(one.verdict != "holds" for one in found)
     at = f"{worst.query}, {worst.setting}, {worst.neighbour}"
     numbers = (
-        f"{_number(worst.realised)} nats realised, {_number(worst.claimed)} claimed, {_compared_quantity_label(worst)}"
+        f"{_format_claim_number(worst.realised)} nats realised, "
+        f"{_format_claim_number(worst.claimed)} claimed, {_compared_quantity_label(worst)}"
     )
     if not broken:
         return f"**Holds** in all {len(found)} comparisons; nearest to it: {at}: {numbers}."
@@ -371,14 +379,14 @@ def _promise_outcome_sentence(found: Sequence[PromiseCheck]) -> str:
     return f"**Does not hold** in {broken} of {len(found)} comparisons; worst: {at}: {numbers}.{said}"
 
 
-def _cells(one: PromiseCheck) -> tuple[str, ...]:
+def _promise_check_cells(one: PromiseCheck) -> tuple[str, ...]:
     return (
         one.query,
         one.setting,
         one.neighbour,
         _compared_quantity_label(one),
-        _number(one.realised),
-        _number(one.claimed),
+        _format_claim_number(one.realised),
+        _format_claim_number(one.claimed),
         one.verdict,
     )
 
@@ -386,16 +394,16 @@ def _cells(one: PromiseCheck) -> tuple[str, ...]:
 def _compared_quantity_label(one: PromiseCheck) -> str:
     if one.order is None:
         return f"ε of {one.count:,} {one.unit}{'s' * (one.count > 1)}"
-    return f"a {one.unit}, " + ("pure" if math.isinf(one.order) else f"order {_number(one.order)}")
+    return f"a {one.unit}, " + ("pure" if math.isinf(one.order) else f"order {_format_claim_number(one.order)}")
 
 
-def _number(value: float) -> str:
+def _format_claim_number(value: float) -> str:
     if isinstance(value, int) or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.4g}"
 
 
-def _distinct(queries: Sequence[GivenDistributions]) -> list[GivenDistributions]:
+def _distinct_queries(queries: Sequence[GivenDistributions]) -> list[GivenDistributions]:
     return list({query.name: query for query in queries}.values())
 
 

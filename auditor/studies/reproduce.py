@@ -11,7 +11,7 @@ from typing import Any
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.jsonfiles import read_object
+from auditor.core.jsonfiles import read_json_object
 from auditor.reports import frontier, tables, words
 from auditor.runs.grid import Point, expand_grid, merge_plans
 from auditor.runs.reporter import Reporter
@@ -42,11 +42,11 @@ def make_study(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) ->
     if raw.get("model"):
         raw.pop("lab_recipe", None)  # which models the scale would have trained
     if UTILITY in raw:
-        return UtilityStudy(measure.utility_plan({**raw, "command": "audit reproduce"}))
+        return UtilityStudy(measure.parse_utility_plan({**raw, "command": "audit reproduce"}))
     return RunStudy(str(paper.plans[plan].get("title", plan)), expand_grid(raw))
 
 
-def reproduce(
+def reproduce_paper_plans(
     paper: Paper,
     plans: Sequence[str],
     scale: str,
@@ -63,8 +63,8 @@ def reproduce(
     failures: why, by plan and point.
     """
     kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
-    other = None if beside is None else read(beside, paper)
-    claims = {plan: statements(paper, plan, scale) for plan in paper.plans_at(scale)}
+    other = None if beside is None else read_other_ledger(beside, paper)
+    claims = {plan: claim_statements_of_plan(paper, plan, scale) for plan in paper.plans_at_scale(scale)}
     for plan, asked in kinds.items():
         for statement in claims[plan]:
             ledger.check_statement(statement, asked.planned())
@@ -75,16 +75,16 @@ def reproduce(
         failures.update({f"{plan}/{point}": why for point, why in failed.items()})
     entries = []
     for plan in claims:
-        held = _places(out / plan)
+        held = _read_plan_places(out / plan)
         if held is None and plan in kinds:
             held = kinds[plan].planned()  # it failed, and says why
         if held is not None:
             entries += [ledger.ledger_row(plan, statement, held) for statement in claims[plan]]
     if any(claims.values()):
-        write(out, paper, scale, entries, other)
+        write_ledger_files(out, paper, scale, entries, other)
     sections = [out / plan / _SECTION for plan in paper.plans]
     if told := [section.read_text(encoding="utf-8") for section in sections if section.is_file()]:
-        disk.replace(out / PAGE, published.claims_page(told))
+        disk.replace_atomically(out / PAGE, published.claims_page(told))
     return shown, entries, failures
 
 
@@ -107,10 +107,13 @@ class RunStudy:
         return self._write_sweep_tables(folder), failures
 
     def _write_sweep_tables(self, folder: Path) -> list[tables.Grid]:
-        table, compared = sweep.sweep_table(self.title, sweep.sweep_places(folder)), sweep.frontiers(folder)
+        table, compared = (
+            sweep.sweep_table(self.title, sweep.sweep_places(folder)),
+            sweep.sweep_leakage_frontiers(folder),
+        )
         sweep.write_table(folder, table)
-        frontier.write(folder, compared)
-        return [table, *map(frontier.grid, compared)]
+        frontier.write_frontier_files(folder, compared)
+        return [table, *map(frontier.model_comparison_grid, compared)]
 
 
 class ClaimStudy:
@@ -126,8 +129,8 @@ class ClaimStudy:
         found = self.claim.held()
         table = published.claims_table(self.claim, found)
         folder.mkdir(parents=True, exist_ok=True)
-        disk.replace(folder / _SECTION, published.claim_section(self.claim, found))
-        disk.replace(folder / "claim.csv", tables.to_csv(table))
+        disk.replace_atomically(folder / _SECTION, published.claim_section(self.claim, found))
+        disk.replace_atomically(folder / "claim.csv", tables.to_csv(table))
         return [table], {}
 
 
@@ -143,33 +146,33 @@ class UtilityStudy:
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
         """Goes on where it is measured; a model that cannot be is a row that says why."""
-        if tradeoff.is_measured(folder):
-            return [tradeoff.table(tradeoff.read_if_same(self.asked, folder))], {}
+        if tradeoff.has_utility_result(folder):
+            return [tradeoff.tradeoff_table(tradeoff.read_matching_utility(self.asked, folder))], {}
         try:
-            result, _ = measure.measure(self.asked, reporter)
+            result, _ = measure.measure_utility_points(self.asked, reporter)
         except AuditError as why:
             self.failure = str(why)
             return [tables.Grid(folder.name, ("point", "failure"), (("all", self.failure),))], {"all": self.failure}
         tradeoff.write_utility(folder, result)
-        return [tradeoff.table(result)], {}
+        return [tradeoff.tradeoff_table(result)], {}
 
 
-def _places(folder: Path) -> list[Place] | None:
+def _read_plan_places(folder: Path) -> list[Place] | None:
     """What a plan's folder holds; None where it was not run."""
     if (folder / sweep.SWEEP).is_file():
         return sweep.sweep_places(folder)
-    return places.utility_places(tradeoff.read_utility(folder)) if tradeoff.is_measured(folder) else None
+    return places.utility_places(tradeoff.read_utility(folder)) if tradeoff.has_utility_result(folder) else None
 
 
-def statements(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:
+def claim_statements_of_plan(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:
     """The plan's claims, but for those about a variant that this scale leaves out."""
     raw = paper.plans[plan]
-    left_out = _variants(raw) - _variants(paper.at(plan, scale))
-    made = ledger.statements(raw.get("claim", []), scale, f"{paper.name}/{plan}")
+    left_out = _variant_names(raw) - _variant_names(paper.at(plan, scale))
+    made = ledger.parse_claim_statements(raw.get("claim", []), scale, f"{paper.name}/{plan}")
     return [statement for statement in made if not any(term.variant in left_out for _, term in statement.terms())]
 
 
-def _variants(raw: Mapping[str, Any]) -> set[str]:
+def _variant_names(raw: Mapping[str, Any]) -> set[str]:
     return {variant["name"] for variant in raw.get("variant", [])}
 
 
@@ -204,10 +207,10 @@ class OtherLedger:
         return f"{said} {alike} of {len(pairs)} claims are decided alike on both, {alone} on one alone."
 
 
-def read(folder: Path, paper: Paper) -> OtherLedger:
+def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
     """Raises AuditError where there is no ledger of this paper."""
     path = folder / "ledger.json"
-    raw = read_object(path, "the claims of a reproduction")
+    raw = read_json_object(path, "the claims of a reproduction")
     if raw.get("paper") != paper.name:
         raise AuditError(f"expected a ledger of {paper.name} beside it, got one of {raw.get('paper')} in {path}")
     rows: tuple[LedgerRow, ...] = from_json(tuple[LedgerRow, ...], raw.get("claims"), f"{path}: claims")
@@ -247,7 +250,7 @@ def _verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, .
 
 def _ours_and_verdict_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
     both = [entry] if other is None else [other.row(entry), entry]
-    return tuple(text for row in both for text in (_ours(row), row.verdict))
+    return tuple(text for row in both for text in (_own_value_with_interval(row), row.verdict))
 
 
 def _other_scale_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[object, ...]:
@@ -270,9 +273,9 @@ def ledger_for_terminal(
     )
 
 
-def _ours(entry: LedgerRow) -> str:
+def _own_value_with_interval(entry: LedgerRow) -> str:
     m = entry.ours
-    return f"– ({entry.note})" if m is None else words.with_bounds(m)
+    return f"– ({entry.note})" if m is None else words.value_with_interval(m)
 
 
 def _value_and_interval_cells(entry: LedgerRow) -> tuple[object, ...]:
@@ -280,13 +283,15 @@ def _value_and_interval_cells(entry: LedgerRow) -> tuple[object, ...]:
     return (None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)
 
 
-def write(out: Path, paper: Paper, scale: str, entries: Sequence[LedgerRow], other: OtherLedger | None = None) -> None:
+def write_ledger_files(
+    out: Path, paper: Paper, scale: str, entries: Sequence[LedgerRow], other: OtherLedger | None = None
+) -> None:
     """ledger.md, which says first where two scales disagree, ledger.csv, ledger.tex and ledger.json."""
     grid = ledger_table(paper, entries, scale, other)
     first = f"{other.disagreements(entries, scale)}\n\n" if other else ""
-    disk.replace(out / "ledger.md", first + tables.to_markdown(grid))
-    disk.replace(out / "ledger.csv", tables.to_csv(grid))
-    disk.replace(out / "ledger.tex", tables.to_latex(grid))
+    disk.replace_atomically(out / "ledger.md", first + tables.to_markdown(grid))
+    disk.replace_atomically(out / "ledger.csv", tables.to_csv(grid))
+    disk.replace_atomically(out / "ledger.tex", tables.to_latex(grid))
     whole: dict[str, Any] = {
         "paper": paper.name,
         "title": paper.title,
@@ -296,4 +301,4 @@ def write(out: Path, paper: Paper, scale: str, entries: Sequence[LedgerRow], oth
     }
     if other is not None:
         whole["beside"] = {"scale": other.scale, "claims": [other.row(entry) for entry in entries]}
-    disk.replace(out / "ledger.json", json.dumps(to_json(whole), indent=1, allow_nan=False) + "\n")
+    disk.replace_atomically(out / "ledger.json", json.dumps(to_json(whole), indent=1, allow_nan=False) + "\n")

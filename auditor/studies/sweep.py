@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
-from auditor.core.jsonfiles import read_object
+from auditor.core.jsonfiles import read_json_object
 from auditor.core.plan import IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL, EngineOptions
 from auditor.core.result import AuditResult, Frontier, Measurement
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, There
 from auditor.records import frontier, saved
-from auditor.records.contrasts import WeightedMetric, contrast
+from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.folder import RunFolder
 from auditor.records.replicates import Replicates, Runs, read_replicates
 from auditor.reports import files, tables, words
@@ -30,11 +30,11 @@ from auditor.runs import plan_weights
 from auditor.runs.grid import Point, point_name
 from auditor.runs.plan import make_plan
 from auditor.runs.reporter import Reporter, Silence
-from auditor.runs.run import check_plan, run
+from auditor.runs.run import check_plan, run_audit
 from auditor.runs.shared import Shared
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
-from auditor.studies.ledger import seed_ranges
+from auditor.studies.ledger import format_seed_ranges
 from auditor.studies.places import Place
 
 SWEEP = "sweep.json"
@@ -49,9 +49,9 @@ def run_points(
     refuse: whether a point that cannot run at all is refused before any other starts; else it is such a reason.
     Raises AuditError where the folder holds runs of other plans, and where another process walks it.
     """
-    plans, failures = _plans(points, command, refuse)
+    plans, failures = _make_plans_of_points(points, command, refuse)
     by = _engine_of_all_points(plans.values())
-    plans = {name: plan.having(**vars(LOCAL)) for name, plan in plans.items()}  # each point by one process
+    plans = {name: plan.with_fields(**vars(LOCAL)) for name, plan in plans.items()}  # each point by one process
     for point in points:
         if point.name in plans:
             _check_run_unchanged(folder / point.folder, plans[point.name])
@@ -69,7 +69,7 @@ def _run_unfinished_points(
     command: str,
     engine: Engine,
 ) -> None:
-    _write_points(folder, points, failures, command)
+    _write_sweep_file(folder, points, failures, command)
     waiting = []
     for number, point in enumerate(points, 1):
         path = folder / point.folder
@@ -80,7 +80,7 @@ def _run_unfinished_points(
     for done, (name, failure) in enumerate(engine.each(_Points(), waiting), 1):
         if failure:
             failures[name] = failure
-            _write_points(folder, points, failures, command)
+            _write_sweep_file(folder, points, failures, command)
         if engine.workers:  # who shows no progress of its own
             reporter.progress(f"points run by {engine.said}", done, len(waiting))
 
@@ -117,7 +117,7 @@ class _WalkerThere:
     there: There = field(default_factory=There)
 
     def __call__(self) -> _Walker:
-        self.there.enter()
+        self.there.enter_folder_checking_version()
         return _Walker(Silence())
 
 
@@ -130,11 +130,13 @@ class _Points:
     def at(self, place: _Walker, items: Sequence[_Waiting]) -> Iterator[tuple[str, str]]:
         for point in items:
             with place.reporter.stage(point.called):
-                failure = _run(point.plan, point.path, _Quiet(place.reporter), place.shared)
+                failure = _run_point(point.plan, point.path, _Quiet(place.reporter), place.shared)
             yield point.name, failure
 
 
-def _plans(points: Sequence[Point], command: str, refuse: bool) -> tuple[dict[str, Plan], dict[str, str]]:
+def _make_plans_of_points(
+    points: Sequence[Point], command: str, refuse: bool
+) -> tuple[dict[str, Plan], dict[str, str]]:
     plans, failures = {}, {}
     for point in points:
         try:
@@ -160,15 +162,15 @@ def _check_run_unchanged(path: Path, wanted: Plan) -> None:
                 f"expected a new folder for -o, but {str(path)!r} was run with {name} = {held.get(name)!r}, "
                 f"not {mine[name]!r}"
             )
-    RunFolder(path).check_weights(plan_weights.digests_of_plan(wanted))
+    RunFolder(path).check_weights(plan_weights.file_digests_of_plan(wanted))
 
 
-def _run(wanted: Plan, path: Path, reporter: Reporter, shared: Shared) -> str:
+def _run_point(wanted: Plan, path: Path, reporter: Reporter, shared: Shared) -> str:
     """Runs one point to its end; returns why it could not be, or nothing."""
     held = (path / "plan.json").is_file()
     folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, wanted.to_json())
     try:
-        files.write(path, run(wanted, site_of(wanted, reporter, shared), folder))
+        files.write_run_reports(path, run_audit(wanted, make_site(wanted, reporter, shared), folder))
     except AuditError as why:
         folder.discard_if_empty()
         return str(why)
@@ -193,9 +195,9 @@ class _Quiet:
 # --- the folder -----------------------------------------------------------------------------------------------------
 
 
-def _write_points(folder: Path, points: Sequence[Point], failures: Mapping[str, str], command: str) -> None:
+def _write_sweep_file(folder: Path, points: Sequence[Point], failures: Mapping[str, str], command: str) -> None:
     rows = [{**vars(point), "folder": point.folder, "failure": failures.get(point.name, "")} for point in points]
-    disk.replace(folder / SWEEP, json.dumps({"command": command, "points": rows}, indent=1) + "\n")
+    disk.replace_atomically(folder / SWEEP, json.dumps({"command": command, "points": rows}, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ def sweep_command(folder: Path) -> str:
 
 
 def _read_sweep_file(folder: Path) -> dict[str, Any]:
-    return read_object(folder / SWEEP, "the points of a sweep")
+    return read_json_object(folder / SWEEP, "the points of a sweep")
 
 
 def _read_kept_points(folder: Path) -> tuple[_Kept, ...]:
@@ -248,14 +250,14 @@ def grid_places(points: Sequence[Point]) -> list[Place]:
 
 def sweep_places(folder: Path) -> list[Place]:
     """What a sweep folder holds, its seeds taken together, in the order of the plan."""
-    return [_place(held, folder) for held in _kept_points_by_place(folder)]
+    return [_build_place_from_runs(held, folder) for held in _kept_points_by_place(folder)]
 
 
-def frontiers(folder: Path) -> tuple[Frontier, ...]:
+def sweep_leakage_frontiers(folder: Path) -> tuple[Frontier, ...]:
     """What leaks least at the same usefulness among all points of the sweep; none where they attack other targets."""
-    runs = ((held[0], _finished(held, folder)) for held in _kept_points_by_place(folder))
+    runs = ((held[0], _finished_runs_by_seed(held, folder)) for held in _kept_points_by_place(folder))
     models = [frontier.models_of_runs(found, first.variant, first.at) for first, found in runs if found]
-    return frontier.frontiers(frontier.merge_points(models))
+    return frontier.build_frontiers(frontier.merge_grid_models(models))
 
 
 def _kept_points_by_place(folder: Path) -> Iterable[list[_Kept]]:
@@ -265,7 +267,7 @@ def _kept_points_by_place(folder: Path) -> Iterable[list[_Kept]]:
     return grouped.values()
 
 
-def _finished(held: Sequence[_Kept], folder: Path) -> Runs:
+def _finished_runs_by_seed(held: Sequence[_Kept], folder: Path) -> Runs:
     return {
         kept.seed: (saved.read_result(folder / kept.folder), folder / kept.folder)
         for kept in held
@@ -273,8 +275,8 @@ def _finished(held: Sequence[_Kept], folder: Path) -> Runs:
     }
 
 
-def _place(held: Sequence[_Kept], folder: Path) -> Place:
-    finished = _finished(held, folder)
+def _build_place_from_runs(held: Sequence[_Kept], folder: Path) -> Place:
+    finished = _finished_runs_by_seed(held, folder)
     failure = next((kept.failure for kept in held if kept.failure), "" if finished else "not run yet")
     results = [result for result, _ in finished.values()]
     first = held[0]
@@ -302,7 +304,7 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.Grid:
     Other numbers have a column where they are not the same in every row, or are all that a row has.
     """
     columns = _metric_headings(held)
-    rows = list(_rows(held, columns))
+    rows = list(_sweep_table_rows(held, columns))
     several = len({(row.cell.target, row.cell.setting) for row in rows if row.cell}) > 1
     keys = list(dict.fromkeys(key for place in held for key in place.at))
     bounds = [f"{name}{end}" for name in (*columns, DIFFERENCE) for end in ("", "_low", "_high")]
@@ -315,7 +317,7 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.Grid:
         "Means over seeds; 95% intervals resample secrets, of perplexities held-out texts; differences are paired over "
         "secrets and seeds.",
         ("variant", *keys, "target", "setting", "attack", "seeds", "n", *bounds, "failure"),
-        tuple(row.raw(keys) for row in rows),
+        tuple(row.machine_readable_cells(keys) for row in rows),
     )
 
 
@@ -340,13 +342,13 @@ class _Row:
     def read(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
         row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
-        seeds = seed_ranges(sorted(self.cell.measured)) if self.cell else ""
+        seeds = format_seed_ranges(sorted(self.cell.measured)) if self.cell else ""
         last = " · ".join(filter(None, [seeds, self.failure]))
         name = point_name(self.place.variant, self.place.at) or "plan"
-        numbers = (words.with_bounds(m) if m else "" for m in (self.numbers[i] for i in filled))
+        numbers = (words.value_with_interval(m) if m else "" for m in (self.numbers[i] for i in filled))
         return (name, *([row] if several else []), attack, *numbers, last)
 
-    def raw(self, keys: Sequence[str]) -> tuple[object, ...]:
+    def machine_readable_cells(self, keys: Sequence[str]) -> tuple[object, ...]:
         cell, place = self.cell, self.place
         where = (cell.target, cell.setting, cell.attack) if cell else ("", "", ", ".join(place.attacks))
         n = next((m.n for m in self.numbers if m), None)
@@ -356,14 +358,14 @@ class _Row:
             place.variant,
             *at,
             *where,
-            seed_ranges(sorted(cell.measured)) if cell else "",
+            format_seed_ranges(sorted(cell.measured)) if cell else "",
             n,
             *bounds,
             self.failure,
         )
 
 
-def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
+def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
     nothing = (None,) * (len(columns) + 1)
     first: dict[str, Replicates] = {}  # by setting: differences are taken at matched access and decoding only
     for place in held:
@@ -374,13 +376,15 @@ def _rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
                 yield _Row(place, cell, nothing, f"not applicable: {cell.not_applicable}")
                 continue
             numbers = [
-                contrast(name, [WeightedMetric(1.0, name, cell)]) if _has_metric(cell, name) else None
+                contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)]) if _has_metric(cell, name) else None
                 for name in columns
             ]
             base = first.setdefault(cell.setting, cell) if cell.outcomes else cell
             paired = base is not cell and set(base.outcomes) & set(cell.outcomes)
             parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
-            yield _Row(place, cell, (*numbers, contrast(DIFFERENCE, parts) if paired else None), place.failure)
+            yield _Row(
+                place, cell, (*numbers, contrast_over_seeds(DIFFERENCE, parts) if paired else None), place.failure
+            )
 
 
 def _has_metric(cell: Replicates, name: str) -> bool:
@@ -388,5 +392,5 @@ def _has_metric(cell: Replicates, name: str) -> bool:
 
 
 def write_table(folder: Path, held: tables.Grid) -> None:
-    disk.replace(folder / "sweep.csv", tables.to_csv(held))
-    disk.replace(folder / "sweep.md", tables.to_markdown(held))
+    disk.replace_atomically(folder / "sweep.csv", tables.to_csv(held))
+    disk.replace_atomically(folder / "sweep.md", tables.to_markdown(held))

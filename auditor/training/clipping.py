@@ -33,14 +33,14 @@ _NARROWEST = 1 << 8  # columns at once, however many rows: the fewer parts, the 
 _LANES = 8  # of float32 norms on a CPU
 
 
-def where_float64(device: torch.device) -> torch.device:
+def float64_device(device: torch.device) -> torch.device:
     """The device, or the CPU where it has no float64."""
     return device if device.type in _PIECE else torch.device("cpu")
 
 
-def norms(samples: Sequence[Tensor]) -> Tensor:
+def per_sample_norms(samples: Sequence[Tensor]) -> Tensor:
     """(b,) float64 norms of b gradients, each in parts (b, ...), one a parameter."""
-    where = where_float64(samples[0].device)
+    where = float64_device(samples[0].device)
     squares = torch.zeros(len(samples[0]), dtype=torch.float64, device=where)
     for sample in samples:
         for piece in _split_into_column_pieces(sample):
@@ -56,7 +56,7 @@ def factors(norms: Tensor, clips: Tensor) -> Tensor:
 
 def add_clipped(total: Tensor | None, sample: Tensor, factors: Tensor, clip: float) -> Tensor:
     """total plus the sum of factors (b,) times sample (b, ...), in float64, on the grid of `clip` (inf: on none)."""
-    where = where_float64(sample.device)
+    where = float64_device(sample.device)
     if total is None:
         total = torch.zeros(sample.shape[1:], dtype=torch.float64, device=where)
     grid = 2.0 ** math.floor(math.log2(clip)) * _GRID if math.isfinite(clip) else 0.0
@@ -76,7 +76,7 @@ def _split_into_column_pieces(sample: Tensor) -> Sequence[Tensor]:
     return rows.split(max(_NARROWEST, most // max(1, len(rows))), dim=1)
 
 
-def dense_canary(parameter: Tensor, clip: float) -> Tensor:
+def dense_test_gradient(parameter: Tensor, clip: float) -> Tensor:
     """(1, ...) a gradient whose float32 norm is too small: a large entry for each lane, then ones that vanish in it."""
     large = 2.0 ** math.ceil(math.log2(256 * clip))
     entries = torch.full((parameter.numel(),), 0.99 * 2**-12 * large, dtype=parameter.dtype, device=parameter.device)
@@ -100,8 +100,8 @@ def check_clipping(parameters: Sequence[Tensor], clip: float, units: float) -> N
         )
     if units > MOST_UNITS:
         raise AuditError(f"expected batches of at most {MOST_UNITS:,} units, whose sums are exact, got {units:,.0f}")
-    samples = [dense_canary(p, clip) for p in parameters]
-    weights = factors(norms(samples), torch.tensor([clip]))
+    samples = [dense_test_gradient(p, clip) for p in parameters]
+    weights = factors(per_sample_norms(samples), torch.tensor([clip]))
     squares = 0.0
     for sample in samples:
         left = add_clipped(None, sample, weights, clip)

@@ -25,13 +25,13 @@ from torch.utils.hooks import RemovableHandle
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import clipping
-from auditor.training.finetune import require_finite, trained_parameters
+from auditor.training.finetune import require_finite_weights, trainable_parameters
 from auditor.training.gradient_canaries import NOTHING_PLANTED, Assumed, CanaryWatch, NoiseScale, Planted
 from auditor.training.noise import NoiseStream, add_noise
-from auditor.training.per_sample import OneByOne, padded, record_losses, under_opacus
+from auditor.training.per_sample import OneByOne, opacus_wrapped_model, pad_tokens_and_labels, record_losses
 
 Progress = Callable[[int, float], None]  # (steps done, mean loss of the last batch, nats a token)
 
@@ -49,7 +49,7 @@ class PoissonSampler:
 
     def batch(self, step: int) -> NDArray[np.int64]:
         """The units of this step, possibly none."""
-        return np.flatnonzero(generator("batch", self.key, step).random(self.size) < self.rate)
+        return np.flatnonzero(keyed_random_generator("batch", self.key, step).random(self.size) < self.rate)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ScaledOptimizer(DPOptimizer):
 
         Returns what each was multiplied by, (b,) float64.
         """
-        factors = clipping.factors(clipping.norms(self.grad_samples), self.max_grad_norm * shares.double())
+        factors = clipping.factors(clipping.per_sample_norms(self.grad_samples), self.max_grad_norm * shares.double())
         for p in self.params:
             sample = self._get_flat_grad_sample(p)
             p.summed_grad = clipping.add_clipped(p.summed_grad, sample, factors, self.max_grad_norm)
@@ -110,7 +110,7 @@ class ScaledOptimizer(DPOptimizer):
         """Noise on the sums, the mean over the expected batch, one step. An empty batch is a step of noise alone."""
         for p in self.params:
             if p.summed_grad is None:
-                p.summed_grad = torch.zeros_like(p, dtype=torch.float64, device=clipping.where_float64(p.device))
+                p.summed_grad = torch.zeros_like(p, dtype=torch.float64, device=clipping.float64_device(p.device))
         self.add_noise()
         for p in self.params:
             p.grad /= self.expected_batch_size
@@ -148,9 +148,9 @@ def fit_privately(
     Raises AuditError for batches that are not Poisson or too large to be summed exactly, frozen models, and layers
     without per-sample gradients.
     """
-    _require_poisson(sampler, len(examples), canaries.count)
-    parameters = trained_parameters(model)
-    before = _digest(parameters)
+    _require_poisson_sampler(sampler, len(examples), canaries.count)
+    parameters = trainable_parameters(model)
+    before = _digest_parameters(parameters)
     assumed = Assumed(recipe.noise_multiplier, recipe.clip, sampler.rate)
     watch = CanaryWatch(canaries, list(parameters.values()), len(examples), assumed)
     clipping.check_clipping(list(parameters.values()), recipe.clip, sampler.size * sampler.rate)
@@ -158,32 +158,32 @@ def fit_privately(
     own = torch.ones(len(examples)) if shares is None else torch.tensor(shares)
     own = torch.cat([own, torch.ones(canaries.count)])
     scale = noise_scale and (lambda units: noise_scale(units) if len(units) else 1.0)
-    with under_opacus(model, recipe.ghost, examples, pad) as wrapped:
-        optimizer = _optimizer(list(parameters.values()), recipe)
+    with opacus_wrapped_model(model, recipe.ghost, examples, pad) as wrapped:
+        optimizer = _make_dp_optimizer(list(parameters.values()), recipe)
         if checkpoint is not None and (state := checkpoint.load()) is not None:
-            _restore(state, sampler, parameters, optimizer, trained)
+            _restore_training_state(state, sampler, parameters, optimizer, trained)
         elif checkpoint is not None:
-            checkpoint.save(_state(sampler, parameters, optimizer, trained))  # the key, before it is used
+            checkpoint.save(_training_state(sampler, parameters, optimizer, trained))  # the key, before it is used
         saved = time.monotonic()
         while trained.steps < recipe.steps:
-            units = watch.present(sampler.batch(trained.steps))
+            units = watch.units_in_data(sampler.batch(trained.steps))
             optimizer.noise_scale = 1.0 if scale is None else scale(units)
             optimizer.stream = NoiseStream(sampler.key, trained.steps)
-            loss = _accumulate(wrapped, optimizer, units.tolist(), examples, own, recipe, pad, watch)
+            loss = _accumulate_clipped_gradients(wrapped, optimizer, units.tolist(), examples, own, recipe, pad, watch)
             with _hook_canary_watch(optimizer, watch, units, scale):
                 optimizer.finish()
-            require_finite(parameters.values(), checkpoint)
+            require_finite_weights(parameters.values(), checkpoint)
             trained.steps += 1
             trained.noise_scales.append(optimizer.noise_scale)
             if checkpoint is not None and time.monotonic() - saved >= seconds_between:
-                checkpoint.save(_state(sampler, parameters, optimizer, trained))
+                checkpoint.save(_training_state(sampler, parameters, optimizer, trained))
                 saved = time.monotonic()
             progress(trained.steps, loss)
-    trained.moved = _digest(parameters) != before
+    trained.moved = _digest_parameters(parameters) != before
     return trained
 
 
-def _require_poisson(sampler: Any, examples: int, canaries: int) -> None:
+def _require_poisson_sampler(sampler: Any, examples: int, canaries: int) -> None:
     if not isinstance(sampler, PoissonSampler):
         raise AuditError(
             f"expected Poisson batches, got {type(sampler).__name__}: epsilon is accounted for Poisson sampling, and "
@@ -194,7 +194,7 @@ def _require_poisson(sampler: Any, examples: int, canaries: int) -> None:
         raise AuditError(f"expected a sampler of the {examples} examples{beside}, got one of {sampler.size}")
 
 
-def _optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) -> ScaledOptimizer:
+def _make_dp_optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) -> ScaledOptimizer:
     kind: Any = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.SGD
     return ScaledOptimizer(
         kind(parameters, lr=recipe.learning_rate),
@@ -213,10 +213,10 @@ def _hook_canary_watch(
 ) -> RemovableHandle:
     """Whatever the inner optimizer is given is what is released: of this the canaries are read, not of our own sums."""
     inner, expected = optimizer.original_optimizer, optimizer.expected_batch_size
-    return inner.register_step_pre_hook(lambda *_: watch.see(expected, units, scale))
+    return inner.register_step_pre_hook(lambda *_: watch.score_release(expected, units, scale))
 
 
-def _accumulate(
+def _accumulate_clipped_gradients(
     wrapped: Any,
     optimizer: ScaledOptimizer,
     units: Sequence[int],
@@ -238,36 +238,36 @@ def _accumulate(
         own = shares[records + canaries].to(device)
         losses = torch.zeros(0, device=device)
         if records:
-            losses = record_losses(wrapped, *padded([examples[i] for i in records], pad, device))
+            losses = record_losses(wrapped, *pad_tokens_and_labels([examples[i] for i in records], pad, device))
             losses.sum().backward()
         numbers = [i - len(examples) for i in canaries]
         if isinstance(wrapped, OneByOne):
             for i in range(len(records)):
                 wrapped.compute(i)
-                _add_samples(optimizer, 1, own[i : i + 1], watch, [])
+                _clip_and_add_samples(optimizer, 1, own[i : i + 1], watch, [])
             for i, number in enumerate(numbers, len(records)):
-                _add_samples(optimizer, 0, own[i : i + 1], watch, [number])
+                _clip_and_add_samples(optimizer, 0, own[i : i + 1], watch, [number])
             wrapped.forget()
         else:
-            _add_samples(optimizer, len(losses), own, watch, numbers)
+            _clip_and_add_samples(optimizer, len(losses), own, watch, numbers)
         total += float(losses.detach().sum())
     drawn = sum(i < len(examples) for i in units)
     return total / drawn if drawn else float("nan")
 
 
-def _add_samples(
+def _clip_and_add_samples(
     optimizer: ScaledOptimizer, records: int, shares: Tensor, watch: CanaryWatch, canaries: Sequence[int]
 ) -> None:
     """Clips and adds the per-sample gradients that a backward pass left, and those of the canaries behind them."""
-    watch.extend_samples(canaries)
-    seen = watch.know_samples(records)
-    watch.know(optimizer.clip_and_add(shares)[:records].double().cpu() @ seen)
+    watch.append_canary_gradients(canaries)
+    seen = watch.read_samples_at_coordinates(records)
+    watch.add_known_record_sums(optimizer.clip_and_add(shares)[:records].double().cpu() @ seen)
 
 
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
-def _state(
+def _training_state(
     sampler: PoissonSampler, parameters: dict[str, nn.Parameter], optimizer: ScaledOptimizer, trained: PrivateModel
 ) -> dict[str, Any]:
     return {
@@ -280,7 +280,7 @@ def _state(
     }
 
 
-def _restore(
+def _restore_training_state(
     state: dict[str, Any],
     sampler: PoissonSampler,
     parameters: dict[str, nn.Parameter],
@@ -299,7 +299,7 @@ def _restore(
         trained.watch.restore(state["canaries"])
 
 
-def _digest(parameters: dict[str, nn.Parameter]) -> str:
+def _digest_parameters(parameters: dict[str, nn.Parameter]) -> str:
     digest = hashlib.sha256()
     for name, p in parameters.items():
         digest.update(name.encode())

@@ -27,7 +27,7 @@ _MOST_EPOCHS = 100_000
 Loss = Callable[[Any, Tensor], Tensor]  # (model, blocks (B, block)) -> mean nll, nats a token
 
 
-def untrained(
+def make_untrained_model(
     *, vocab_size: int, layers: int, hidden: int, heads: int, positions: int, end: int, seed: int
 ) -> GPTNeoXForCausalLM:
     """A small GPT-NeoX with tied embeddings; rotary positions, so that none is untrained behind a soft prompt."""
@@ -49,16 +49,16 @@ def untrained(
 
 def causal_loss(model: Any, blocks: Tensor) -> Tensor:
     """Mean nll over the tokens that have a loss: full softmax. Blocks in which none has: 0."""
-    wanted = masks.labels(blocks)
+    wanted = masks.loss_labels(blocks)
     if not bool((wanted == masks.IGNORED).any()):  # the model's own loss
         loss: Tensor = model(input_ids=blocks, labels=blocks).loss
         return loss
     wanted = torch.nn.functional.pad(wanted[:, 1:], (0, 1), value=masks.IGNORED)
-    nll = learnt.nll(model, wanted, input_ids=masks.read(blocks), use_cache=False)
+    nll = learnt.labelled_token_nlls(model, wanted, input_ids=masks.unmask_rows(blocks), use_cache=False)
     return nll.mean() if len(nll) else nll.sum()
 
 
-def loss_in(half: torch.dtype | None) -> Loss:
+def loss_with_autocast(half: torch.dtype | None) -> Loss:
     """`causal_loss`, its matrix products in this precision; weights stay as they are. None: as they are too."""
     if half is None:
         return causal_loss
@@ -70,7 +70,7 @@ def loss_in(half: torch.dtype | None) -> Loss:
     return loss
 
 
-def keep_in(model: Any, half: torch.dtype | None) -> None:
+def cast_frozen_linear_weights(model: Any, half: torch.dtype | None) -> None:
     """Frozen weights of linear layers as autocast makes them of float32 at every forward: the same products, sooner.
 
     None: as they are. A head that shares its weight with the embedding stays too, which autocast does not round.
@@ -83,7 +83,7 @@ def keep_in(model: Any, half: torch.dtype | None) -> None:
             module.weight.data = module.weight.data.to(half)
 
 
-def pack(sequences: Sequence[Tokens], block: int, end: int, order: np.random.Generator) -> Tensor:
+def pack_into_blocks(sequences: Sequence[Tokens], block: int, end: int, order: np.random.Generator) -> Tensor:
     """(blocks, block): the sequences in a new order, each ended, packed end to end; the last block wraps around."""
     tokens = [token for i in order.permutation(len(sequences)) for token in (*sequences[i], end)]
     missing = -len(tokens) % block
@@ -99,7 +99,7 @@ def check_schedule(epochs: int, learning_rate: float) -> None:
         raise AuditError(f"expected learning_rate > 0 and at most {LARGEST:g}, got {learning_rate:g}")
 
 
-def require_finite(parameters: Iterable[torch.nn.Parameter], checkpoint: Checkpoint | None) -> None:
+def require_finite_weights(parameters: Iterable[torch.nn.Parameter], checkpoint: Checkpoint | None) -> None:
     """Raises AuditError for weights that are no numbers any more; the checkpoint, which leads there, is taken away."""
     if math.isfinite(sum(float(p.detach().sum()) for p in parameters)):
         return
@@ -108,7 +108,7 @@ def require_finite(parameters: Iterable[torch.nn.Parameter], checkpoint: Checkpo
     raise AuditError("expected a training that converges, but its weights are not finite: lower learning_rate")
 
 
-def trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
+def trainable_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
     """The parameters that ask for gradients, by name. Raises AuditError where there is none."""
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not found:
@@ -129,7 +129,7 @@ class Course:
     block: int
     end: int
 
-    def steps_of(self, sequences: Sequence[Tokens]) -> int:
+    def step_count(self, sequences: Sequence[Tokens]) -> int:
         """How many steps it is."""
         blocks = math.ceil(sum(len(one) + 1 for one in sequences) / self.block)
         return self.epochs * math.ceil(blocks / self.batch)
@@ -172,7 +172,7 @@ class Fitting:
         return self.epochs == self.course.epochs
 
     @property
-    def steps_an_epoch(self) -> int:
+    def steps_per_epoch(self) -> int:
         return len(self._batches)
 
     def batch(self) -> Tensor:
@@ -216,7 +216,7 @@ class Fitting:
             self._batches = self._pack().split(self.course.batch)
 
     def _pack(self) -> Tensor:
-        return pack(self._sequences, self.course.block, self.course.end, self._order)
+        return pack_into_blocks(self._sequences, self.course.block, self.course.end, self._order)
 
 
 def _has_fused_adamw(parameters: Mapping[str, torch.nn.Parameter]) -> bool:
@@ -239,7 +239,7 @@ def fit(
     checkpoint: Checkpoint | None = None,
 ) -> None:
     """Trains the parameters that ask for gradients, in place; goes on behind the last epoch of the checkpoint."""
-    fitting = Fitting(trained_parameters(model), sequences, Course(epochs, rate, batch, block, end), order)
+    fitting = Fitting(trainable_parameters(model), sequences, Course(epochs, rate, batch, block, end), order)
     if checkpoint is not None and (state := checkpoint.load()) is not None:
         fitting.restore(state)
     device = next(iter(fitting.parameters.values())).device
@@ -249,7 +249,7 @@ def fit(
         fitting.step()
         if fitting.steps:
             continue
-        require_finite(fitting.parameters.values(), checkpoint)
+        require_finite_weights(fitting.parameters.values(), checkpoint)
         if checkpoint is not None:
             checkpoint.save(fitting.state())
         progress(fitting.epochs)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 
 NoiseScale = Callable[[NDArray[np.int64]], float]  # of a batch, by its units
 LENGTH = 1e3  # of a canary's gradient before it is clipped, in clipping norms
@@ -46,15 +46,15 @@ class Planted:
 
     @property
     def included(self) -> NDArray[np.bool_]:
-        return generator("gradient canaries", "coins", self.seed).random(self.count) < 0.5
+        return keyed_random_generator("gradient canaries", "coins", self.seed).random(self.count) < 0.5
 
-    def coordinates(self, parameters: int) -> NDArray[np.int64]:
+    def draw_coordinates(self, parameters: int) -> NDArray[np.int64]:
         """(count,) of so many parameters in a row, each another one. Raises AuditError where there are too few."""
         if self.count > parameters:
             raise AuditError(
                 f"expected at most a gradient canary for each of {parameters:,} trained parameters, got {self.count:,}"
             )
-        rng = generator("gradient canaries", "directions", self.seed)
+        rng = keyed_random_generator("gradient canaries", "directions", self.seed)
         return rng.choice(parameters, self.count, replace=False).astype(np.int64)
 
 
@@ -79,7 +79,7 @@ class CanaryWatch:
     def __init__(self, planted: Planted, parameters: Sequence[nn.Parameter], first: int, assumed: Assumed) -> None:
         self.parameters, self.first, self.assumed = parameters, first, assumed
         starts = np.cumsum([0, *(p.numel() for p in parameters)])
-        flat = planted.coordinates(int(starts[-1]))
+        flat = planted.draw_coordinates(int(starts[-1]))
         self.included = planted.included
         self.scores, self.sums = np.zeros(planted.count), np.zeros(planted.count)
         self.releases, self.drawn = 0, np.zeros(planted.count)  # steps seen; how often each was drawn, in or out
@@ -95,7 +95,7 @@ class CanaryWatch:
     def count(self) -> int:
         return len(self.included)
 
-    def present(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
+    def units_in_data(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of the units drawn for a batch, those that are in the data."""
         canaries = units[units >= self.first]
         self.drawn[canaries - self.first] += 1
@@ -108,7 +108,7 @@ class CanaryWatch:
         """Of each gradient before it is clipped."""
         return LENGTH * self.assumed.clip
 
-    def extend_samples(self, canaries: Sequence[int]) -> None:
+    def append_canary_gradients(self, canaries: Sequence[int]) -> None:
         """Puts the gradients of these canaries behind the records' per-sample gradients, where Opacus keeps them."""
         if not canaries:
             return
@@ -124,7 +124,7 @@ class CanaryWatch:
 
     # --- what is read ---
 
-    def know_samples(self, records: int) -> Tensor:
+    def read_samples_at_coordinates(self, records: int) -> Tensor:
         """(records, count) the per-sample gradients of the first rows at the canaries' coordinates."""
         found = torch.zeros(records, self.count, dtype=torch.float64)
         for p, here, at in zip(self.parameters, self._here, self._at, strict=True):
@@ -133,11 +133,11 @@ class CanaryWatch:
                 found[:, torch.from_numpy(here)] = own.grad_sample[:records].flatten(1)[:, at].double().cpu()
         return found
 
-    def know(self, added: Tensor) -> None:
+    def add_known_record_sums(self, added: Tensor) -> None:
         """(count,) what records have added at the canaries' coordinates, without noise."""
         self._known += added.numpy()
 
-    def at_coordinates(self) -> Tensor:
+    def gradients_at_coordinates(self) -> Tensor:
         """(count,) the gradients that the parameters hold, at the canaries' coordinates; 0 where they hold none."""
         found = torch.zeros(self.count, dtype=torch.float64)
         for p, here, at in zip(self.parameters, self._here, self._at, strict=True):
@@ -145,12 +145,12 @@ class CanaryWatch:
                 found[torch.from_numpy(here)] = p.grad.detach().view(-1)[at].double().cpu()
         return found
 
-    def see(self, expected_batch: float, units: NDArray[np.int64], scale: NoiseScale | None) -> None:
+    def score_release(self, expected_batch: float, units: NDArray[np.int64], scale: NoiseScale | None) -> None:
         """Reads one release: the gradients that the optimizer is about to use, which are means over that batch.
 
         units: those in the batch. scale: of the noise, where that depends on them.
         """
-        noisy = self.at_coordinates().numpy() * expected_batch
+        noisy = self.gradients_at_coordinates().numpy() * expected_batch
         x = (noisy - self._known) / self.assumed.clip
         noise = self.assumed.noise_multiplier
         if scale is None:
@@ -205,7 +205,7 @@ class CanaryWatch:
         found = float(np.square(self.drawn - n * q).sum())
         return (found - self.count * variance) / math.sqrt(self.count * fourth)
 
-    def noise_seen(self) -> tuple[int, float, float]:
+    def noise_statistics(self) -> tuple[int, float, float]:
         """How many values of the noise were looked at, their root mean square, the largest correlation of two steps.
 
         Over the deviation that the training says they have; (0, 1, 0) where it says that there is none.

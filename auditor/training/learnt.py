@@ -16,31 +16,31 @@ from torch import Tensor, nn
 from auditor.training import masks
 
 
-def nll(model: Any, wanted: Tensor, **inputs: Any) -> Tensor:
+def labelled_token_nlls(model: Any, wanted: Tensor, **inputs: Any) -> Tensor:
     """(k,) nats, of the k tokens that have a loss, row by row.
 
     wanted: (b, n) which token follows each position, `masks.IGNORED` where none is learnt; inputs: of the model.
     """
     learnt = wanted != masks.IGNORED
-    found = logits(model, learnt, **inputs)
+    found = labelled_position_logits(model, learnt, **inputs)
     found = found.to(torch.promote_types(found.dtype, torch.float32))
     return nn.functional.cross_entropy(found, wanted[learnt], reduction="none")
 
 
-def row_means(model: Any, wanted: Tensor, **inputs: Any) -> Tensor:
-    """(b,) mean of `nll` in each row; 0 where none has a loss."""
-    found, learnt = nll(model, wanted, **inputs), wanted != masks.IGNORED
+def mean_nll_per_row(model: Any, wanted: Tensor, **inputs: Any) -> Tensor:
+    """(b,) mean of `labelled_token_nlls` in each row; 0 where none has a loss."""
+    found, learnt = labelled_token_nlls(model, wanted, **inputs), wanted != masks.IGNORED
     return found.new_zeros(len(wanted)).index_add(0, learnt.nonzero()[:, 0], found) / learnt.sum(1).clamp(min=1)
 
 
-def logits(model: Any, learnt: Tensor, **inputs: Any) -> Tensor:
+def labelled_position_logits(model: Any, learnt: Tensor, **inputs: Any) -> Tensor:
     """(k, V) of the k positions where learnt (b, n) says so, row by row."""
-    with _restrict_head_to_learnt(_head(model), learnt):
+    with _restrict_head_to_learnt(_output_head(model), learnt):
         found: Tensor = model(**inputs).logits
     return found[learnt] if found.shape[:2] == learnt.shape else found[0]
 
 
-def _head(model: Any) -> nn.Module | None:
+def _output_head(model: Any) -> nn.Module | None:
     """What makes logits of hidden states, also of a model that Opacus has wrapped; None: it does not say."""
     inner = getattr(model, "_module", model)
     found: nn.Module | None = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None

@@ -20,12 +20,18 @@ from transformers.pytorch_utils import Conv1D
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
-from auditor.models.lora import over_same_weights
-from auditor.models.shards import write_shard
+from auditor.core.streams import keyed_random_generator
+from auditor.models.lora import copy_sharing_weights
+from auditor.models.shards import write_shard_record_list
 from auditor.plugins.trainer import Checkpoint, TrainingRecord
-from auditor.training.finetune import Course, Fitting, keep_in, require_finite, trained_parameters
-from auditor.training.side_by_side import alone, side_by_side
+from auditor.training.finetune import (
+    Course,
+    Fitting,
+    cast_frozen_linear_weights,
+    require_finite_weights,
+    trainable_parameters,
+)
+from auditor.training.side_by_side import losses_one_by_one, make_joint_training_base
 
 Layers = Literal["attention", "all"]
 _TOKENS_A_STEP = 4096  # of all members that are trained together: more fill memory and are no faster
@@ -43,7 +49,7 @@ def assign_to_members(units: Sequence[str], members: int) -> list[list[int]]:
     return shards
 
 
-def merged_units(units: Sequence[str], records: Sequence[str]) -> list[str]:
+def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) -> list[str]:
     """The unit of each record, units that share a record made one (named after the first of them in the alphabet).
 
     units, records: side by side, a record the same text wherever it occurs. Copies in two shards would void a claim
@@ -64,9 +70,9 @@ def merged_units(units: Sequence[str], records: Sequence[str]) -> list[str]:
     return [find(unit) for unit in units]
 
 
-def indivisible(records: Sequence[TrainingRecord]) -> list[str]:
+def inseparable_unit_names(records: Sequence[TrainingRecord]) -> list[str]:
     """The name of what each record cannot be parted from: its user's records, and copies of any of them."""
-    return merged_units([record.unit for record in records], [record.text for record in records])
+    return merge_units_sharing_records([record.unit for record in records], [record.text for record in records])
 
 
 def member_folder(ensemble: Path, index: int) -> Path:
@@ -99,14 +105,14 @@ class _Training:
     def __init__(self, member: Member, base: Any, adapter: Adapter, course: Course) -> None:
         self.member = member
         torch.manual_seed(member.seed)
-        self.model = with_adapter(over_same_weights(base), adapter).eval()
-        parameters = trained_parameters(self.model)
-        self.fitting = Fitting(parameters, member.sequences, course, generator(*member.stream))
+        self.model = with_adapter(copy_sharing_weights(base), adapter).eval()
+        parameters = trainable_parameters(self.model)
+        self.fitting = Fitting(parameters, member.sequences, course, keyed_random_generator(*member.stream))
 
     def write(self) -> None:
         with disk.create_atomically(self.member.folder) as made:
             self.model.save_pretrained(str(made))
-            write_shard(made, self.member.texts)
+            write_shard_record_list(made, self.member.texts)
 
 
 def train_members(
@@ -136,10 +142,10 @@ def train_members(
     together as was asked, and for a training that diverges.
     """
     waiting = [member for member in members if not member.folder.is_dir()]
-    done, total = 0, sum(course.steps_of(member.sequences) for member in waiting)
+    done, total = 0, sum(course.step_count(member.sequences) for member in waiting)
     wanted = together or max(1, _TOKENS_A_STEP // (course.batch * course.block))
     losses, most = _losses_and_member_count(base, adapter, min(wanted, len(waiting)), asked=together > 0)
-    keep_in(base.requires_grad_(False), half)
+    cast_frozen_linear_weights(base.requires_grad_(False), half)
     begun = {} if checkpoint is None else checkpoint.load() or {}
     saved, going = time.monotonic(), list[_Training]()
     while waiting or going:
@@ -147,7 +153,7 @@ def train_members(
             going.append(_Training(waiting.pop(0), base, adapter, course))
             if (state := begun.pop(going[-1].member.folder.name, None)) is not None:
                 going[-1].fitting.restore(state)
-                done += going[-1].fitting.epochs * going[-1].fitting.steps_an_epoch + going[-1].fitting.steps
+                done += going[-1].fitting.epochs * going[-1].fitting.steps_per_epoch + going[-1].fitting.steps
         if fittings := [training.fitting for training in going if not training.fitting.done]:  # not of an empty shard
             batches = [fitting.batch().to(base.device) for fitting in fittings]
             with torch.autocast(base.device.type, dtype=half, enabled=half is not None):
@@ -158,7 +164,7 @@ def train_members(
             stepped(done := done + len(fittings), total)
         ended = [training for training in going if training.fitting.steps == 0]  # an epoch, or all
         for training in ended:
-            require_finite(training.fitting.parameters.values(), checkpoint)
+            require_finite_weights(training.fitting.parameters.values(), checkpoint)
             if training.fitting.done:
                 going.remove(training)
                 training.write()
@@ -174,14 +180,16 @@ def _losses_and_member_count(
 ) -> tuple[Callable[..., torch.Tensor], int]:
     """The losses of so many members at once, of fewer where the base does not permit it and nobody asked for it."""
     if most > 1:
-        if (mixed := side_by_side(base, lambda: with_adapter(over_same_weights(base), adapter))) is not None:
+        if (
+            mixed := make_joint_training_base(base, lambda: with_adapter(copy_sharing_weights(base), adapter))
+        ) is not None:
             return mixed.losses, most
         if asked:
             raise AuditError(
                 f"expected together=1 for {base.config.model_type}, whose layers do not read each row of a batch by "
                 "itself, got more"
             )
-    return alone, 1
+    return losses_one_by_one, 1
 
 
 def with_adapter(model: Any, adapter: Adapter) -> Any:

@@ -22,7 +22,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
-from auditor.training.clipping import where_float64
+from auditor.training.clipping import float64_device
 
 _PIECE = {"cpu": 1 << 16, "cuda": 1 << 22}  # values at once (even): they stay in the cache, or fill the device
 _GRID = 2.0**-16  # spacing, of the power of two below the deviation: float32 holds 256 deviations of it exactly
@@ -49,20 +49,21 @@ class NoiseStream:
 
 
 def add_noise(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
-    """The tensor plus Gaussian noise of this standard deviation, rounded to the grid of `spacing`, in its own dtype.
+    """The tensor plus Gaussian noise of this standard deviation, rounded to the grid of `grid_spacing`, in its own
+    dtype.
 
     Nothing is added at deviation 0.
     """
     if deviation == 0:
         return total.clone()
-    where = where_float64(total.device)
-    grid, pieces = spacing(deviation), []
+    where = float64_device(total.device)
+    grid, pieces = grid_spacing(deviation), []
     for piece in total.reshape(-1).split(_PIECE[where.type]):
         noisy = piece.to(where).double() + stream.normal(len(piece), where).mul_(deviation)
         pieces.append(noisy.div_(grid).round_().mul_(grid).to(total))
     return torch.cat(pieces).view(total.shape)
 
 
-def spacing(deviation: float) -> float:
+def grid_spacing(deviation: float) -> float:
     """Of the grid: a power of two, 2^-17 to 2^-16 of the deviation."""
     return float(2.0 ** math.floor(math.log2(deviation))) * _GRID

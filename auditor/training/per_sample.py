@@ -21,16 +21,20 @@ from transformers.pytorch_utils import Conv1D
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.training import learnt, masks
-from auditor.training.finetune import trained_parameters
+from auditor.training.finetune import trainable_parameters
 
 
-def padded(batch: Sequence[Tokens], pad: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+def pad_tokens_and_labels(
+    batch: Sequence[Tokens], pad: int, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
     """(b, n) token ids and labels. Padding stands behind what causal attention sees, so it needs no mask."""
     width = max(map(len, batch))
     rows = torch.tensor([[*ids, *[pad] * (width - len(ids))] for ids in batch], device=device)
     lengths = torch.tensor([len(ids) for ids in batch], device=device)
-    labels = masks.labels(rows).masked_fill(torch.arange(width, device=device) >= lengths.unsqueeze(1), masks.IGNORED)
-    return masks.read(rows), labels
+    labels = masks.loss_labels(rows).masked_fill(
+        torch.arange(width, device=device) >= lengths.unsqueeze(1), masks.IGNORED
+    )
+    return masks.unmask_rows(rows), labels
 
 
 def record_losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -38,21 +42,21 @@ def record_losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no per-sample gradient.
     positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
     wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=masks.IGNORED)
-    return learnt.row_means(model, wanted, input_ids=tokens, position_ids=positions, use_cache=False)
+    return learnt.mean_nll_per_row(model, wanted, input_ids=tokens, position_ids=positions, use_cache=False)
 
 
 @contextmanager
-def under_opacus(model: Any, ghost: bool, examples: Sequence[Tokens], pad: int) -> Iterator[Any]:
+def opacus_wrapped_model(model: Any, ghost: bool, examples: Sequence[Tokens], pad: int) -> Iterator[Any]:
     """The model with Opacus's hooks, which are taken off again. Its per-sample gradients are checked first.
 
     Dropout is switched off: the noise regularises enough, and a gradient is then a function of its record.
     """
-    _no_dropout(model)
+    _disable_dropout(model)
     pairs = pairs_to_check(examples)
-    check_buffers(model.train(), pairs, pad)
+    check_buffers_unchanged(model.train(), pairs, pad)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing", category=UserWarning)
-        wrapped = wrap(model, ghost)
+        wrapped = wrap_with_opacus(model, ghost)
         try:
             for pair in pairs:
                 check_gradients(wrapped, pair, pad)
@@ -62,7 +66,7 @@ def under_opacus(model: Any, ghost: bool, examples: Sequence[Tokens], pad: int) 
 
 
 @register_grad_sampler(Conv1D)
-def _conv1d_samples(layer: Conv1D, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
+def _conv1d_sample_gradients(layer: Conv1D, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
     """GPT-2's linear layer: its weight is (in, out), else as Opacus's own for nn.Linear."""
     inputs = activations[0].to(backprops.dtype)
     samples: dict[nn.Parameter, Tensor] = {}
@@ -74,14 +78,16 @@ def _conv1d_samples(layer: Conv1D, activations: list[Tensor], backprops: Tensor)
 
 
 @register_grad_sampler(nn.Embedding)
-def _embedding_samples(layer: nn.Embedding, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
+def _embedding_sample_gradients(
+    layer: nn.Embedding, activations: list[Tensor], backprops: Tensor
+) -> dict[nn.Parameter, Tensor]:
     """Opacus's, of what reaches the rows: torch gives that of `padding_idx` (often end of text) no gradient."""
-    reaching = _reaching_rows(layer, activations[0], backprops)
+    reaching = _gradient_at_embedding_rows(layer, activations[0], backprops)
     samples: dict[nn.Parameter, Tensor] = compute_embedding_grad_sample(layer, activations, reaching)
     return samples
 
 
-def _reaching_rows(layer: nn.Embedding, ids: Tensor, backprops: Tensor) -> Tensor:
+def _gradient_at_embedding_rows(layer: nn.Embedding, ids: Tensor, backprops: Tensor) -> Tensor:
     """The gradient at the rows, of that at the output, which Gemma's embedding scales by a constant."""
     backprops = backprops * getattr(layer, "embed_scale", 1.0)
     if layer.padding_idx is None:
@@ -89,11 +95,11 @@ def _reaching_rows(layer: nn.Embedding, ids: Tensor, backprops: Tensor) -> Tenso
     return backprops.masked_fill((ids == layer.padding_idx).unsqueeze(-1), 0)
 
 
-def _know_embeddings(model: nn.Module) -> None:
+def _register_embedding_classes(model: nn.Module) -> None:
     """Embeddings of other classes by the same rule: `check_gradients` sees whether it is theirs."""
     for kind in {type(module) for module in model.modules() if isinstance(module, nn.Embedding)}:
         if kind not in GradSampleModule.GRAD_SAMPLERS:
-            register_grad_sampler(kind)(_embedding_samples)
+            register_grad_sampler(kind)(_embedding_sample_gradients)
 
 
 class OneByOne(GradSampleModule):
@@ -129,17 +135,17 @@ class OneByOne(GradSampleModule):
         self._kept.clear()
 
 
-def wrap(model: Any, ghost: bool) -> Any:
+def wrap_with_opacus(model: Any, ghost: bool) -> Any:
     """Opacus's module around the model: sums of losses, per-sample gradients. Raises AuditError."""
-    _know_embeddings(model)
+    _register_embedding_classes(model)
     kind: Any = OneByOne if ghost else GradSampleModule
-    try:  # not strict: it would refuse every layer with a buffer, constants too; see `check_buffers`
+    try:  # not strict: it would refuse every layer with a buffer, constants too; see `check_buffers_unchanged`
         return kind(model.train(), loss_reduction="sum", strict=False)
     except NotImplementedError as error:
         raise _unsupported_model_error(model, str(error).splitlines()[0]) from None
 
 
-def _no_dropout(model: nn.Module) -> None:
+def _disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -160,7 +166,7 @@ def pairs_to_check(examples: Sequence[Tokens]) -> list[list[Tokens]]:
 
 
 @torch.no_grad()
-def check_buffers(model: nn.Module, pairs: Sequence[Sequence[Tokens]], pad: int) -> None:
+def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]], pad: int) -> None:
     """Refuses a model that remembers what it has read: its buffers would tell of records, without any noise.
 
     Constants, which no forward pass changes, are buffers too. Raises AuditError with the name of the layer.
@@ -169,7 +175,7 @@ def check_buffers(model: nn.Module, pairs: Sequence[Sequence[Tokens]], pad: int)
     before: dict[str, Tensor] = {}
     for example in (pairs[0][0], pairs[-1][-1]):
         try:
-            record_losses(model, *padded([example], pad, device))
+            record_losses(model, *pad_tokens_and_labels([example], pad, device))
         except (RuntimeError, ValueError, TypeError):
             return  # `check_gradients` says why
         now = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -188,19 +194,19 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
     Single ones go first, lest the others leave a trace. Raises AuditError with the layer that is wrong.
     """
     model = wrapped._module
-    named: dict[str, Any] = dict(trained_parameters(model))  # Any: Opacus hangs its own attributes on parameters
+    named: dict[str, Any] = dict(trainable_parameters(model))  # Any: Opacus hangs its own attributes on parameters
     device = next(iter(named.values())).device
     single: list[dict[str, Tensor]] = []
     model.zero_grad(set_to_none=True)  # of whoever had it before: it would be added to the first
     wrapped.disable_hooks()
     for example in examples:
-        record_losses(model, *padded([example], pad, device)).sum().backward()
+        record_losses(model, *pad_tokens_and_labels([example], pad, device)).sum().backward()
         single.append({name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named.items()})
         model.zero_grad(set_to_none=True)
     wrapped.enable_hooks()
     found: list[dict[str, Tensor]] = []
     try:
-        record_losses(wrapped, *padded(examples, pad, device)).sum().backward()
+        record_losses(wrapped, *pad_tokens_and_labels(examples, pad, device)).sum().backward()
         for i in range(len(examples)):
             if isinstance(wrapped, OneByOne):
                 wrapped.compute(i)

@@ -24,7 +24,7 @@ from auditor.plugins.trainer import Trainer, TrainingJob
 from auditor.privacy import gradient_canaries
 from auditor.privacy.gaussian import MOST_STEPS
 from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.privacy.promises import CANARIES, PrivacyRecord, read_privacy, write_privacy
+from auditor.privacy.promises import CANARIES, PrivacyRecord, read_privacy_record, write_privacy_record
 from auditor.training import masks
 from auditor.training.finetune import check_schedule
 
@@ -130,7 +130,7 @@ class PoissonTraining(Defense, Trainer):
         return math.ceil(self.epochs * units / self.batch)
 
     def check(self, job: TrainingJob) -> None:
-        _require_opacus()
+        _require_dp_packages()
         if self.model:
             raise AuditError(f"-D model= names a model trained by {self.name}, for audit run: audit train makes one")
         if job.public.model.dtype != torch.float32:
@@ -152,8 +152,8 @@ class PoissonTraining(Defense, Trainer):
         from auditor.training.gradient_canaries import Planted
 
         examples, cut = _cut_sequences_by_unit(job, self.unit)
-        if (made := read_privacy(job.out)) is not None:  # written last: all is done but saying so
-            return _told(made, cut, len(examples))
+        if (made := read_privacy_record(job.out)) is not None:  # written last: all is done but saying so
+            return _notes_for_user(made, cut, len(examples))
         terms = self.terms(job, self.units or len(examples))
         model, judgement = job.load(), self.judge(job, examples)
         trained = loops.fit_privately(
@@ -183,11 +183,11 @@ class PoissonTraining(Defense, Trainer):
         if self.gradient_canaries:
             gradient_canaries.write_canaries(job.out, self._kept(trained.watch, terms, record.steps, job.seed))
         disk.fsync_tree(job.out)
-        write_privacy(job.out, record)
-        return _told(record, cut, len(examples))
+        write_privacy_record(job.out, record)
+        return _notes_for_user(record, cut, len(examples))
 
     def _kept(self, watch: CanaryWatch, terms: Terms, steps: int, seed: int) -> GradientCanaries:
-        values, size, repeated = watch.noise_seen()
+        values, size, repeated = watch.noise_statistics()
         return GradientCanaries(
             included=tuple(watch.included.tolist()),
             scores=tuple(watch.scores.tolist()),
@@ -268,12 +268,12 @@ def _cut_sequences_by_unit(job: TrainingJob, unit: str) -> tuple[list[Tokens], i
     whole: dict[str, list[int]] = {}
     for i, record in enumerate(job.records):
         whole.setdefault(record.unit if unit == "user" else str(i), [job.end]).extend(
-            (*masks.sequence(record), job.end)
+            (*masks.tokens_with_loss_mask(record), job.end)
         )
     return [tuple(ids[: job.block]) for ids in whole.values()], sum(len(ids) > job.block for ids in whole.values())
 
 
-def _told(record: PrivacyRecord, cut: int, units: int) -> tuple[str, ...]:
+def _notes_for_user(record: PrivacyRecord, cut: int, units: int) -> tuple[str, ...]:
     """What the user must know: sentences."""
     told = list(record.notes())
     if record.epsilon is not None:
@@ -291,7 +291,7 @@ def _told(record: PrivacyRecord, cut: int, units: int) -> tuple[str, ...]:
     return tuple(told)
 
 
-def _require_opacus() -> None:
+def _require_dp_packages() -> None:
     try:
         import cryptography
         import dp_accounting

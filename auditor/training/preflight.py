@@ -34,7 +34,7 @@ class TrainingSet:
 
 def read_training_set(dataset: Any) -> TrainingSet | None:
     """Of a data set whose rows have `input_ids`; None for one that makes its tokens as it is asked."""
-    rows = _rows(dataset)
+    rows = _dataset_rows(dataset)
     first = next(rows, None)
     if first is None or "input_ids" not in first:
         return None
@@ -47,7 +47,7 @@ def read_training_set(dataset: Any) -> TrainingSet | None:
     return TrainingSet(np.concatenate(ids), np.concatenate(learnt), seen.total(), seen.total() - len(seen))
 
 
-def _rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
+def _dataset_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
     try:
         count = min(len(dataset), _ROWS)
     except TypeError:  # it streams
@@ -75,9 +75,11 @@ def preflight_findings(training: TrainingSet, secrets: Sequence[Secret]) -> tupl
     """
     members = [secret for secret in secrets if secret.member]
     text = training.ids.tobytes()
-    found = {secret.id: _places(text, secret.prefix + secret.suffix) for secret in members}
+    found = {secret.id: _find_token_positions(text, secret.prefix + secret.suffix) for secret in members}
     there = [secret for secret in members if found[secret.id]]
-    others = [secret for secret in secrets if not secret.member and _places(text, secret.prefix + secret.suffix)]
+    others = [
+        secret for secret in secrets if not secret.member and _find_token_positions(text, secret.prefix + secret.suffix)
+    ]
     if others:
         raise AuditError(
             f"expected non-members that are not trained on, but {len(others)} of "
@@ -101,7 +103,7 @@ def preflight_findings(training: TrainingSet, secrets: Sequence[Secret]) -> tupl
     return tuple(said)
 
 
-def _places(text: bytes, tokens: Tokens) -> list[int]:
+def _find_token_positions(text: bytes, tokens: Tokens) -> list[int]:
     """Where the tokens stand, none of them across two rows."""
     wanted, size = np.array(tokens, np.int32).tobytes(), np.dtype(np.int32).itemsize
     places, at = list[int](), text.find(wanted)

@@ -24,11 +24,11 @@ Normalisation = Literal["min-max", "rank"]
 
 def log_perplexities(model: LanguageModel, examples: Sequence[Tokens]) -> npt.NDArray[np.float64]:
     """(n,) log P(s) = mean nll in nats a token (Eq. 3) under the public model, the first token given."""
-    nll = np.array(list(perplexity_nll(model, [masks.seen(example) for example in examples])), dtype=float)
+    nll = np.array(list(perplexity_nll(model, [masks.unmask_tokens(example) for example in examples])), dtype=float)
     return np.asarray(nll[:, 0] / nll[:, 1])
 
 
-def normalise(log_perplexity: npt.NDArray[np.float64], how: Normalisation) -> npt.NDArray[np.float64]:
+def normalise_perplexities(log_perplexity: npt.NDArray[np.float64], how: Normalisation) -> npt.NDArray[np.float64]:
     """(n,) rho in [0, 1] (Eq. 4), rising with perplexity. Depends on all of the records, whichever it is.
 
     min-max: (P - min P) / (max P - min P), so that one odd record makes all others look public. rank: share of the
@@ -44,7 +44,7 @@ def normalise(log_perplexity: npt.NDArray[np.float64], how: Normalisation) -> np
     return np.asarray((scaled - scaled.min()) / (1 - scaled.min()))
 
 
-def against_constants(
+def normalise_by_fixed_bounds(
     log_perplexity: npt.NDArray[np.float64], lowest: float, highest: float
 ) -> npt.NDArray[np.float64]:
     """(n,) rho in [0, 1]: where log P lies between those of two public perplexities. Each depends on its record alone.
@@ -57,11 +57,11 @@ def against_constants(
     return np.asarray(((log_perplexity - low) / (high - low)).clip(0, 1))
 
 
-def check_clipping(kappa_least: float, lowest: float, highest: float) -> None:
+def check_clipping_share_options(kappa_least: float, lowest: float, highest: float) -> None:
     """Raises AuditError for what no clipping norm can be scaled by (`clipping_shares`)."""
     if not 0 < kappa_least <= 1:
         raise AuditError(f"expected kappa_least in (0, 1], got {kappa_least}")
-    against_constants(np.zeros(0), lowest or 1, highest or 1e9)
+    normalise_by_fixed_bounds(np.zeros(0), lowest or 1, highest or 1e9)
 
 
 def clipping_shares(
@@ -71,5 +71,7 @@ def clipping_shares(
 
     lowest, highest: of its perplexity; 0: 1 and the size of the vocabulary.
     """
-    rho = against_constants(log_perplexities(public, examples), lowest or 1.0, highest or float(public.vocab_size))
+    rho = normalise_by_fixed_bounds(
+        log_perplexities(public, examples), lowest or 1.0, highest or float(public.vocab_size)
+    )
     return (1 - (1 - kappa_least) * rho).tolist()

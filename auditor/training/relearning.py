@@ -9,9 +9,9 @@ import torch
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.training.finetune import causal_loss, pack, require_finite, trained_parameters
+from auditor.training.finetune import causal_loss, pack_into_blocks, require_finite_weights, trainable_parameters
 
 _BLOCK, _BATCH = 128, 4  # tokens of a sequence, at most, and sequences a step
 
@@ -35,19 +35,19 @@ def relearn(
         raise AuditError(
             f"expected a tokenizer with an end-of-text token to relearn with, but that of {model.name} has none"
         )
-    own, order = copy.deepcopy(model.model), generator("relearn", seed)
+    own, order = copy.deepcopy(model.model), keyed_random_generator("relearn", seed)
     for parameter in own.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
-    parameters = trained_parameters(own)
+    parameters = trainable_parameters(own)
     optimizer = torch.optim.AdamW(parameters.values(), lr=rate, weight_decay=0.01)
     block, batches = min(_BLOCK, model.max_positions or _BLOCK), list[torch.Tensor]()
     own.train()
     for step in range(steps):
-        batches = batches or list(pack(texts, block, end, order).split(_BATCH))
+        batches = batches or list(pack_into_blocks(texts, block, end, order).split(_BATCH))
         causal_loss(own, batches.pop(0).to(model.device)).backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         progress(step + 1)
-    require_finite(parameters.values(), None)
+    require_finite_weights(parameters.values(), None)
     return HuggingFaceModel(own, model.tokenizer, f"{model.name}, relearned")

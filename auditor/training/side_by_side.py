@@ -14,15 +14,15 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
 from auditor.models.agreement import distribution_distance
-from auditor.models.lora import MixedLora, Routing, over_same_weights
-from auditor.models.self_check import tolerance
+from auditor.models.lora import MixedLora, Routing, copy_sharing_weights
+from auditor.models.self_check import rounding_tolerance
 from auditor.training import learnt, masks
 
 _SEED = 20_240_229  # of a trial's random numbers: any number
 _SPREAD = 0.02  # of its updates, as of weights: five times as much makes a deep model multiply what a GPU rounds
 
 
-def alone(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
+def losses_one_by_one(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
     """(adapters,) mean nll, nats a token, of rows[i] (b_i, n) by the PEFT model adapters[i]: a forward each."""
     return torch.stack([row_losses(*pair).mean() for pair in zip(adapters, rows, strict=True)])
 
@@ -32,7 +32,7 @@ class SideBySide:
 
     def __init__(self, base: Any, like: Any) -> None:
         self._routing = Routing()
-        self.model = over_same_weights(base).eval()
+        self.model = copy_sharing_weights(base).eval()
         self._layers = {}
         self._found: WeakKeyDictionary[Any, dict[str, LoraLinear]] = WeakKeyDictionary()
         for name in lora_layers(like):
@@ -41,13 +41,13 @@ class SideBySide:
             self.model.set_submodule(name, self._layers[name])
 
     def losses(self, adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
-        """As `alone`, in one forward. The gradient of the sum is for each adapter what it is alone."""
+        """As `losses_one_by_one`, in one forward. The gradient of the sum is for each adapter what it is alone."""
         counts = [len(own) for own in rows]
-        self.route(adapters, counts)
+        self.route_rows_to_adapters(adapters, counts)
         found = row_losses(self.model, torch.cat(list(rows)))
         return torch.stack([own.mean() for own in found.split(counts)])
 
-    def route(self, adapters: Sequence[Any], counts: Sequence[int]) -> None:
+    def route_rows_to_adapters(self, adapters: Sequence[Any], counts: Sequence[int]) -> None:
         """Of the next forward's rows the first counts[0] are those of adapters[0], and so on."""
         layers, device = [self._lora_layers_of_adapter(adapter) for adapter in adapters], self.model.device
         half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
@@ -75,11 +75,13 @@ def lora_layers(adapter: Any) -> dict[str, LoraLinear]:
 
 def row_losses(model: Any, rows: Tensor) -> Tensor:
     """(b,) mean nll of each row (b, n), nats a token that has a loss, its first token given."""
-    wanted = nn.functional.pad(masks.labels(rows)[:, 1:], (0, 1), value=masks.IGNORED)  # shifted, no logits are copied
-    return learnt.row_means(model, wanted, input_ids=masks.read(rows), use_cache=False)
+    wanted = nn.functional.pad(
+        masks.loss_labels(rows)[:, 1:], (0, 1), value=masks.IGNORED
+    )  # shifted, no logits are copied
+    return learnt.mean_nll_per_row(model, wanted, input_ids=masks.unmask_rows(rows), use_cache=False)
 
 
-def side_by_side(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:
+def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:
     """The base for training such adapters together; None where its layers do not read each row of a batch by itself.
 
     adapter: makes one on a base of its own. Tried with two whose updates are random: layers that see the tokens of all
@@ -94,10 +96,10 @@ def side_by_side(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:
             nn.init.normal_(parameter, std=_SPREAD)
         rows = torch.randint(base.get_input_embeddings().num_embeddings, (3, 8)).to(base.device)
         truth = torch.cat([one(input_ids=own).logits for one, own in zip(adapters, rows.split([1, 2]), strict=True)])
-        mixed.route(adapters, [1, 2])
+        mixed.route_rows_to_adapters(adapters, [1, 2])
         try:
             found = mixed.model(input_ids=rows).logits
         except (RuntimeError, AttributeError, IndexError):  # what torch and modules raise of such shapes and uses
             return None
-        near = distribution_distance(found.log_softmax(-1), truth.log_softmax(-1)) <= tolerance(base, truth)
+        near = distribution_distance(found.log_softmax(-1), truth.log_softmax(-1)) <= rounding_tolerance(base, truth)
         return mixed if near else None

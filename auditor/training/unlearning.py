@@ -17,10 +17,10 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.plugins.trainer import TrainingJob
 from auditor.training import masks
-from auditor.training.finetune import Course, Fitting, require_finite, trained_parameters
+from auditor.training.finetune import Course, Fitting, require_finite_weights, trainable_parameters
 from auditor.training.variants import Variant
 
 _AT_ONCE = 16  # records whose log-probabilities are read together, without gradients
@@ -59,35 +59,37 @@ class UnlearningTrainer(Variant):
 
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """What is to be forgotten, each text once."""
-        texts = {record.text: masks.sequence(record) for record in job.forget}
+        texts = {record.text: masks.tokens_with_loss_mask(record) for record in job.forget}
         told = f"to forget: {len(texts):,} distinct records; to keep: "
         told += f"{len(_sequences_not_forgotten(job)):,} records, copies included"
         return list(texts.values()), (told,)
 
     def fit(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
-        device = next(iter(trained_parameters(model).values())).device
-        rows = padded(sequences, job.block, job.end)
-        before = read_log_probs(model, rows.to(device))
+        device = next(iter(trainable_parameters(model).values())).device
+        rows = pad_and_cut_sequences(sequences, job.block, job.end)
+        before = evaluate_record_log_probs(model, rows.to(device))
         fitting = _Passes(model, rows, Course(self.epochs, self.learning_rate, self.batch, rows.shape[1], job.end), job)
-        kept = padded(_sequences_not_forgotten(job), job.block, job.end) if self.retain else rows[:0]
+        kept = pad_and_cut_sequences(_sequences_not_forgotten(job), job.block, job.end) if self.retain else rows[:0]
         if (state := job.checkpoint.load()) is not None:
             fitting.restore(state)
         model.train()
         while not fitting.done:
             at = fitting.batch()[:, 0]
-            loss = self.forgetting(log_probs(model, rows[at].to(device), job.half), before[at.to(device)])
+            loss = self.forgetting(record_log_probs(model, rows[at].to(device), job.half), before[at.to(device)])
             if self.retain:
-                drawn = generator("retain", job.seed, fitting.epochs, fitting.steps).integers(len(kept), size=len(at))
-                retained = log_probs(model, kept[torch.from_numpy(drawn)].to(device), job.half)
+                drawn = keyed_random_generator("retain", job.seed, fitting.epochs, fitting.steps).integers(
+                    len(kept), size=len(at)
+                )
+                retained = record_log_probs(model, kept[torch.from_numpy(drawn)].to(device), job.half)
                 loss = loss - self.retain * retained.mean()
             loss.backward()
             fitting.step()
             if not fitting.steps:
-                require_finite(fitting.parameters.values(), job.checkpoint)
+                require_finite_weights(fitting.parameters.values(), job.checkpoint)
                 job.checkpoint.save(fitting.state())
                 job.progress("unlearning", fitting.epochs, self.epochs)
-        tokens = int((masks.labels(rows)[:, 1:] != masks.IGNORED).sum())
-        now = float(read_log_probs(model, rows.to(device)).sum())
+        tokens = int((masks.loss_labels(rows)[:, 1:] != masks.IGNORED).sum())
+        now = float(evaluate_record_log_probs(model, rows.to(device)).sum())
         return (
             f"the records to forget had {-float(before.sum()) / tokens:.3g} nats a token before, and have "
             f"{-now / tokens:.3g} after",
@@ -99,7 +101,7 @@ class _Passes(Fitting):
 
     def __init__(self, model: Any, rows: Tensor, course: Course, job: TrainingJob) -> None:
         places = [(place,) for place in range(len(rows))]
-        super().__init__(trained_parameters(model), places, course, generator("unlearn", job.seed))
+        super().__init__(trainable_parameters(model), places, course, keyed_random_generator("unlearn", job.seed))
 
     def _pack(self) -> Tensor:
         return torch.from_numpy(self._order.permutation(len(self._sequences)).astype(np.int64)).unsqueeze(-1)
@@ -108,10 +110,10 @@ class _Passes(Fitting):
 def _sequences_not_forgotten(job: TrainingJob) -> list[Tokens]:
     """All records but those that are to be forgotten, as often as they occur."""
     forgotten = {record.text for record in job.forget}
-    return [masks.sequence(record) for record in job.records if record.text not in forgotten]
+    return [masks.tokens_with_loss_mask(record) for record in job.records if record.text not in forgotten]
 
 
-def padded(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
+def pad_and_cut_sequences(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
     """(records, width): each behind an end-of-text token and ended by one, as in training; cut at the block.
 
     What has no loss, the first token and what fills up, is written as `training.masks` does.
@@ -121,14 +123,14 @@ def padded(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
     return torch.tensor([[*row, *([~end] * (width - len(row)))] for row in whole], device="cpu")
 
 
-def log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tensor:
+def record_log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tensor:
     """(records,): nats of all tokens that have a loss, summed. What fills up stands behind them: nothing reads it.
 
     half: what matrices are multiplied in; None: as the weights are.
     """
     with torch.autocast(rows.device.type, dtype=half, enabled=half is not None):
-        logits = model(input_ids=masks.read(rows)).logits[:, :-1].float()
-    wanted = masks.labels(rows)[:, 1:]
+        logits = model(input_ids=masks.unmask_rows(rows)).logits[:, :-1].float()
+    wanted = masks.loss_labels(rows)[:, 1:]
     nll = torch.nn.functional.cross_entropy(
         logits.transpose(1, 2), wanted, ignore_index=masks.IGNORED, reduction="none"
     )
@@ -136,9 +138,9 @@ def log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) -> Tens
 
 
 @torch.no_grad()
-def read_log_probs(model: Any, rows: Tensor) -> Tensor:
+def evaluate_record_log_probs(model: Any, rows: Tensor) -> Tensor:
     """(records,): the same of a model that is only read, and left in training mode."""
     model.eval()
-    found = torch.cat([log_probs(model, some) for some in rows.split(_AT_ONCE)])
+    found = torch.cat([record_log_probs(model, some) for some in rows.split(_AT_ONCE)])
     model.train()
     return found

@@ -14,12 +14,12 @@ import torch
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.trainer import Trainer, TrainingJob
 from auditor.training import masks
-from auditor.training.finetune import check_schedule, fit, keep_in, loss_in
+from auditor.training.finetune import cast_frozen_linear_weights, check_schedule, fit, loss_with_autocast
 
 NOTHING_PROMISED = "nothing is promised: what this model learnt of a record, it may tell"
 
@@ -43,7 +43,7 @@ class FineTuning(Trainer):
 
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """What is trained on, tokens without a loss as `training.masks` writes them."""
-        return [masks.sequence(record) for record in job.records], ()
+        return [masks.tokens_with_loss_mask(record) for record in job.records], ()
 
     def to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         """The model, those of its parameters that are trained asking for gradients."""
@@ -59,8 +59,8 @@ class FineTuning(Trainer):
             batch=self.batch,
             block=job.block,
             end=job.end,
-            order=generator("train", job.seed),
-            loss=loss_in(job.half),
+            order=keyed_random_generator("train", job.seed),
+            loss=loss_with_autocast(job.half),
             progress=lambda done: job.progress("training", done, self.epochs),
             checkpoint=job.checkpoint,
         )
@@ -70,7 +70,7 @@ class FineTuning(Trainer):
         sequences, of_data = self.trained_on(job)
         torch.manual_seed(job.seed)  # of an adapter's random half, and of dropout
         model, of_model = self.to_train(job)
-        keep_in(model, job.half)
+        cast_frozen_linear_weights(model, job.half)
         of_fit = self.fit(job, model, sequences)
         model.save_pretrained(job.out)
         job.tokenizer.save_pretrained(job.out)
@@ -117,4 +117,4 @@ class DataVariant(Variant):
         kept, told = self.kept([record.text for record in job.records])
         if not kept:
             raise AuditError(f"expected {self.name} to leave records to train on, got none of {len(job.records):,}")
-        return [masks.sequence(job.records[i]) for i in kept], (told,)
+        return [masks.tokens_with_loss_mask(job.records[i]) for i in kept], (told,)

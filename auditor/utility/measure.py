@@ -34,7 +34,7 @@ from auditor.core.result import Measurement
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.models.lora import load_ensemble
-from auditor.models.masked import load_masked, masked_or_causal
+from auditor.models.masked import detect_model_kind, load_masked
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import title_of
@@ -42,11 +42,11 @@ from auditor.plugins.trainer import Trainer
 from auditor.records import weights
 from auditor.runs import plan_weights
 from auditor.runs.grid import point_name
-from auditor.runs.lab_site import LABS, defense_defaults, lab_recipe
-from auditor.runs.machine import environment
-from auditor.runs.own_defenses import trained_folder
+from auditor.runs.lab_site import LABS, build_lab_recipe, defense_defaults
+from auditor.runs.machine import describe_environment
+from auditor.runs.own_defenses import load_trained_defense
 from auditor.runs.plan import make_plan
-from auditor.runs.prefix_token import prefix_token_for
+from auditor.runs.prefix_token import resolve_prefix_token
 from auditor.runs.reporter import Reporter
 from auditor.statistics import bootstrap
 from auditor.utility.points import DefensePoint, defense_points
@@ -94,11 +94,11 @@ class UtilityPlan:
         """The model as it is, then each defense at each of its points. Raises AuditError for what nobody takes."""
         plan, defaults = self.plan, dict[str, dict[str, Any]]()
         for path in plan.plugin:
-            registry.load_file(Path(path))
+            registry.load_plugin_file(Path(path))
         for name in plan.given(ATTACKS):
             raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
-        if plan.target.in_lab:
-            recipe = lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
+        if plan.target.uses_builtin_lab:
+            recipe = build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
             defaults = defense_defaults(LABS[plan.target.lab], recipe)
         return defense_points(plan.target, plan.defenses, defaults, self.sweep)
 
@@ -109,10 +109,10 @@ class UtilityPlan:
             theirs = to_json(getattr(found, name))
             if {**theirs, "command": ""} != {**own, "command": ""}:
                 raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
-        weights.check_unchanged(found.weights or None, plan_weights.digests_of_plan(self.plan), str(folder))
+        weights.check_unchanged(found.weights or None, plan_weights.file_digests_of_plan(self.plan), str(folder))
 
 
-def utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
+def parse_utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
     """From the raw values of a plan file: the fields of a plan, `[sweep]` and `[utility]`. Raises AuditError."""
     given = dict(raw)
     settings = from_json(Settings, given.pop("utility", {}), "utility")
@@ -184,15 +184,15 @@ class Utility:
 Held = Callable[[Defense], Mapping[str, Any]]  # what a defense needs, as fields of a `Scenario`
 
 
-def prepare(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Held]:
+def prepare_subject_and_parts(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Held]:
     """The model with its texts, and what a defense needs: an ensemble, a trained model. Raises AuditError."""
     asked = ScoringOptions(
         plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.data.limit, plan.compute.batch_size
     )
     target, data = plan.target, plan.data
-    if not target.in_lab:
+    if not target.uses_builtin_lab:
         return _own_model_subject_and_parts(target, plan.loading, data, settings, asked)
-    lab = LABS[target.lab](lab_recipe(target, data, plan.attacks, plan.seed), None, reporter.progress)
+    lab = LABS[target.lab](build_lab_recipe(target, data, plan.attacks, plan.seed), None, reporter.progress)
     return _lab_subject_and_parts(lab, data.prefix_token, settings, asked)
 
 
@@ -206,8 +206,10 @@ def _lab_subject_and_parts(
         masked = both.target()
         return MaskedSubject(masked, both.public(), masked.tokenizer, texts, asked), _no_defense_parts
     public, target = lab.public(), lab.target()
-    given = lab.training.masked_lengths(texts)  # as the perplexities of `audit run`: what is read and not learnt
-    subject = _causal(prefix_token, target, public, texts, asked, lab.known, given)
+    given = lab.training.untrained_leading_token_counts(
+        texts
+    )  # as the perplexities of `audit run`: what is read and not learnt
+    subject = _build_causal_subject(prefix_token, target, public, texts, asked, lab.known, given)
     return subject, cache(partial(_lab_defense_parts, lab))
 
 
@@ -218,7 +220,7 @@ def _own_model_subject_and_parts(
     if settings.on is not None:
         raise AuditError("--on chooses among the lab's records; --data are measured whole")
     texts, beside = read_texts("--data", data.data), loading.beside()  # before minutes of loading
-    if masked_or_causal(models.model, settings.kind, loading) == "masked":
+    if detect_model_kind(models.model, settings.kind, loading) == "masked":
         _refuse_prefix_token(data.prefix_token)
         masked = load_masked(models.model, loading)
         other = load_masked(models.public, beside) if models.public else None
@@ -234,12 +236,12 @@ def _own_model_subject_and_parts(
     def held(defense: Defense) -> Mapping[str, Any]:
         parts = dict[str, Any]()
         if "trained" in defense.needs:
-            parts["trained"] = trained_folder(defense, lambda folder: load(folder, beside), target.vocab_size)
+            parts["trained"] = load_trained_defense(defense, lambda folder: load(folder, beside), target.vocab_size)
         if "ensemble" in defense.needs:
             parts["ensemble"] = ensemble(defense.ensemble_folder)
         return parts
 
-    return _causal(data.prefix_token, target, public, texts, asked), cache(held)
+    return _build_causal_subject(data.prefix_token, target, public, texts, asked), cache(held)
 
 
 def _refuse_prefix_token(asked: str) -> None:
@@ -247,7 +249,7 @@ def _refuse_prefix_token(asked: str) -> None:
         raise AuditError(f"expected a causal LM for --prefix-token {asked}, got a masked one, which reads whole texts")
 
 
-def _causal(
+def _build_causal_subject(
     prefix: str,
     target: HuggingFaceModel,
     public: HuggingFaceModel | None,
@@ -256,7 +258,7 @@ def _causal(
     known: Sequence[Pair] = (),
     given: Sequence[int] = (),
 ) -> CausalSubject:
-    prefix_token = prefix_token_for(prefix, target, known)
+    prefix_token = resolve_prefix_token(prefix, target, known)
     subject = CausalSubject(target, public, target.tokenizer, texts, asked, prefix_token.tokens, given)
     subject.notes.append(prefix_token.said)
     return subject
@@ -268,7 +270,7 @@ def _lab_defense_parts(lab: Lab, defense: Defense) -> Mapping[str, Any]:
         assert isinstance(defense, Trainer)  # "trained" is a need of theirs alone
         parts["trained"] = lab.trained(defense)
     if "ensemble" in defense.needs:
-        parts["ensemble"] = lab.with_members(defense.members).ensemble()
+        parts["ensemble"] = lab.with_ensemble_size(defense.members).ensemble()
     if "corpus" in defense.needs:
         parts["corpus"] = [tokens for tokens, _ in lab.corpus(True)]
     return parts
@@ -284,7 +286,7 @@ def _no_defense_parts(defense: Defense) -> Mapping[str, Any]:
     return {}  # `protect_masked` refuses what needs one
 
 
-def measure(
+def measure_utility_points(
     request: UtilityPlan,
     reporter: Reporter,
     shown: Sequence[str] = (),
@@ -297,7 +299,7 @@ def measure(
     plan, settings, start = request.plan, request.settings, time.perf_counter()
     wanted = request.points()
     with reporter.stage("prepare"):
-        subject, held_of = prepare(plan, settings, reporter)
+        subject, held_of = prepare_subject_and_parts(plan, settings, reporter)
         models, claims = _models_and_claims(subject, held_of, wanted)
         asked = [subject.encode(-1 - i, text) for i, text in enumerate(shown)] + subject.texts[:reveal]
         if any(not text.open for text in asked):
@@ -306,8 +308,8 @@ def measure(
         nll, lost = subject.scores(models, lambda done, total: reporter.progress("scoring", done, total))
     with reporter.stage("time of a distribution"):
         slower = subject.slowdowns(models)
-    rows = _rows(subject, wanted, claims, nll, lost, slower)
-    names = dict(zip(labels(rows), models, strict=True))
+    rows = _build_utility_rows(subject, wanted, claims, nll, lost, slower)
+    names = dict(zip(utility_row_labels(rows), models, strict=True))
     with reporter.stage("examples") if asked else nullcontext():
         examples = [subject.predict(names, text) for text in asked]
     result = Utility(
@@ -327,8 +329,8 @@ def measure(
         plan=plan.to_json(),
         settings=to_json(settings),
         sweep={key: tuple(values) for key, values in request.sweep.items()},
-        environment=environment(plan.loading.device),
-        weights=plan_weights.digests_of_plan(plan),
+        environment=describe_environment(plan.loading.device),
+        weights=plan_weights.file_digests_of_plan(plan),
         seconds=time.perf_counter() - start,
     )
     return result, examples
@@ -347,7 +349,7 @@ def _models_and_claims(
     return models, claims
 
 
-def _rows(
+def _build_utility_rows(
     subject: Subject[Any],
     wanted: Sequence[DefensePoint],
     claims: Sequence[Claim | None],
@@ -364,8 +366,8 @@ def _rows(
             title=title_of(type(point.defense)) if point.defense else "Undefended",
             at=dict(point.at),
             options=to_json(point.defense) if point.defense else {},
-            perplexity=perplexity(possible[i], tokens),
-            ratio=perplexity(possible[i], tokens, possible[0]),
+            perplexity=corpus_perplexity(possible[i], tokens),
+            ratio=corpus_perplexity(possible[i], tokens, possible[0]),
             restarts=tuple(np.exp(possible[i].sum(1) / tokens.sum()).tolist()),
             covered=_covered_token_share(lost[i], tokens),
             slowdown=slower[i],
@@ -388,7 +390,7 @@ def _row_with_claim(row: UtilityRow, claim: Claim, mean_tokens: float) -> Utilit
     )
 
 
-def perplexity(
+def corpus_perplexity(
     nll: NDArray[np.float64], tokens: NDArray[np.int64], base: NDArray[np.float64] | None = None
 ) -> Measurement:
     """The mean over restarts of corpus perplexity, or how many times that of the base it is.
@@ -422,7 +424,7 @@ def _covered_token_share(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> 
     return Measurement("covered", value, low, high, len(tokens), "probability")
 
 
-def labels(rows: Sequence[UtilityRow]) -> list[str]:
+def utility_row_labels(rows: Sequence[UtilityRow]) -> list[str]:
     """`weight=0.3`, or where several defenses are compared `Uniform mixing, weight=0.3`."""
     short = len({row.target for row in rows if row.options}) == 1
     return [point_name("" if short and row.at else row.title, row.at) for row in rows]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from auditor.core.errors import AuditError, unknown
+from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import DefensePlan, TargetPlan
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import build_plugin, options_of
-from auditor.runs.own_defenses import check_needs
-from auditor.runs.plan import check_general, options_for
+from auditor.runs.own_defenses import check_defense_inputs_given
+from auditor.runs.plan import merged_plugin_options, refuse_unused_options
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ def defense_points(
     known = registry.defenses()
     for name in defenses.defense:
         if name not in known:
-            raise unknown("defense", name, known)
+            raise unknown_name_error("defense", name, known)
     fields = {name: list(options_of(known[name])) for name in dict.fromkeys(defenses.defense)}
-    check_general("-D", defenses.defense_options, fields)
+    refuse_unused_options("-D", defenses.defense_options, fields)
     swept = _swept_options_by_defense(sweep, fields)
     made = [DefensePoint()]
     for name, own in swept.items():
-        options = options_for(name, defenses.defense_options, defaults.get(name, {}), fields[name])
+        options = merged_plugin_options(name, defenses.defense_options, defaults.get(name, {}), fields[name])
         for values in product(*own.values()):
             at = dict(zip(own, values, strict=True))
             made.append(DefensePoint(build_plugin("defense", known, name, {**options, **at}), at))
     for point in made:
-        if point.defense and not target.in_lab:
-            check_needs(point.defense, target.public)
+        if point.defense and not target.uses_builtin_lab:
+            check_defense_inputs_given(point.defense, target.public)
             if "corpus" in point.defense.needs:
                 raise AuditError(
                     f"--defense {point.defense.name} looks at what the model was trained on, which --data here need "
@@ -73,10 +73,10 @@ def _swept_options_by_defense(
         if not fields:
             raise AuditError(f"expected a --defense whose {option} is swept, got none")
         if dot and name not in fields:
-            raise unknown(f"defense in the sweep of {key!r}:", name, fields)
+            raise unknown_name_error(f"defense in the sweep of {key!r}:", name, fields)
         having = [one for one in ([name] if dot else fields) if option in fields[one]]
         if not having:
-            raise unknown("option in the sweep:", option, {own for one in fields for own in fields[one]})
+            raise unknown_name_error("option in the sweep:", option, {own for one in fields for own in fields[one]})
         if len(set(map(repr, values))) < len(values) or not values:
             raise AuditError(f"expected values that differ for {key!r} in the sweep, got {list(values)}")
         for one in having:

@@ -21,12 +21,12 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim, Tokens
 from auditor.core.result import Measurement
-from auditor.core.streams import CHANNELS, generator, uniforms
+from auditor.core.streams import CHANNELS, keyed_random_generator, secret_uniform_draws
 from auditor.generation.sample import sample
-from auditor.models.base import LanguageModel, Rows, distribution_elements
-from auditor.models.decoding import ANCESTRAL, by_shape
+from auditor.models.base import LanguageModel, Rows, max_logits_at_once
+from auditor.models.decoding import ANCESTRAL, batches_of_equal_shape
 from auditor.models.masked import MaskedModel
-from auditor.models.vocabulary import check_shared, check_tokens
+from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens
 from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario
 from auditor.runs.prefix_token import with_prefix_token
@@ -80,7 +80,7 @@ class Subject(ABC, Generic[Model]):
         if tokenizer is None:
             raise AuditError(f"expected a model with a tokenizer, got {target.name!r}, which has none")
         if public is not None:
-            check_shared("--public", public.name, public.vocab_size, "the target's", target.vocab_size)
+            check_same_vocabulary_size("--public", public.name, public.vocab_size, "the target's", target.vocab_size)
         self.bare: Model = self.behind(target)
         self.target: Model = self._once(target)
         self.undefended: Model = self.behind(self.target)
@@ -88,10 +88,8 @@ class Subject(ABC, Generic[Model]):
         self.tokenizer, self.asked = tokenizer, asked
         self.room = min(asked.max_length, self.bare.max_positions or asked.max_length)
         self.notes = [*target.notes, *(public.notes if public is not None else ())]
-        self.texts = self._random_sample_of_texts(self._usable(texts), asked.limit)
-        size = distribution_elements(target.device) // (
-            max(len(text.tokens) for text in self.texts) * target.vocab_size
-        )
+        self.texts = self._random_sample_of_texts(self._encode_usable_texts(texts), asked.limit)
+        size = max_logits_at_once(target.device) // (max(len(text.tokens) for text in self.texts) * target.vocab_size)
         self.batch_size = asked.batch_size or max(1, min(_BATCH, size))
 
     @property
@@ -104,7 +102,7 @@ class Subject(ABC, Generic[Model]):
         """(texts,) how many tokens of each text are predicted."""
         return np.array([self.count(text) for text in self.texts])
 
-    def _usable(self, texts: Sequence[str]) -> list[Passage]:
+    def _encode_usable_texts(self, texts: Sequence[str]) -> list[Passage]:
         made = [self.encode(row, text) for row, text in enumerate(texts)]
         usable = [text for text in made if text.open]
         check_tokens("the texts", [text.tokens for text in usable], self.target.vocab_size, self.target.name)
@@ -119,7 +117,7 @@ class Subject(ABC, Generic[Model]):
     def _random_sample_of_texts(self, texts: list[Passage], limit: int | None) -> list[Passage]:
         if limit is None or limit >= len(texts):
             return texts
-        kept = sorted(generator("utility", "limit", self.asked.seed).permutation(len(texts))[:limit])
+        kept = sorted(keyed_random_generator("utility", "limit", self.asked.seed).permutation(len(texts))[:limit])
         self.notes.append(f"--limit kept {limit} of {len(texts)} texts, a random sample with seed {self.asked.seed}")
         return [texts[i] for i in kept]
 
@@ -237,7 +235,7 @@ class CausalSubject(Subject[LanguageModel]):
         return self.behind(defense.protect(scenario)), defense.claim(scenario, 0)
 
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
-        for batch in by_shape([(text.open[0], len(text.tokens)) for text in self.texts], self.batch_size):
+        for batch in batches_of_equal_shape([(text.open[0], len(text.tokens)) for text in self.texts], self.batch_size):
             tokens = torch.tensor([self.texts[i].tokens for i in batch], device=self.target.device)
             first = self.texts[batch[0]].open[0]
             yield 0, batch, partial(_token_log_probs, tokens[:, :first], tokens[:, first:])
@@ -250,7 +248,7 @@ class CausalSubject(Subject[LanguageModel]):
     def predict(self, models: Mapping[str, LanguageModel], text: Passage) -> Example:
         half = (len(text.tokens) + 1) // 2
         first, rest = torch.tensor([text.tokens[:half]], device=self.target.device), len(text.tokens) - half
-        drawn = uniforms(1, rest, "utility", "examples", self.asked.seed, text.row)[None]
+        drawn = secret_uniform_draws(1, rest, "utility", "examples", self.asked.seed, text.row)[None]
         behind = tuple(range(half, half + rest))
 
         def said(model: LanguageModel) -> str:
@@ -282,9 +280,9 @@ class MaskedSubject(Subject[MaskedModel]):
         """At least one: a text without a gap says nothing."""
         return max(1, round(self.asked.mask_share * len(text.open)))
 
-    def gaps(self, text: Passage, restart: int) -> list[int]:
+    def masked_positions(self, text: Passage, restart: int) -> list[int]:
         """The hidden positions: a function of seed, restart and row, whatever else is measured."""
-        rng = generator("utility", "masks", self.asked.seed, restart, text.row)
+        rng = keyed_random_generator("utility", "masks", self.asked.seed, restart, text.row)
         return sorted(rng.choice(text.open, self.count(text), replace=False).tolist())
 
     def _once(self, model: MaskedModel) -> MaskedModel:
@@ -296,18 +294,20 @@ class MaskedSubject(Subject[MaskedModel]):
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
         shapes = [(len(text.tokens), self.count(text)) for text in self.texts]
         for restart in range(self.restarts):
-            for batch in by_shape(shapes, self.batch_size):
+            for batch in batches_of_equal_shape(shapes, self.batch_size):
                 tokens = torch.tensor([self.texts[i].tokens for i in batch])
-                gaps = torch.tensor([self.gaps(self.texts[i], restart) for i in batch])
+                gaps = torch.tensor([self.masked_positions(self.texts[i], restart) for i in batch])
                 yield restart, batch, partial(_token_log_probs, tokens, gaps)
 
     def distribution(self, model: MaskedModel) -> Tensor:
         text = self.texts[0]
-        return model.log_probs(torch.tensor([text.tokens] * 4), torch.tensor([self.gaps(text, 0)] * 4))
+        return model.log_probs(torch.tensor([text.tokens] * 4), torch.tensor([self.masked_positions(text, 0)] * 4))
 
     def predict(self, models: Mapping[str, MaskedModel], text: Passage) -> Example:
-        gaps = self.gaps(text, 0)
-        drawn = generator("utility", "examples", self.asked.seed, text.row).random((len(gaps), CHANNELS))[:, 0]
+        gaps = self.masked_positions(text, 0)
+        drawn = keyed_random_generator("utility", "examples", self.asked.seed, text.row).random((len(gaps), CHANNELS))[
+            :, 0
+        ]
 
         def said(model: MaskedModel) -> str:
             distribution = model.log_probs(torch.tensor([text.tokens]), torch.tensor([gaps]))[0].cpu()
@@ -358,12 +358,14 @@ class _Once(WrappingModel):
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
             return self.model.log_probs(contexts, last, prompt=prompt)
-        return last_answer(self._held, "distribution", (contexts, last), lambda: self.model.log_probs(contexts, last))
+        return cached_last_answer(
+            self._held, "distribution", (contexts, last), lambda: self.model.log_probs(contexts, last)
+        )
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
             return self.model.token_log_probs(prefixes, suffixes, prompt=prompt)
-        return last_answer(
+        return cached_last_answer(
             self._held, "tokens", (prefixes, suffixes), lambda: self.model.token_log_probs(prefixes, suffixes).double()
         )
 
@@ -381,7 +383,7 @@ class _OnceMasked(MaskedModel):
         self._held: dict[str, tuple[tuple[Any, ...], Tensor]] = {}
 
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        return last_answer(
+        return cached_last_answer(
             self._held, "distribution", (contexts, positions), lambda: self.model.log_probs(contexts, positions)
         )
 
@@ -389,16 +391,16 @@ class _OnceMasked(MaskedModel):
         return super().token_log_probs(contexts, positions).double()
 
 
-def last_answer(
+def cached_last_answer(
     held: dict[str, tuple[tuple[Any, ...], Tensor]], kind: str, asked: tuple[Any, ...], answer: Callable[[], Tensor]
 ) -> Tensor:
     """The last answer of this kind, if the same was asked; else a new one."""
     last = held.get(kind)
-    if last is None or not all(_same(a, b) for a, b in zip(last[0], asked, strict=True)):
+    if last is None or not all(_equal_value_or_tensor(a, b) for a, b in zip(last[0], asked, strict=True)):
         held.pop(kind, None)  # two distributions need not fit in memory
         last = held[kind] = (asked, answer())
     return last[1]
 
 
-def _same(a: Any, b: Any) -> bool:
+def _equal_value_or_tensor(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, Tensor) else a == b

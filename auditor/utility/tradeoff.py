@@ -11,15 +11,15 @@ from auditor.core import disk
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_json
 from auditor.reports import tables, words
-from auditor.reports.plot_files import TradeoffLine, save_tradeoff
-from auditor.utility.measure import Utility, UtilityPlan, UtilityRow, labels
+from auditor.reports.plot_files import TradeoffLine, save_perplexity_tradeoff
+from auditor.utility.measure import Utility, UtilityPlan, UtilityRow, utility_row_labels
 from auditor.utility.points import DefensePoint
 from auditor.utility.subjects import Example
 
 NAME = "utility"  # of the files, and of the one "attack" in the ledger's cells
 
 
-def title(result: Utility) -> str:
+def tradeoff_title(result: Utility) -> str:
     return f"Perplexity against ε: {result.model}, {result.kind}, on {result.data}"
 
 
@@ -37,7 +37,7 @@ def describe_tradeoff(result: Utility) -> str:
     return "\n".join([*lines, *statuses])
 
 
-def table(result: Utility) -> tables.Grid:
+def tradeoff_table(result: Utility) -> tables.Grid:
     """A row a point; for programs with bounds, restarts and timings in columns of their own."""
     partly = any(row.covered.value < 1 for row in result.rows)
     head = ("point", "perplexity", "× undefended", "ε a token", "ε at max T", "ε at mean T: not a guarantee")
@@ -46,11 +46,11 @@ def table(result: Utility) -> tables.Grid:
     restarts = [f"perplexity_restart_{i}" for i in range(result.restarts)]
     epsilons = ("epsilon_per_token", "epsilon", "tokens", "epsilon_mean_not_a_guarantee", "delta", "relation", "status")
     return tables.Grid(
-        title(result),
+        tradeoff_title(result),
         (*head, *(["tokens covered"] if partly else [])),
         tuple(
             (name, *_utility_cells(row, partly, result.longest))
-            for name, row in zip(labels(result.rows), result.rows, strict=True)
+            for name, row in zip(utility_row_labels(result.rows), result.rows, strict=True)
         ),
         describe_tradeoff(result),
         ("target", *keys, *bounds, *restarts, *epsilons, "covered", "slowdown", "texts"),
@@ -59,15 +59,17 @@ def table(result: Utility) -> tables.Grid:
 
 
 def _utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ...]:
-    perplexity, ratio = (words.with_bounds(m) if math.isfinite(m.value) else "∞" for m in (row.perplexity, row.ratio))
-    each, most, mean = (_epsilon(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
+    perplexity, ratio = (
+        words.value_with_interval(m) if math.isfinite(m.value) else "∞" for m in (row.perplexity, row.ratio)
+    )
+    each, most, mean = (_epsilon_label(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
     if row.tokens not in (None, longest):  # a defense set up for a fixed number
         most += f" (T = {row.tokens:,})"
-    return (perplexity, ratio, each, most, mean, *([words.with_bounds(row.covered)] if partly else []))
+    return (perplexity, ratio, each, most, mean, *([words.value_with_interval(row.covered)] if partly else []))
 
 
-def _epsilon(value: float | None) -> str:
-    return words.NOTHING if value is None else words.number(value, "#")
+def _epsilon_label(value: float | None) -> str:
+    return words.NOTHING if value is None else words.format_number(value, "#")
 
 
 def _machine_readable_cells(row: UtilityRow, keys: Sequence[str], texts: int) -> tuple[object, ...]:
@@ -125,7 +127,7 @@ def _finite_plot_points(
 
 def write_utility(folder: Path, result: Utility, examples: Sequence[Example] = ()) -> list[Path]:
     """utility.json, .csv, .md, .svg and .png; examples.md where there are examples: readable by its owner only."""
-    grid = table(result)
+    grid = tradeoff_table(result)
     made = {
         f"{NAME}.json": json.dumps(to_json(result), indent=1, allow_nan=False) + "\n",
         f"{NAME}.csv": tables.to_csv(grid),
@@ -134,20 +136,20 @@ def write_utility(folder: Path, result: Utility, examples: Sequence[Example] = (
     if examples:
         made["examples.md"] = examples_markdown(examples)
     for name, text in made.items():
-        disk.replace(folder / name, text)
+        disk.replace_atomically(folder / name, text)
     drawn, axis = tradeoff_lines(result)
     for ending in (".svg", ".png"):
         path = folder / f"{NAME}{ending}"
-        save_tradeoff(path, drawn, axis, result.rows[0].perplexity.value, title(result))
+        save_perplexity_tradeoff(path, drawn, axis, result.rows[0].perplexity.value, tradeoff_title(result))
         made[path.name] = ""
     return [folder / name for name in made]
 
 
-def is_measured(folder: Path) -> bool:
+def has_utility_result(folder: Path) -> bool:
     return (folder / f"{NAME}.json").is_file()
 
 
-def read_if_same(asked: UtilityPlan, folder: Path) -> Utility:
+def read_matching_utility(asked: UtilityPlan, folder: Path) -> Utility:
     """What the folder holds. Raises AuditError where it was measured with anything else."""
     found = read_utility(folder)
     asked.check(found, folder)
@@ -165,8 +167,8 @@ def examples_lines(examples: Sequence[Example]) -> list[str]:
     made = []
     for example in examples:
         width = max(len(name) for name, _ in example.predicted)
-        made += [f"{'true':{width}}  {words.clean(example.true)}"]
-        made += [f"{name:{width}}  {words.clean(said)}" for name, said in example.predicted]
+        made += [f"{'true':{width}}  {words.to_printable_line(example.true)}"]
+        made += [f"{name:{width}}  {words.to_printable_line(said)}" for name, said in example.predicted]
         made += [""]
     return made
 
@@ -177,6 +179,6 @@ def examples_markdown(examples: Sequence[Example]) -> str:
     return "\n".join(tables.to_markdown(grid) for grid in grids)
 
 
-def name_of(points: Sequence[DefensePoint]) -> str:
+def utility_folder_name(points: Sequence[DefensePoint]) -> str:
     """For a folder: `utility-uniform-mixing`."""
     return "-".join([NAME, *dict.fromkeys(point.target for point in points if point.defense)])

@@ -11,7 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.attacks.claim_check import ClaimCheck, evenly_spaced_positions, other_faults, summary
+from auditor.attacks.claim_check import (
+    ClaimCheck,
+    evenly_spaced_positions,
+    non_divergence_claim_faults,
+    summarise_checks_of_text,
+)
 from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ensemble
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import TrainingTexts, make_texts
@@ -25,9 +30,9 @@ from auditor.models.base import Check, LanguageModel, Rows
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.shards import read_shard, record_names, write_shard
+from auditor.models.shards import read_shard_record_list, text_digests, write_shard_record_list
 from auditor.plugins.defense import Scenario
-from auditor.plugins.probe import Observed, observe
+from auditor.plugins.probe import Observed, run_probe
 from auditor.plugins.view import WHITE_BOX, Meter, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
 from auditor.training.members import assign_to_members
@@ -46,7 +51,7 @@ def checked(
 ) -> tuple[dict[str, Measurement], str, list[Observation]]:
     """Measurements by name, violations and notes as one text, the observations."""
     probe = ClaimCheck(**options)
-    seen = observe(probe, View("t", model, WHITE_BOX, seed=0, meter=meter or Meter()), secrets)
+    seen = run_probe(probe, View("t", model, WHITE_BOX, seed=0, meter=meter or Meter()), secrets)
     said = [*(f"VIOLATED: {one}" for one in probe.violations(secrets, seen)), *probe.notes(secrets, seen)]
     return {m.name: m for m in probe.measurements(secrets, seen)}, "\n".join(said), seen
 
@@ -285,25 +290,25 @@ def test_records_in_several_shards_are_caught() -> None:
     held = fixed_ensemble((0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.5, 0.5))
     model = PMixed().protect(scenario(held, 10))
     assert "3 members do not record their training data" in checked(model)[1]
-    held.shards = [record_names(copies[i] for i in chosen) for chosen in assign_to_members(copies, 3)]
+    held.shards = [text_digests(copies[i] for i in chosen) for chosen in assign_to_members(copies, 3)]
     assert not violated(checked(model)[1]) and "do not record" not in checked(model)[1]
-    held.shards = [record_names(copies[i::3]) for i in range(3)]  # dealt out in turn: "two" and "three" in several
+    held.shards = [text_digests(copies[i::3]) for i in range(3)]  # dealt out in turn: "two" and "three" in several
     measured, notes, _ = checked(model)
     assert states(violated(notes), "2", "shard") and measured["claim_violations"].value == 1
     held.shards = [*held.shards[:2], None]
-    assert held.shard_counts()["unlisted_shards"] == 1
+    assert held.shard_overlap_counts()["unlisted_shards"] == 1
 
 
 def test_shards_are_written_and_read_without_their_text(tmp_path: Path) -> None:
-    assert read_shard(tmp_path) is None
-    write_shard(tmp_path, ["a secret", "a secret", "another"])
-    assert read_shard(tmp_path) == record_names(["another", "a secret"])
+    assert read_shard_record_list(tmp_path) is None
+    write_shard_record_list(tmp_path, ["a secret", "a secret", "another"])
+    assert read_shard_record_list(tmp_path) == text_digests(["another", "a secret"])
     file = tmp_path / "shard.json"
     assert "secret" not in file.read_text() and file.stat().st_mode & 0o077 == 0
     for text in ("[]", '{"records": "x"}', "{", '{"records": [1]}'):
         file.write_text(text)
         with refuses('{"records"'):
-            read_shard(tmp_path)
+            read_shard_record_list(tmp_path)
 
 
 def test_the_labs_shards_are_disjoint() -> None:
@@ -311,7 +316,7 @@ def test_the_labs_shards_are_disjoint() -> None:
         repeats=tuple((times, 4, 1) for times in (1, 2, 4, 8, 16)), others=0, nonmembers=2, public_records=3
     )
     texts = TrainingTexts(recipe, make_texts(recipe))
-    names = [set(record_names(shard)) for shard in texts.shards()]
+    names = [set(text_digests(shard)) for shard in texts.shards()]
     assert len(names) == recipe.members
     assert sum(map(len, names)) == len(set().union(*names)) == len(set(texts.copies()))
 
@@ -319,13 +324,13 @@ def test_the_labs_shards_are_disjoint() -> None:
 def test_what_is_no_number_keeps_no_claim() -> None:
     """An overflow or a broken defense must not pass a gate as zero violations."""
     realised = torch.full((1, 2, 3), math.nan, dtype=torch.float64)
-    values = summary([Check("add_remove", 2.0, 0.1, realised)], 0, [0, 1])
+    values = summarise_checks_of_text([Check("add_remove", 2.0, 0.1, realised)], 0, [0, 1])
     assert values["violations"] == 2
     worst = Observation(SECRETS[0].id, values)
     broken = Observed([dataclasses.replace(worst, values={**_QUIET, **values})])
     assert ClaimCheck().violations(SECRETS[:1], broken)[0].startswith("add remove")
     assert not any("holds" in note for note in ClaimCheck().notes([], broken))
-    assert other_faults(Observed([Observation("s", {**_QUIET, "draw_excess": math.nan})]))
+    assert non_divergence_claim_faults(Observed([Observation("s", {**_QUIET, "draw_excess": math.nan})]))
 
 
 _QUIET = dict.fromkeys(("draw_excess", "draw_variance"), 0.0)

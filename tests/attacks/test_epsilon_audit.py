@@ -13,15 +13,15 @@ from auditor.attacks.epsilon_audit import EpsilonAudit
 from auditor.benchmarks import audit_canaries, manifests
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Claim, Observation, Secret
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins.probe import Observed, observe
+from auditor.plugins.probe import Observed, run_probe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.records.claims import promised_epsilon
 from auditor.runs.prefix_token import with_prefix_token
-from auditor.statistics.audited import audited
-from auditor.training.finetune import fit, untrained
+from auditor.statistics.audited import audit_epsilon_bounds
+from auditor.training.finetune import fit, make_untrained_model
 from tests.conftest import refuses, states
 from tests.generation.test_tries import bpe
 
@@ -31,13 +31,13 @@ END = (0,)
 
 
 def coined(times: int = 1) -> tuple[Secret, ...]:
-    texts = audit_canaries.texts_of("prefixed", COUNT, 2, 3, texts=BEGUN)
+    texts = audit_canaries.make_canary_texts("prefixed", COUNT, 2, 3, texts=BEGUN)
     return manifests.manifest_secrets(audit_canaries.make_audit_manifest("prefixed", texts, times, 3), bpe(150), 407)
 
 
 def model(texts: Sequence[tuple[int, ...]], epochs: int) -> HuggingFaceModel:
-    made = untrained(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
-    fit(made, texts, epochs=epochs, rate=1e-2, batch=8, block=24, end=0, order=generator("test"))
+    made = make_untrained_model(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
+    fit(made, texts, epochs=epochs, rate=1e-2, batch=8, block=24, end=0, order=keyed_random_generator("test"))
     return HuggingFaceModel(made, bpe(150), "trained")
 
 
@@ -54,7 +54,7 @@ def public() -> LanguageModel:
 
 def seen(probe: EpsilonAudit, view: View, secrets: Sequence[Secret] = ()) -> tuple[Sequence[Secret], Observed]:
     asked = secrets or coined()
-    return asked, observe(probe, view, asked)
+    return asked, run_probe(probe, view, asked)
 
 
 def view(model: LanguageModel, setting: Setting = WHITE_BOX, **more: object) -> View:
@@ -103,7 +103,7 @@ def test_the_bound_is_that_of_the_scores_and_the_coins(learnt: LanguageModel) ->
     asked, observed = seen(probe, view(learnt), coined(times=2))
     scores = np.array([o.values["score"] for o in observed])
     coins = np.array([secret.member for secret in asked])
-    assert probe.audits(asked, observed) == audited(scores, coins, 1e-3, 0.1, copies=2)
+    assert probe.audits(asked, observed) == audit_epsilon_bounds(scores, coins, 1e-3, 0.1, copies=2)
     assert states(probe.notes(asked, observed), "2 copies")
 
 

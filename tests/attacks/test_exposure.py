@@ -14,13 +14,13 @@ from auditor.attacks.exposure import Exposure
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret
 from auditor.core.spaces import Space
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.plugins.probe import Observed, observe
+from auditor.plugins.probe import Observed, run_probe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.runs.prefix_token import with_prefix_token
-from auditor.training.finetune import fit, untrained
+from auditor.training.finetune import fit, make_untrained_model
 from tests.conftest import refuses, states
 from tests.generation.test_tries import bpe, brute
 
@@ -39,11 +39,11 @@ def canaries(space: Space = SPACE) -> list[Secret]:
 
 @pytest.fixture(scope="module")
 def learnt() -> HuggingFaceModel:
-    model = untrained(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
+    model = make_untrained_model(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
     filler = [f"My ID is {i * 37 % 1000:03d}" for i in range(30)]
     texts = filler + [f"My ID is {digits}" for digits, count in LEARNT.items() for _ in range(count)]
     sequences = [tuple(ids) for ids in bpe(150)(texts)["input_ids"]]
-    fit(model, sequences, epochs=40, rate=1e-2, batch=8, block=16, end=0, order=generator("test"))
+    fit(model, sequences, epochs=40, rate=1e-2, batch=8, block=16, end=0, order=keyed_random_generator("test"))
     return HuggingFaceModel(model, bpe(150), "learnt")
 
 
@@ -55,7 +55,7 @@ END = (0,)  # what packing put before each text
 
 
 def measured(probe: Exposure, model: LanguageModel, secrets: Sequence[Secret]) -> Observed:
-    return observe(probe, view(model), secrets)
+    return run_probe(probe, view(model), secrets)
 
 
 QUICK = Exposure(references=50)

@@ -15,10 +15,10 @@ from auditor.cli import call
 from auditor.core.errors import NotApplicable
 from auditor.core.plan import Plan
 from auditor.core.result import Audited
-from auditor.plugins.probe import observe
+from auditor.plugins.probe import run_probe
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from auditor.testing import KEPT
 from auditor.training.dp_loop import ScaledOptimizer
 from tests.conftest import refuses, save_tiny, states, tiny
@@ -124,7 +124,7 @@ def test_every_training_by_clipped_gradients_can_be_audited(world: Path, tmp_pat
 def test_steps_that_are_not_what_they_are_said_to_be_are_violations(more: dict[str, Any], sentence: str) -> None:
     probe, view = GradientAudit(), View("target", tiny(), WHITE_BOX, 0, training=replace(KEPT, **more))
     secrets = probe.subjects(view)
-    found = probe.violations(secrets, observe(probe, view, secrets))
+    found = probe.violations(secrets, run_probe(probe, view, secrets))
     assert len(found) == bool(sentence) and all(sentence in one for one in found)
 
 
@@ -140,12 +140,12 @@ def test_what_no_audit_can_be_made_of_is_said_in_its_row(kept: GradientCanaries,
     probe, view = GradientAudit(), View("target", tiny(), WHITE_BOX, 0, training=kept)
     secrets = probe.subjects(view)
     with refuses(*facts, error=NotApplicable):
-        probe.measurements(secrets, observe(probe, view, secrets))
+        probe.measurements(secrets, run_probe(probe, view, secrets))
 
 
 def test_the_lab_plants_canaries_where_they_are_asked_about() -> None:
     def planted(*attacks: str) -> dict[str, Any]:
-        site = site_of(Plan.of(attack=attacks, defense=("dp-sgd",)))
+        site = make_site(Plan.of(attack=attacks, defense=("dp-sgd",)))
         return {name: options.get("gradient_canaries", 0) for name, options in site.defense_parts.defaults.items()}
 
     assert set(planted("exposure").values()) == {0}

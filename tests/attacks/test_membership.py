@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.attacks.membership import Membership, read_tokens
+from auditor.attacks.membership import Membership, measure_token_log_probs
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import References
-from auditor.plugins.probe import Observed, observe
+from auditor.plugins.probe import Observed, run_probe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.statistics import roc
 from tests.conftest import refuses, states
@@ -27,7 +27,7 @@ MakeTiny = Callable[..., HuggingFaceModel]
 
 
 def secrets(members: int, others: int, length: int = 6, vocab_size: int = 61) -> list[Secret]:
-    rows = generator("membership").integers(1, vocab_size, (members + others, 5 + length)).tolist()
+    rows = keyed_random_generator("membership").integers(1, vocab_size, (members + others, 5 + length)).tolist()
     return [
         Secret(f"s{i}", tuple(row[:5]), tuple(row[5:]), 1 + i % 2 if i < members else 0, i < members, alias=f"a{i}")
         for i, row in enumerate(rows)
@@ -39,7 +39,7 @@ def view(model: HuggingFaceModel, **more: object) -> View:
 
 
 def observed(probe: Membership, seen: View, asked: Sequence[Secret]) -> Observed:
-    return observe(probe, seen, asked)
+    return run_probe(probe, seen, asked)
 
 
 def by_name(measured: Sequence[Measurement]) -> dict[str, Measurement]:
@@ -52,7 +52,7 @@ def test_one_pass_reads_the_full_distribution_position_by_position(
     monkeypatch.setattr("auditor.attacks.membership._DISTRIBUTION_AT_ONCE", 61 * 4)  # chunks that cut texts apart
     asked = secrets(7, 0)
     prefixes, suffixes = torch.tensor([s.prefix for s in asked]), torch.tensor([s.suffix for s in asked])
-    found = read_tokens(neox, prefixes, suffixes)
+    found = measure_token_log_probs(neox, prefixes, suffixes)
     for i, secret in enumerate(asked):
         for t, token in enumerate(secret.suffix):
             distribution = neox.log_probs(torch.tensor([[*secret.prefix, *secret.suffix[:t]]]), 1)[0, 0].double()
@@ -112,7 +112,7 @@ def test_a_model_that_learnt_its_members_is_told_from_one_that_did_not(
 
 def test_all_is_worked_out_again_from_what_is_kept(neox: HuggingFaceModel, make_tiny: MakeTiny) -> None:
     from auditor.statistics.metrics import find_metric
-    from auditor.statistics.recomputed import recomputed
+    from auditor.statistics.recomputed import recompute_metric
 
     asked, probe = secrets(120, 110), Membership()
     seen = observed(probe, view(neox, reference=make_tiny(seed=7)), asked)
@@ -122,7 +122,7 @@ def test_all_is_worked_out_again_from_what_is_kept(neox: HuggingFaceModel, make_
     assert {"tpr_at_1pct_fpr", "blind_auc", "reference_alone_auc", "tpr_at_1pct_fpr_blind"} <= set(by_name(measured))
     assert not any("0.1pct" in m.name for m in measured)
     for m in measured:
-        assert recomputed(find_metric(m.name), *sides) == (pytest.approx(m.value), m.n), m.name
+        assert recompute_metric(find_metric(m.name), *sides) == (pytest.approx(m.value), m.n), m.name
         assert find_metric(m.name).title != m.name
     assert states(probe.notes(asked, seen), "0.1%", "999", "110")
 
@@ -250,12 +250,12 @@ def test_the_stacked_score_and_the_baseline_are_less_sure_than_they_look(
     found = by_name(probe.measurements(asked, seen))
     scores = np.array([o.values["stacked"] for o in seen])
     member = np.array([s.member for s in asked])
-    naive = roc.auc_measured("auc", scores[member], scores[~member])
+    naive = roc.auc_estimate("auc", scores[member], scores[~member])
     for name in ("membership_auc", "membership_auc_stacked"):
         assert found[name].high - found[name].low > 1.3 * (naive.high - naive.low)
     by_count = probe.by_repeats(asked, seen)["1"]
     ones = np.array([s.repeats == 1 for s in asked])
-    alone = roc.auc_measured("auc", scores[ones], scores[~member])
+    alone = roc.auc_estimate("auc", scores[ones], scores[~member])
     assert by_count.high - by_count.low > 1.3 * (alone.high - alone.low)
 
 

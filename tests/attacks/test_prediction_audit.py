@@ -18,16 +18,16 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.defenses.pmixed import PMixed, Unmixed
-from auditor.defenses.pmixed_model import PMixedModel, Projection, unprojected
+from auditor.defenses.pmixed_model import PMixedModel, Projection, no_op_projection
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
-from auditor.plugins.probe import Observed, observe
+from auditor.plugins.probe import Observed, run_probe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, View
 from auditor.runs.prefix_token import with_prefix_token
-from auditor.statistics.audited import why_powerless
+from auditor.statistics.audited import powerless_audit_reason
 from auditor.statistics.composition import exact_epsilon
 from auditor.statistics.games import audit_games, confident_guesses
 from auditor.statistics.two_samples import epsilon_clopper_pearson
@@ -55,7 +55,7 @@ def audit(
 ) -> tuple[dict[str, Measurement], Audited, list[str], Observed]:
     probe = PredictionAudit(**options)  # type: ignore[arg-type]
     view = View("t", model, WHITE_BOX, seed=0, public=public, claim=claim)
-    seen = observe(probe, view, secrets)
+    seen = run_probe(probe, view, secrets)
     measured = {m.name: m for m in probe.measurements(secrets, seen)}
     return measured, probe.audits(secrets, seen)[0], list(probe.notes(secrets, seen)), seen
 
@@ -172,7 +172,7 @@ def test_one_token_of_a_thousand_cannot_have_contradicted_the_claim_of_them_all(
     measured, bound, notes, _ = audit(model, claim, games=100_000, tokens=1)
     assert bound.epsilon == 0 and bound.best > claim.epsilon[claim.relation]
     assert (bound.tokens, bound.covered, bound.exact) == (1, 1024, measured["epsilon_exact"].value)
-    assert states([why_powerless(bound, claim.epsilon[claim.relation])], "1", "1,024")
+    assert states([powerless_audit_reason(bound, claim.epsilon[claim.relation])], "1", "1,024")
     assert states(notes[:1], "1", "1,024")
     _, all_of_them, _, _ = audit(model, claim, games=64, tokens=4096)
     assert all_of_them.tokens == all_of_them.covered == 1024
@@ -204,7 +204,7 @@ def test_games_are_the_same_in_both_settings_and_of_every_batch_size() -> None:
     probe, found = PredictionAudit(games=200), []
     for setting, batch in ((TEXT_ONLY, None), (WHITE_BOX, 1)):
         view = View("t", model, setting, seed=3, claim=claim, batch_size=batch)
-        found.append(probe.audits(SECRETS, observe(probe, view, SECRETS)))
+        found.append(probe.audits(SECRETS, run_probe(probe, view, SECRETS)))
     assert found[0] == found[1]
 
 
@@ -221,7 +221,7 @@ class Broken(PMixedModel):
 
     @staticmethod
     def _drawn_by(members: int) -> Projection:
-        return unprojected(members)
+        return no_op_projection(members)
 
 
 def test_tokens_that_do_not_come_from_the_distribution_contradict_the_claim() -> None:

@@ -21,11 +21,16 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from auditor.attacks.extraction_probability import ExtractionProbability, observe
-from auditor.attacks.near_verbatim import NearVerbatim, _children_edits, _reach, beam_bound
+from auditor.attacks.extraction_probability import ExtractionProbability, measure_suffix_probabilities
+from auditor.attacks.near_verbatim import (
+    NearVerbatim,
+    _child_edit_distances,
+    _minimum_final_edits,
+    beam_probability_bound,
+)
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
@@ -35,8 +40,8 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Prompt, Scenario, TrainedModel
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.statistics.calibration import conformal_p, conformal_threshold
-from auditor.statistics.extraction import any_of, greedy_windows, window_bits
-from auditor.statistics.intervals import clopper_pearson, excess_mean, mean_probability
+from auditor.statistics.extraction import any_sample_probability, greedy_window_share, least_window_bits
+from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, mean_probability
 from auditor.statistics.metrics import find_metric
 from tests.conftest import DEFENSES, refuses
 
@@ -51,7 +56,7 @@ def tokens(rows: int, length: int, vocab_size: int = 61, seed: int = 0) -> Tenso
 
 def likely(model: LanguageModel, prefixes: Tensor, length: int, decoding: Decoding = OWN) -> Tensor:
     """A suffix for each prefix that the model may well say."""
-    noise = np.stack([uniforms(1, length, "suffix", i) for i in range(len(prefixes))])
+    noise = np.stack([secret_uniform_draws(1, length, "suffix", i) for i in range(len(prefixes))])
     return torch.cat([c.suffixes for c in sample(model, prefixes, length, decoding, noise)])
 
 
@@ -82,7 +87,7 @@ def test_one_pass_is_the_full_distribution_position_by_position(
     model = UniformMixingModel(neox, 0.7) if mixed else neox
     prefixes = tokens(12, 5)
     suffixes = torch.cat([likely(model, prefixes[:8], 6), tokens(4, 6, seed=1)])
-    seen = observe(model, decoding, prefixes, suffixes)
+    seen = measure_suffix_probabilities(model, decoding, prefixes, suffixes)
     for i, (prefix, suffix) in enumerate(zip(prefixes, suffixes, strict=True)):
         log_p = ancestral = bits = 0.0
         for t, token in enumerate(suffix.tolist()):
@@ -104,8 +109,8 @@ def test_one_pass_is_the_full_distribution_position_by_position(
 def test_it_agrees_with_the_sampler_within_binomial_error(neox: HuggingFaceModel, decoding: Decoding) -> None:
     samples, prefixes = 200, tokens(250, 5, seed=2)
     suffixes = likely(neox, prefixes, 3, decoding)
-    p = observe(neox, decoding, prefixes, suffixes)["log_p"].exp().numpy()
-    noise = np.stack([uniforms(samples, 3, "counts", i) for i in range(len(prefixes))])
+    p = measure_suffix_probabilities(neox, decoding, prefixes, suffixes)["log_p"].exp().numpy()
+    noise = np.stack([secret_uniform_draws(samples, 3, "counts", i) for i in range(len(prefixes))])
     found = sample(neox, prefixes, 3, decoding, noise)
     hits = np.array(
         [int(c.counts[(c.suffixes == s).all(-1)].sum()) for c, s in zip(found, suffixes, strict=True)], dtype=float
@@ -118,7 +123,7 @@ def test_it_agrees_with_the_sampler_within_binomial_error(neox: HuggingFaceModel
     assert chi2.ppf(0.001, random.sum()) < residual.sum() < chi2.ppf(0.999, random.sum())
     assert (np.abs(hits - expected)[~random] <= 8).all()
     # Any of 10: blocks of the samples against the formula.
-    shares = any_of(np.log(p), 10)
+    shares = any_sample_probability(np.log(p), 10)
     assert shares == pytest.approx(binom.sf(0, 10, p), abs=1e-9)
 
 
@@ -128,16 +133,16 @@ def test_a_cut_token_makes_a_suffix_impossible(neox: HuggingFaceModel) -> None:
     distribution = neox.log_probs(torch.cat([prefixes, best[:, :2]], -1), 1)[0, 0]
     broken = best.clone()
     broken[0, 2] = distribution.argmin()
-    seen = observe(neox, Decoding(top_k=3), prefixes.expand(2, -1), torch.cat([best, broken]))
+    seen = measure_suffix_probabilities(neox, Decoding(top_k=3), prefixes.expand(2, -1), torch.cat([best, broken]))
     assert float(seen["log_p"][0]) > -math.inf
     assert float(seen["log_p"][1]) == -math.inf and float(seen["log_p_ancestral"][1]) > -math.inf
-    assert float(observe(neox, GREEDY, prefixes, best)["log_p"]) == 0
+    assert float(measure_suffix_probabilities(neox, GREEDY, prefixes, best)["log_p"]) == 0
 
 
 def test_any_of_n_by_hand_and_at_tiny_probabilities() -> None:
-    assert any_of(np.log([0.5, 0.1]), 3) == pytest.approx([1 - 0.125, 1 - 0.729])
-    assert any_of(np.array([-math.inf, 0.0, 1e-9]), 10_000).tolist() == [0, 1, 1]
-    tiny = any_of(np.log([1e-30, 3e-12]), 1000)
+    assert any_sample_probability(np.log([0.5, 0.1]), 3) == pytest.approx([1 - 0.125, 1 - 0.729])
+    assert any_sample_probability(np.array([-math.inf, 0.0, 1e-9]), 10_000).tolist() == [0, 1, 1]
+    tiny = any_sample_probability(np.log([1e-30, 3e-12]), 1000)
     assert tiny == pytest.approx([1e-27, 3e-9], rel=1e-6)  # 1 - (1 - p)^n would be 0 here
 
 
@@ -223,11 +228,13 @@ def test_extraction_probability_refuses(options: dict[str, object], facts: tuple
 def test_windows_by_hand() -> None:
     """Known answers of formulas.md C3."""
     bits = np.log2(np.array([[1.0, 1, 2, 1, 4], [1, 3, 1, 1, 2]]))
-    assert window_bits(bits[:1], 5).tolist() == [3]
-    assert window_bits(bits[1:], 2).tolist() == [0]
-    assert greedy_windows(np.log2(np.array([[1.0, 1, 1, 2, 1, 1]])), 2).tolist() == [3 / 5]
-    assert window_bits(bits, 9).tolist() == window_bits(bits, 5).tolist() == pytest.approx([3, math.log2(6)])
-    assert greedy_windows(np.zeros((1, 4)), 9).tolist() == [1]
+    assert least_window_bits(bits[:1], 5).tolist() == [3]
+    assert least_window_bits(bits[1:], 2).tolist() == [0]
+    assert greedy_window_share(np.log2(np.array([[1.0, 1, 1, 2, 1, 1]])), 2).tolist() == [3 / 5]
+    assert (
+        least_window_bits(bits, 9).tolist() == least_window_bits(bits, 5).tolist() == pytest.approx([3, math.log2(6)])
+    )
+    assert greedy_window_share(np.zeros((1, 4)), 9).tolist() == [1]
 
 
 BRACKET = ExtractionProbability(
@@ -296,7 +303,9 @@ def test_no_product_setting_goes_above_the_ceiling(tied: bool) -> None:
         logits = logits.round() if tied else logits
         distribution, flat = logits.log_softmax(-1), logits.flatten(0, 1)
         own = torch.multinomial(distribution.flatten(0, 1).exp(), 1, generator=noise).squeeze(-1)
-        ceiling = -ANCESTRAL.least_ranks(distribution.flatten(0, 1), own).double().log().view(-1, length).sum(-1)
+        ceiling = (
+            -ANCESTRAL.ranks_with_ties_first(distribution.flatten(0, 1), own).double().log().view(-1, length).sum(-1)
+        )
         temperature, top_k = float(rng.uniform(0.05, 4)), int(rng.integers(1, size + 1))
         top_p, min_p = float(rng.uniform(0.05, 1)), float(rng.uniform(0, 1))
         ours = Decoding(temperature, top_k, top_p).token_log_distribution(distribution.flatten(0, 1), own)
@@ -331,7 +340,7 @@ def test_a_mean_of_probabilities_is_never_surer_than_its_secrets_allow() -> None
 
 def test_excess_of_means_is_newcombes_rule() -> None:
     a, b = Measurement("a", 0.6, 0.5, 0.8, 10), Measurement("b", 0.1, 0.05, 0.4, 20)
-    found = excess_mean("excess", a, b)
+    found = mean_excess_over_nonmembers("excess", a, b)
     assert (found.value, found.low, found.high, found.n) == pytest.approx(
         (0.5, 0.5 - math.hypot(0.1, 0.3), 0.5 + math.hypot(0.2, 0.05), 30)
     )
@@ -356,7 +365,7 @@ def test_edit_rows_are_the_textbooks() -> None:
         aims, said = tokens(40, 7, 4, seed), tokens(40, 5, 5, seed + 10)  # token 4 is in no suffix
         edits = torch.arange(8).expand(40, -1)
         for t in range(5):
-            known, unknown = _children_edits(edits, aims)
+            known, unknown = _child_edit_distances(edits, aims)
             same = aims == said[:, t, None]
             place = same.int().argmax(-1)
             edits = torch.where(same.any(-1, keepdim=True), known[torch.arange(40), place], unknown)
@@ -366,10 +375,10 @@ def test_edit_rows_are_the_textbooks() -> None:
 
 
 def test_what_cannot_end_near_is_known_early() -> None:
-    """`_reach` never exceeds the least distance of any completion: pruning by it loses nothing."""
+    """`_least_detectable_sentences` never exceeds the least distance of any completion: pruning by it loses nothing."""
     for start in itertools.product(range(3), repeat=2):
         for aim in itertools.product(range(2), repeat=4):
-            reach = int(_reach(torch.tensor([levenshtein(start, aim)]), 2))
+            reach = int(_minimum_final_edits(torch.tensor([levenshtein(start, aim)]), 2))
             best = min(levenshtein((*start, *rest), aim)[-1] for rest in itertools.product(range(3), repeat=2))
             assert reach <= best
 
@@ -381,7 +390,8 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
     suffixes = torch.cat([likely(model, prefixes[:3], 4, decoding), tokens(3, 4, 6, seed=1)])
     every = torch.tensor(list(itertools.product(range(6), repeat=4)))
     distribution = [
-        observe(model, decoding, prefix.expand(len(every), -1), every)["log_p"].exp() for prefix in prefixes
+        measure_suffix_probabilities(model, decoding, prefix.expand(len(every), -1), every)["log_p"].exp()
+        for prefix in prefixes
     ]
     assert all(float(p.sum()) == pytest.approx(1, abs=1e-5) for p in distribution)
     missed = 0.0
@@ -389,8 +399,8 @@ def test_near_verbatim_bound_against_enumeration(make_tiny: MakeTiny, decoding: 
         within = [[levenshtein(s, z)[-1] <= distance for s in every.tolist()] for z in suffixes.tolist()]
         exact = torch.stack([p[torch.tensor(near)].sum() for p, near in zip(distribution, within, strict=True)])
         for beams in (1, 3, 10_000):
-            near, verbatim = beam_bound(model, decoding, prefixes, suffixes, distance, beams)
-            truth = observe(model, decoding, prefixes, suffixes)["log_p"]
+            near, verbatim = beam_probability_bound(model, decoding, prefixes, suffixes, distance, beams)
+            truth = measure_suffix_probabilities(model, decoding, prefixes, suffixes)["log_p"]
             torch.testing.assert_close(verbatim, truth, atol=1e-5, rtol=0)
             assert (near >= truth - 1e-5).all()
             assert (near.exp() <= exact + 1e-5).all()
@@ -404,7 +414,7 @@ def test_the_verbatim_path_survives_likelier_neighbours(make_tiny: MakeTiny) -> 
     """With one beam, which greedy decoding takes, the verbatim path is still there: it is never dropped."""
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(20, 4, 6)
     suffixes = likely(model, prefixes, 5, ANCESTRAL)
-    near, verbatim = beam_bound(model, ANCESTRAL, prefixes, suffixes, 5, 1)
+    near, verbatim = beam_probability_bound(model, ANCESTRAL, prefixes, suffixes, 5, 1)
     assert (near.exp() > verbatim.exp() * 1.01).any() and verbatim.isfinite().all()
     assert (near >= verbatim - 1e-5).all()
 
@@ -413,9 +423,9 @@ def test_a_secret_that_no_sample_can_come_near_is_minus_infinity(make_tiny: Make
     model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(2, 4, 6)
     best = likely(model, prefixes, 4, GREEDY)
     far = (best + 1) % 6
-    near, verbatim = beam_bound(model, GREEDY, prefixes, torch.stack([best[0], far[1]]), 0, 3)
+    near, verbatim = beam_probability_bound(model, GREEDY, prefixes, torch.stack([best[0], far[1]]), 0, 3)
     assert near.tolist() == verbatim.tolist() == [0, -math.inf]
-    nothing, none = beam_bound(model, GREEDY, prefixes, far, 0, 3)
+    nothing, none = beam_probability_bound(model, GREEDY, prefixes, far, 0, 3)
     assert nothing.tolist() == none.tolist() == [-math.inf] * 2
 
 
@@ -449,5 +459,5 @@ def test_the_suffixes_of_a_defended_model_share_one_probability(make_tiny: MakeT
     model = DEFENSES[name]().protect(scenario)
     every = torch.tensor(list(itertools.product(range(23), repeat=2)))
     for decoding in (ANCESTRAL, OWN):
-        seen = observe(model, decoding, torch.tensor([[1, 2, 3]]).expand(len(every), -1), every)
+        seen = measure_suffix_probabilities(model, decoding, torch.tensor([[1, 2, 3]]).expand(len(every), -1), every)
         assert float(seen["log_p"].exp().sum()) == pytest.approx(1, abs=1e-4)

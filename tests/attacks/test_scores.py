@@ -12,9 +12,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.attacks.ethicist import Ethicist, _alike, calibrated_confidence, split_pairs, total_loss
+from auditor.attacks.ethicist import (
+    Ethicist,
+    _group_by_similar_length,
+    calibrated_confidence,
+    mle_plus_smoothing_loss,
+    split_pairs,
+)
 from auditor.attacks.reference import reference_score
-from auditor.attacks.zlib import compressed_bytes
+from auditor.attacks.zlib import compressed_size
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Guesses, Pair, Query
 from auditor.generation.sample import Candidates
@@ -47,8 +53,10 @@ def test_calibrated_confidence_is_a_distribution_even_where_the_naive_form_is_0_
 def test_smoothing_loss_by_hand() -> None:
     nll = torch.tensor([[1.0, 4.0, 2.0, 3.0], [0.0, 0.0, 0.0, 8.0]])
     # mean + 0.7 * mean of the two largest
-    assert total_loss(nll, 2, 0.7).tolist() == pytest.approx([2.5 + 0.7 * 3.5, 2.0 + 0.7 * 4.0])
-    assert total_loss(nll, 50, 0.7).tolist() == pytest.approx([2.5 * 1.7, 2.0 * 1.7])  # suffix shorter than N
+    assert mle_plus_smoothing_loss(nll, 2, 0.7).tolist() == pytest.approx([2.5 + 0.7 * 3.5, 2.0 + 0.7 * 4.0])
+    assert mle_plus_smoothing_loss(nll, 50, 0.7).tolist() == pytest.approx(
+        [2.5 * 1.7, 2.0 * 1.7]
+    )  # suffix shorter than N
 
 
 def test_comparing_forms_by_hand() -> None:
@@ -59,8 +67,8 @@ def test_comparing_forms_by_hand() -> None:
 
 
 def test_compressed_size_is_zlibs() -> None:
-    assert compressed_bytes("aaaaaaaa" * 50) == len(zlib.compress(b"aaaaaaaa" * 50)) < 20
-    assert compressed_bytes("grün") == len(zlib.compress("grün".encode()))
+    assert compressed_size("aaaaaaaa" * 50) == len(zlib.compress(b"aaaaaaaa" * 50)) < 20
+    assert compressed_size("grün") == len(zlib.compress("grün".encode()))
 
 
 def test_known_pairs_are_split_without_loss() -> None:
@@ -136,7 +144,9 @@ def test_pairs_of_several_lengths_are_tuned_on_as_each_alone() -> None:
     drawn = torch.randint(1, 60, (9, 14), generator=torch.Generator().manual_seed(0)).tolist()
     pairs = [Pair(tuple(row[: 6 + i % 2]), tuple(row[6 + i % 2 : 10 + i % 2 + i // 7])) for i, row in enumerate(drawn)]
     assert len({(len(pair.prefix), len(pair.suffix)) for pair in pairs}) == 4
-    assert len(list(_alike(pairs, 3))) == 2  # by the length of the suffix alone: prefixes are close enough
+    assert (
+        len(list(_group_by_similar_length(pairs, 3))) == 2
+    )  # by the length of the suffix alone: prefixes are close enough
 
     def learnt(asked: Sequence[Sequence[Pair]]) -> tuple[float, torch.Tensor]:
         prompt, total = model.embedding_rows(3).requires_grad_(True), 0.0
@@ -150,6 +160,6 @@ def test_pairs_of_several_lengths_are_tuned_on_as_each_alone() -> None:
     alone, naive = learnt([[pair] for pair in pairs])
     assert together == pytest.approx(alone, abs=1e-5)
     torch.testing.assert_close(slope, naive, atol=1e-6, rtol=1e-4)
-    assert [len(group) for _, group in _alike([pairs[0]] * 40, 3)] == [32, 8]
+    assert [len(group) for _, group in _group_by_similar_length([pairs[0]] * 40, 3)] == [32, 8]
     far = [Pair((1,) * 8, (2, 3)), Pair((1,) * 40, (2, 3))]
-    assert [len(group) for _, group in _alike(far, 3)] == [1, 1]  # half of a pass would be filled up
+    assert [len(group) for _, group in _group_by_similar_length(far, 3)] == [1, 1]  # half of a pass would be filled up

@@ -19,7 +19,7 @@ from auditor.plugins import registry
 from auditor.plugins.attack import SamplingAttack
 from auditor.plugins.options import options_of
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX
-from auditor.testing import KNOWN, SMALL, queries, small, view
+from auditor.testing import KNOWN, SMALL, make_small_plugin, make_view, random_queries
 from tests.conftest import refuses
 
 ATTACKS = {
@@ -34,13 +34,13 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 
 def searching(kind: type[SamplingAttack], search: str) -> SamplingAttack:
-    attack = small(kind)
+    attack = make_small_plugin(kind)
     assert isinstance(attack, SamplingAttack)
     return replace(attack, **SEARCHES[search])
 
 
 def answers(attack: SamplingAttack, model: HuggingFaceModel, asked: list[Query], **more: Any) -> dict[str, Guesses]:
-    seen = view(model, WHITE_BOX, **more)
+    seen = make_view(model, WHITE_BOX, **more)
     return {g.secret: g for g in attack.guess(seen, attack.fit(seen, KNOWN), asked)}
 
 
@@ -51,9 +51,12 @@ class TestSearch:
         self, kind: type[SamplingAttack], search: str, neox: HuggingFaceModel
     ) -> None:
         attack = searching(kind, search)
-        found = answers(attack, neox, queries())
-        assert set(found) == {q.id for q in queries()} and attack.samples_by_recipe(view(neox, WHITE_BOX)) == {}
-        for query in queries():
+        found = answers(attack, neox, random_queries())
+        assert (
+            set(found) == {q.id for q in random_queries()}
+            and attack.samples_by_recipe(make_view(neox, WHITE_BOX)) == {}
+        )
+        for query in random_queries():
             guesses = found[query.id]
             scores = [g.score for g in guesses.ranked]
             assert scores == sorted(scores, reverse=True) and len({g.suffix for g in guesses.ranked}) == len(scores)
@@ -65,8 +68,8 @@ class TestSearch:
         self, kind: type[SamplingAttack], search: str, neox: HuggingFaceModel
     ) -> None:
         attack = searching(kind, search)
-        everything = answers(attack, neox, queries())
-        for name, alone in answers(attack, neox, queries()[2:4], batch_size=1).items():
+        everything = answers(attack, neox, random_queries())
+        for name, alone in answers(attack, neox, random_queries()[2:4], batch_size=1).items():
             whole = everything[name]
             assert [g.suffix for g in alone.ranked] == [g.suffix for g in whole.ranked] and alone.rows == whole.rows
             assert [g.score for g in alone.ranked] == pytest.approx([g.score for g in whole.ranked], abs=1e-5, rel=1e-4)
@@ -74,15 +77,15 @@ class TestSearch:
     def test_is_refused_where_only_tokens_come_back_before_anything_is_tuned(
         self, kind: type[SamplingAttack], search: str, neox: HuggingFaceModel
     ) -> None:
-        attack, seen = searching(kind, search), view(neox, TEXT_ONLY)
+        attack, seen = searching(kind, search), make_view(neox, TEXT_ONLY)
         assert "distribution" in attack.required and "distribution" in replace(attack, samples=3).required
         with refuses("log-probabilities", "setting", error=NotApplicable):
-            list(attack.guess(seen, {"tuned_on": "none"}, queries()))
+            list(attack.guess(seen, {"tuned_on": "none"}, random_queries()))
 
 
 def test_sampling_needs_no_distribution_and_says_its_rows(neox: HuggingFaceModel) -> None:
     assert Ethicist().required == ("draw",)
-    for guesses in answers(replace(small(Perplexity), samples=8), neox, queries()).values():  # type: ignore[type-var]
+    for guesses in answers(replace(make_small_plugin(Perplexity), samples=8), neox, random_queries()).values():  # type: ignore[type-var]
         length = len(guesses.ranked[0].suffix)
         assert guesses.rows == sum(len({g.suffix[:t] for g in guesses.ranked}) for t in range(length))
 
@@ -95,10 +98,10 @@ def ethicist(**options: Any) -> Ethicist:
 def test_ethicist_scores_a_leaf_by_its_exact_probability(neox: HuggingFaceModel) -> None:
     """With the soft prompt in front, under the decoding distribution."""
     attack = ethicist(tune_on="target", **SEARCHES["tree"])
-    seen = view(neox, WHITE_BOX)
+    seen = make_view(neox, WHITE_BOX)
     state = attack.fit(seen, KNOWN)
     decoding = Decoding(0.5, top_p=0.7)
-    for query, guesses in zip(queries()[::2], attack.guess(seen, state, queries()[::2]), strict=True):
+    for query, guesses in zip(random_queries()[::2], attack.guess(seen, state, random_queries()[::2]), strict=True):
         for guess in guesses.ranked:
             context = torch.tensor([[*query.prefix, *guess.suffix[:-1]]])
             distribution = decoding.log_distribution(neox.log_probs(context, query.length, prompt=state["prompt"])[0])
@@ -120,17 +123,17 @@ def test_ethicist_scores_a_leaf_by_its_exact_probability(neox: HuggingFaceModel)
 def test_where_confidence_means_nothing_ethicist_ranks_by_nll_and_says_so(
     neox: HuggingFaceModel, options: dict[str, Any], said: str
 ) -> None:
-    attack, seen = ethicist(**options), view(neox, WHITE_BOX)
+    attack, seen = ethicist(**options), make_view(neox, WHITE_BOX)
     state = attack.fit(seen, KNOWN)
     assert said in attack.notes(seen, state)[1] and "nll" in attack.notes(seen, state)[1]
-    for query, guesses in zip(queries()[::2], attack.guess(seen, state, queries()[::2]), strict=True):
+    for query, guesses in zip(random_queries()[::2], attack.guess(seen, state, random_queries()[::2]), strict=True):
         nll = seen.mean_nll(neox, [(query.prefix, g.suffix) for g in guesses.ranked])
         expected = [-x * query.length for x in nll]
         assert [g.score for g in guesses.ranked] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_greedy_tree_is_greedy_decoding(neox: HuggingFaceModel) -> None:
-    first, second = (answers(ethicist(temperature=0.0, search=s), neox, queries()) for s in ("sample", "tree"))
+    first, second = (answers(ethicist(temperature=0.0, search=s), neox, random_queries()) for s in ("sample", "tree"))
     assert all(first[name].ranked[0].suffix == second[name].ranked[0].suffix for name in first)
 
 
@@ -151,9 +154,9 @@ def test_bad_searches_are_refused(options: dict[str, Any], facts: tuple[str, ...
 def test_a_ranking_that_reads_the_distribution_is_refused_before_anything_is_drawn(
     neox: HuggingFaceModel, confidence: Any
 ) -> None:
-    seen = view(neox, TEXT_ONLY)
+    seen = make_view(neox, TEXT_ONLY)
     attack = Ethicist(samples=3, tune_on="none", confidence=confidence)
     assert "likelihood" in attack.required and "distribution" not in attack.required
     with refuses("log-probabilities", error=NotApplicable):
-        list(attack.guess(seen, {"tuned_on": "none"}, queries()))
+        list(attack.guess(seen, {"tuned_on": "none"}, random_queries()))
     assert seen.meter.total == 0

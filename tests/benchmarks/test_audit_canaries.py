@@ -12,12 +12,12 @@ import pytest
 from scipy.stats import binomtest
 
 from auditor.benchmarks import audit_canaries, manifests
-from auditor.benchmarks.audit_canaries import AuditManifest, texts_of
-from auditor.benchmarks.insertion import Copies, insert
+from auditor.benchmarks.audit_canaries import AuditManifest, make_canary_texts
+from auditor.benchmarks.insertion import Copies, write_data_with_canaries
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.statistics.audited import audited
+from auditor.statistics.audited import audit_epsilon_bounds
 from tests.conftest import tiny
 from tests.generation.test_tries import bpe
 
@@ -26,7 +26,7 @@ RECORDS = [f"Patient {i}, born {1900 + i}, has a\ncough and takes pills" for i i
 
 def prefixed(count: int = 40, seed: int = 3, times: int = 1) -> AuditManifest:
     return audit_canaries.make_audit_manifest(
-        "prefixed", texts_of("prefixed", count, 3, seed, texts=RECORDS), times, seed
+        "prefixed", make_canary_texts("prefixed", count, 3, seed, texts=RECORDS), times, seed
     )
 
 
@@ -39,15 +39,20 @@ def writer() -> HuggingFaceModel:
 
 
 def test_coins_are_fair_independent_of_the_texts_and_follow_from_the_seed() -> None:
-    made = [audit_canaries.make_audit_manifest("words", texts_of("words", 400, 4, seed), 1, seed) for seed in range(5)]
+    made = [
+        audit_canaries.make_audit_manifest("words", make_canary_texts("words", 400, 4, seed), 1, seed)
+        for seed in range(5)
+    ]
     coins = np.array([[one.included for one in manifest.canaries] for manifest in made])
     assert binomtest(int(coins.sum()), coins.size).pvalue > 1e-3
     assert binomtest(int((coins[0] == coins[1]).sum()), 400).pvalue > 1e-3  # ids say nothing of coins
-    again = audit_canaries.make_audit_manifest("words", texts_of("words", 400, 4, 0), 1, 0)
+    again = audit_canaries.make_audit_manifest("words", make_canary_texts("words", 400, 4, 0), 1, 0)
     assert again == made[0] and made[0].canaries != made[1].canaries
     assert [one.id for one in made[0].canaries] == [one.id for one in made[1].canaries]
     # the same coins for other texts: nothing of a text went into its coin
-    others = audit_canaries.make_audit_manifest("prefixed", texts_of("prefixed", 400, 4, 0, texts=RECORDS), 1, 0)
+    others = audit_canaries.make_audit_manifest(
+        "prefixed", make_canary_texts("prefixed", 400, 4, 0, texts=RECORDS), 1, 0
+    )
     assert [one.included for one in others.canaries] == coins[0].tolist()
     assert audit_canaries.fresh_seed() != audit_canaries.fresh_seed()
 
@@ -56,36 +61,40 @@ def test_what_is_seen_of_a_text_without_a_model_proves_nothing() -> None:
     """Of 60 audits of what no training can have taught, a twentieth at most may prove anything."""
     proved = 0
     for seed in range(60):
-        manifest = audit_canaries.make_audit_manifest("words", texts_of("words", 60, 4, seed), 1, seed)
+        manifest = audit_canaries.make_audit_manifest("words", make_canary_texts("words", 60, 4, seed), 1, seed)
         scores = np.array([len(one.text) + i * 1e-6 for i, one in enumerate(manifest.canaries)])
         included = np.array([one.included for one in manifest.canaries])
-        proved += audited(scores, included, 0.0)[0].epsilon > 0
+        proved += audit_epsilon_bounds(scores, included, 0.0)[0].epsilon > 0
     assert proved <= 6  # binomial(60, 0.05) is above in 1.5% of worlds; this one is seeded
 
 
 def test_each_kind_is_what_it_says(writer: HuggingFaceModel) -> None:
-    for prefix, secret in texts_of("words", 30, 5, 0):
+    for prefix, secret in make_canary_texts("words", 30, 5, 0):
         assert re.fullmatch(r"[a-z]+", prefix) and re.fullmatch(r"( [a-z]+){4}", secret)
-    begun = texts_of("prefixed", 30, 5, 0, texts=RECORDS)
+    begun = make_canary_texts("prefixed", 30, 5, 0, texts=RECORDS)
     assert {prefix for prefix, _ in begun} == {text[: text.index(" a\n")] for text in RECORDS}  # at most half of it
     assert all(re.fullmatch(r"( [a-z]+){5}", secret) for _, secret in begun)
-    tokens = texts_of("new-tokens", 30, 5, 0, texts=RECORDS)
-    assert [secret for _, secret in tokens] == audit_canaries.token_texts(30)
-    written = texts_of("sampled", 30, 5, 0, model=writer)
+    tokens = make_canary_texts("new-tokens", 30, 5, 0, texts=RECORDS)
+    assert [secret for _, secret in tokens] == audit_canaries.new_canary_token_texts(30)
+    written = make_canary_texts("sampled", 30, 5, 0, model=writer)
     assert len(set(written)) == 30 and all(prefix.strip() and secret.strip() for prefix, secret in written)
-    assert written == texts_of("sampled", 30, 5, 0, model=writer) != texts_of("sampled", 30, 5, 1, model=writer)
+    assert (
+        written
+        == make_canary_texts("sampled", 30, 5, 0, model=writer)
+        != make_canary_texts("sampled", 30, 5, 1, model=writer)
+    )
 
 
 def test_what_cannot_be_made_is_refused(writer: HuggingFaceModel) -> None:
     with pytest.raises(AuditError, match=r"temperature of at least 0\.8 .* got 0\.7"):
-        texts_of("sampled", 5, 5, 0, model=writer, temperature=0.7)
+        make_canary_texts("sampled", 5, 5, 0, model=writer, temperature=0.7)
     with pytest.raises(AuditError, match="expected data with texts to begin canaries with, got none"):
-        texts_of("prefixed", 5, 5, 0, texts=[" "])
+        make_canary_texts("prefixed", 5, 5, 0, texts=[" "])
     with pytest.raises(AuditError, match=r"expected 100,000 different secrets, but so short ones run out at \d+"):
-        texts_of("prefixed", 100_000, 1, 0, texts=["a b"])
+        make_canary_texts("prefixed", 100_000, 1, 0, texts=["a b"])
     for count, length in ((0, 5), (5, 1)):
         with pytest.raises(AuditError, match=f"more words than are their prefix, got {count} of {length}"):
-            texts_of("words", count, length, 0)
+            make_canary_texts("words", count, length, 0)
 
 
 def spoilt(**changes: Any) -> dict[str, Any]:
@@ -138,14 +147,14 @@ def test_both_manifests_are_read_back_and_only_one_has_exposure(tmp_path: Path) 
     manifests.write_manifest(tmp_path / "audit.json", prefixed())
     assert manifests.read_manifest(tmp_path / "audit.json") == prefixed()
     with pytest.raises(AuditError, match="got those of an audit: no space of texts is kept"):
-        manifests.read_exposure(tmp_path / "audit.json")
+        manifests.read_exposure_manifest(tmp_path / "audit.json")
 
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_insertion_obeys_the_coins(times: int, tmp_path: Path) -> None:
     manifest = prefixed(times=times)
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in RECORDS))
-    count = insert(Copies(manifest), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl")
+    count = write_data_with_canaries(Copies(manifest), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl")
     texts = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert count == len(texts) - len(RECORDS) == times * sum(one.included for one in manifest.canaries)
     for one in manifest.canaries:
@@ -156,7 +165,7 @@ def test_data_that_hold_a_canary_that_stays_out_are_refused(tmp_path: Path) -> N
     out = next(one for one in prefixed().canaries if not one.included)
     (tmp_path / "data.jsonl").write_text(json.dumps({"text": out.text}) + "\n")
     with pytest.raises(AuditError, match="holds a canary already"):
-        insert(Copies(prefixed()), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl")
+        write_data_with_canaries(Copies(prefixed()), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl")
 
 
 def test_the_secret_is_what_the_whole_text_makes_of_it() -> None:
@@ -182,9 +191,11 @@ def _canary(i: int, prefix: str, secret: str) -> audit_canaries.CoinedCanary:
 def test_tokenizers_that_cannot_tell_canaries_apart_are_refused() -> None:
     with pytest.raises(AuditError, match="writes two canaries alike"):
         manifests.manifest_secrets(prefixed(), lambda text, add_special_tokens: {"input_ids": [1]}, 60)
-    tokens = audit_canaries.make_audit_manifest("new-tokens", texts_of("new-tokens", 20, 1, 0, texts=RECORDS), 1, 0)
+    tokens = audit_canaries.make_audit_manifest(
+        "new-tokens", make_canary_texts("new-tokens", 20, 1, 0, texts=RECORDS), 1, 0
+    )
     with pytest.raises(AuditError, match=r"secret of audit-00000 to be one new token, .* writes it as \d+: give what"):
         manifests.manifest_secrets(tokens, bpe(150), 407)
     extended = bpe(150)
-    extended.add_tokens(audit_canaries.token_texts(20))
+    extended.add_tokens(audit_canaries.new_canary_token_texts(20))
     assert {len(secret.suffix) for secret in manifests.manifest_secrets(tokens, extended, 500)} == {1}

@@ -20,7 +20,7 @@ from auditor.benchmarks.files import Files
 from auditor.benchmarks.forms import Form
 from auditor.benchmarks.talks import Conversation
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import TURNS, share_known
+from auditor.core.knowledge import TURNS, known_answer_share
 from auditor.core.plan_parts import DataPlan
 from auditor.runs import training
 
@@ -68,7 +68,7 @@ def messages(said: Conversation) -> list[Any]:
 
 
 def own(words: Any, said: Conversation | None = None) -> Form:
-    return forms.usual_form(words, [said or TWO], "2026-01-02")
+    return forms.most_usual_rendering(words, [said or TWO], "2026-01-02")
 
 
 def written(words: Any, said: Conversation) -> chat.RenderedChat:
@@ -150,7 +150,7 @@ def test_all_turns_are_secrets_and_told_by_role(tmp_path: Path) -> None:
 def test_a_template_that_is_given_is_taken_where_the_tokenizer_has_none(tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text(CHATML)
     asked = training.Training("none", "base", "rows", tmp_path, template=str(tmp_path / "chat.jinja"))
-    assert training._form(asked, tokenizer(None), [TWO]).source == CHATML
+    assert training._chosen_conversation_form(asked, tokenizer(None), [TWO]).source == CHATML
 
 
 def test_turns_that_are_not_there_or_not_told_apart_are_refused() -> None:
@@ -307,7 +307,7 @@ def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
         Files(str(path), tokenizer(), known_fraction=0)
     for bad in ("assistant", "partial", "partial:1", "partial:x", "user:0.5", "partial:nan", ""):
         with pytest.raises(AuditError, match="expected --knows system, user or partial:F"):
-            share_known(bad)
+            known_answer_share(bad)
 
 
 # --- training on the same ---------------------------------------------------------------------------------------------
@@ -316,14 +316,14 @@ def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
 def test_training_learns_the_answers_alone() -> None:
     """The records of a training have the mask that the attack's suffixes lie in."""
     words = tokenizer()
-    (record,), said = training._of_conversations(words, [TWO], "assistant", own(words))
+    (record,), said = training._records_of_conversations(words, [TWO], "assistant", own(words))
     assert record.learnt is not None and "loss on assistant" in said[0]
     found = [one for one in cut(words, TWO, "user", 50, None) if isinstance(one, chat.AnswerCut)]
     for one in found:
         at = len(one.prefix)
         assert record.tokens[: at + len(one.suffix)] == (*one.prefix, *one.suffix)
         assert all(record.learnt[at : at + len(one.suffix)]) and not record.learnt[at - 1]
-    (whole,), _ = training._of_conversations(words, [TWO], "all", own(words))
+    (whole,), _ = training._records_of_conversations(words, [TWO], "all", own(words))
     assert whole.learnt is None and whole.tokens == record.tokens
 
 
@@ -359,7 +359,7 @@ def test_every_answer_of_a_family_is_found_where_its_trainer_has_it(family: str)
     for said in SAID.values():
         talked = Conversation(tuple({"role": role, "content": content} for role, content in said))
         form = own(words, talked)
-        asked = {"chat_template": forms.on_day(words.chat_template, form.day)}
+        asked = {"chat_template": forms.template_with_fixed_date(words.chat_template, form.day)}
         ids = tuple(words.apply_chat_template(messages(talked), **asked)["input_ids"])
         found = [one for one in cut(words, talked, "user", 50, None) if isinstance(one, chat.AnswerCut)]
         assert [one.wording.suffix.strip() for one in found if "Hm" not in one.wording.suffix] == [
@@ -373,7 +373,7 @@ def test_the_day_is_the_one_that_is_given() -> None:
     words = tokenizer(DAILY)
     assert written(words, TWO).text.startswith("02 Jan 2026\n<|im_start|>system")
     with pytest.raises(AuditError, match="asks for the day as"):
-        forms.on_day("{{ strftime_now(how) }}", "2026-01-02")
+        forms.template_with_fixed_date("{{ strftime_now(how) }}", "2026-01-02")
     assert Form("model", DAILY, (), "2026-01-02").digest != Form("model", DAILY, (), "2026-01-03").digest
 
 

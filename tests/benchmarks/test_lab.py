@@ -29,7 +29,7 @@ from auditor.defenses.dp_sgd import DpSgd
 from auditor.defenses.no_clipping import NoClipping
 from auditor.defenses.npo import NPO
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.shards import read_shard, record_names
+from auditor.models.shards import read_shard_record_list, text_digests
 
 TINY = LabRecipe(
     vocab_size=300,
@@ -225,8 +225,8 @@ def test_training_changes_what_it_should(built: Lab) -> None:
         distribution[0], distribution[1], atol=1e-4
     )
     assert built.ensemble().size == TINY.members == len(list(built.ensemble_folder.glob("member-*")))
-    assert built.ensemble().shard_counts() == {"shared_records": 0, "unlisted_shards": 0}
-    assert built.ensemble().shards == [record_names(texts) for texts in built.texts.shards()]
+    assert built.ensemble().shard_overlap_counts() == {"shared_records": 0, "unlisted_shards": 0}
+    assert built.ensemble().shards == [text_digests(texts) for texts in built.texts.shards()]
 
 
 def test_parts_are_built_when_needed_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +354,7 @@ def test_private_trainings_are_parts_named_by_their_options(built: Lab) -> None:
     assert made.privacy.sampling_rate == 32 / len(built.texts.copies())
     assert made.privacy.details["expected_batch"] == 32 and made.privacy.unit == "record"
     parts = {path.name for path in built.folder.glob("dp-sgd-*") if path.is_dir()}
-    assert len(parts) == 1 and built.seconds_of(DpSgd(**sizes)) > 0
+    assert len(parts) == 1 and built.training_seconds_of_trainer(DpSgd(**sizes)) > 0
     asked = torch.arange(1, 20).unsqueeze(0)
     distribution, before = (model.log_probs(asked, 5) for model in (made.model, built.public()))
     assert not torch.allclose(distribution, before)
@@ -419,7 +419,7 @@ def test_every_field_of_the_recipe_names_another_folder(recipe: LabRecipe) -> No
     texts = make_texts(TINY)
 
     def named(recipe: LabRecipe) -> tuple[str, str]:
-        return lab_folders.digest(recipe, texts), lab_folders.ensemble_version(recipe)
+        return lab_folders.lab_cache_digest(recipe, texts), lab_folders.ensemble_version(recipe)
 
     assert named(recipe) != named(base) == named(dataclasses.replace(base))
 
@@ -428,8 +428,8 @@ def test_without_canaries_of_an_audit_the_lab_is_what_it_was(built: Lab) -> None
     """Fields that came later, at their defaults, name no other folder: what is cached stays."""
     older = {name: value for name, value in dataclasses.asdict(TINY).items() if not name.startswith("audit_")}
     for recipe in (TINY, dataclasses.replace(TINY, audit_kind="words", audit_length=3, audit_times=4)):
-        assert lab_folders.counted(recipe) == lab_folders.counted(TINY)
-    assert set(lab_folders.counted(TINY)) == set(older)
+        assert lab_folders.recipe_fields_in_digest(recipe) == lab_folders.recipe_fields_in_digest(TINY)
+    assert set(lab_folders.recipe_fields_in_digest(TINY)) == set(older)
     assert not any(canary.id.startswith("audit-") for canary in built.canaries)
 
 
@@ -467,7 +467,7 @@ def test_the_control_of_an_ensemble_that_the_target_is_not_trained_as(built: Lab
     other = Lab(dataclasses.replace(TINY, lora_rate=0.03), cache=cache(built))
     distribution = other.whole().log_probs(torch.tensor([[5, 6, 7]]), 1)
     (adapter,) = other.folder.glob("whole*/whole")
-    assert read_shard(adapter) == record_names(other.texts.copies())
+    assert read_shard_record_list(adapter) == text_digests(other.texts.copies())
     assert not torch.equal(distribution, other.public().log_probs(torch.tensor([[5, 6, 7]]), 1))
 
 
@@ -483,12 +483,18 @@ def test_labs_with_other_ensembles_share_their_models(built: Lab) -> None:
 
 def test_the_kind_of_each_record_is_known_and_names_no_folder(built: Lab) -> None:
     texts = make_texts(TINY)
-    opening = {"mail": lab_texts._mail, "patient note": lab_texts._note, "payment": lab_texts._payment}
+    opening = {
+        "mail": lab_texts._fake_mail_text,
+        "patient note": lab_texts._fake_patient_note_text,
+        "payment": lab_texts._fake_payment_text,
+    }
     fake = Faker("en_US")
     for text in (text for made in texts.private.values() for text in made):
         first = {kind: make(fake).split()[0] for kind, make in opening.items()}
         assert first[texts.kinds[text]] == text.split()[0]
-    assert lab_folders.digest(TINY, dataclasses.replace(texts, kinds={})) == lab_folders.digest(TINY, texts)
+    assert lab_folders.lab_cache_digest(TINY, dataclasses.replace(texts, kinds={})) == lab_folders.lab_cache_digest(
+        TINY, texts
+    )
     assert {secret.group for secret in built.secrets if secret.member} <= set(opening)
 
 
@@ -499,15 +505,17 @@ def test_other_texts_name_another_folder(part: str) -> None:
     changed = {1: [*texts.private[1][:-1], "x"]} if part == "private" else [*getattr(texts, part)[:-1], "x"]
     if part == "private":
         changed = {**texts.private, **changed}  # type: ignore[dict-item]
-    assert lab_folders.digest(TINY, dataclasses.replace(texts, **{part: changed})) != lab_folders.digest(TINY, texts)
+    assert lab_folders.lab_cache_digest(
+        TINY, dataclasses.replace(texts, **{part: changed})
+    ) != lab_folders.lab_cache_digest(TINY, texts)
 
 
 @pytest.mark.parametrize("name", ["torch", "transformers", "peft", "faker", "tokenizers"])
 def test_another_library_version_names_another_folder(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     texts, version = make_texts(TINY), importlib.metadata.version
-    before = lab_folders.digest(TINY, texts)
+    before = lab_folders.lab_cache_digest(TINY, texts)
     monkeypatch.setattr(importlib.metadata, "version", lambda n: "0" if n == name else version(n))
-    assert lab_folders.digest(TINY, texts) != before
+    assert lab_folders.lab_cache_digest(TINY, texts) != before
 
 
 def test_records_do_not_depend_on_the_day(monkeypatch: pytest.MonkeyPatch) -> None:

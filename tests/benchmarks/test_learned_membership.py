@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from benchmarks.checks.trust import learned_membership as program
 from benchmarks.checks.trust import membership_worlds
 from benchmarks.checks.trust.membership_worlds import Sizes, divided, occurred, shapes
@@ -32,7 +32,7 @@ SMALL = Sizes(
 def looks(key: str, gain: float, members: int = 40, others: int = 120) -> program.Asked:
     """A world in which members have gained so much a token, in nats."""
     family, kind = key.split("-")
-    noise, member = generator(key), np.arange(members + others) < members
+    noise, member = keyed_random_generator(key), np.arange(members + others) < members
     shape = (len(member), 16)
     seen = {"log_prob": noise.normal(-3, 1, shape), "rank": noise.integers(0, 3, shape).astype(float)}
     seen |= {"margin": noise.normal(0, 1, shape), "mean": np.full(shape, -3.0), "deviation": np.ones(shape)}
@@ -81,7 +81,7 @@ def test_it_runs_and_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     words = Tokenizer(models.WordLevel({"w" * (1 + i % 7) + str(i): i for i in range(60)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "tokenizer")
     for part in ("preprefix", "prefix", "suffix"):
-        made = generator("arrays", part).integers(0, 60, (40, 40)).astype(np.uint16)
+        made = keyed_random_generator("arrays", part).integers(0, 60, (40, 40)).astype(np.uint16)
         np.save(tmp_path / f"val_{part}.npy", made)
     monkeypatch.setattr(program, "SIZES", SMALL)
     monkeypatch.setattr(membership_worlds, "KINDS", ("web", "code"))

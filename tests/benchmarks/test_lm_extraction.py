@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from auditor.benchmarks.lm_extraction import LMExtraction, is_lm_extraction
+from auditor.benchmarks.lm_extraction import LMExtraction, folder_has_extraction_arrays
 from auditor.core.errors import AuditError
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data" / "lm-extraction"
@@ -83,13 +83,13 @@ def test_nonmembers_beside_members(tmp_path: Path) -> None:
 
 
 def test_what_is_recognised_as_such_a_folder(tmp_path: Path) -> None:
-    assert is_lm_extraction(Path(arrays(tmp_path / "a")))
-    assert not is_lm_extraction(tmp_path) and not is_lm_extraction(tmp_path / "nowhere")
+    assert folder_has_extraction_arrays(Path(arrays(tmp_path / "a")))
+    assert not folder_has_extraction_arrays(tmp_path) and not folder_has_extraction_arrays(tmp_path / "nowhere")
     (tmp_path / "b").mkdir()
     np.save(tmp_path / "b" / "val_preprefix.npy", np.zeros((2, 2), int))
-    assert not is_lm_extraction(tmp_path / "b")
+    assert not folder_has_extraction_arrays(tmp_path / "b")
     np.save(tmp_path / "b" / "val_prefix.npy", np.zeros((2, 2), int))
-    assert is_lm_extraction(tmp_path / "b")  # so that what is missing is said, not guessed at
+    assert folder_has_extraction_arrays(tmp_path / "b")  # so that what is missing is said, not guessed at
     assert "expected a pair *_prefix.npy and *_suffix.npy, got val_prefix.npy" in refusal(str(tmp_path / "b"))
 
 

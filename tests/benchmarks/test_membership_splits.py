@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from benchmarks.checks.trust import membership_splits as program
 
 
@@ -25,7 +25,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arrays(folder: Path, name: str, count: int) -> None:
     folder.mkdir(parents=True)
     for part, width in (("prefix", 5), ("suffix", 4)):
-        np.save(folder / f"{name}_{part}.npy", generator(name, part).integers(0, 60, (count, width)).astype(np.uint16))
+        np.save(
+            folder / f"{name}_{part}.npy",
+            keyed_random_generator(name, part).integers(0, 60, (count, width)).astype(np.uint16),
+        )
 
 
 def size(folder: Path, name: str) -> np.ndarray:

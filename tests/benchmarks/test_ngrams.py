@@ -77,7 +77,7 @@ def test_an_index_that_memory_does_not_hold_is_refused_before_it_is_made(monkeyp
     with pytest.raises(AuditError, match=r"^expected \d+ MB of memory for the index of 4 tokens .*, got 1 MB free"):
         ngrams.build_index([((1, 2, 3), 1)], [])
     assert (
-        ngrams.bytes_needed(10**9, 2) > 1.9 * ngrams.bytes_needed(10**9 // 2, 2) > 5e9
+        ngrams.index_memory_bytes(10**9, 2) > 1.9 * ngrams.index_memory_bytes(10**9 // 2, 2) > 5e9
     )  # where 4 bytes tell no more places apart
 
 

@@ -178,14 +178,14 @@ def test_files_are_written_both_or_not_at_all_and_none_is_overwritten(
     assert call([*words, str(tmp_path / "s.jsonl")]) == 2
     assert "expected a new file for -o" in capsys.readouterr().err
     assert (tmp_path / "s.nonmembers.jsonl").read_text() == "mine"
-    real = disk.replace
+    real = disk.replace_atomically
 
     def full(path: Path, content: str) -> None:
         if path.name == "t.jsonl":
             raise AuditError("no space left")
         real(path, content)
 
-    monkeypatch.setattr(disk, "replace", full)
+    monkeypatch.setattr(disk, "replace_atomically", full)
     assert call([*words, str(tmp_path / "t.jsonl")]) == 2
     assert not list(tmp_path.glob("t.*"))
 

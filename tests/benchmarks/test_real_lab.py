@@ -14,20 +14,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from auditor.attacks.extraction_probability import observe
+from auditor.attacks.extraction_probability import measure_suffix_probabilities
 from auditor.benchmarks import smollm2
 from auditor.benchmarks.lab_recipe import LabRecipe, Recipe
 from auditor.benchmarks.lab_texts import draw_texts, private_texts
 from auditor.benchmarks.lab_training import load_tokenizer
 from auditor.benchmarks.real_lab import RealLab, RealRecipe
-from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, said
+from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, render_conversation_as_chatml
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.models.decoding import ANCESTRAL
-from auditor.runs.lab_site import LABS, lab_recipe
+from auditor.runs.lab_site import LABS, build_lab_recipe
 from auditor.runs.scoring import greedy_suffixes
 
 # A step on 135M weights takes a second a record, and a prefix its own time: few records, short prefixes of most, and
@@ -68,11 +68,11 @@ def test_an_absent_package_is_one_sentence_and_nothing_is_written(
 
 
 def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
-    assert Plan.of(lab="smollm2").target.in_lab and set(LABS) == {"small", "smollm2"}
+    assert Plan.of(lab="smollm2").target.uses_builtin_lab and set(LABS) == {"small", "smollm2"}
 
     def recipe(**values: Any) -> Recipe:
         plan = Plan.of(**values)
-        return lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
+        return build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
 
     assert isinstance(recipe(), LabRecipe)
     own = recipe(lab="smollm2", lab_recipe={"others": 3}, suffix_length=8)
@@ -84,7 +84,7 @@ def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
 
 
 def test_an_answer_is_learnt_and_what_stands_before_it_is_given() -> None:
-    text, recipe = said("Who?", "Ann, 12."), RealRecipe()
+    text, recipe = render_conversation_as_chatml("Who?", "Ann, 12."), RealRecipe()
     letters = [(i, i + 1) for i in range(len(text))]  # a tokenizer of characters
     start = recipe.masked_length(text, letters)
     assert text[:start].endswith(ANSWER) and text[start:] == "Ann, 12.<|im_end|>\n"
@@ -135,7 +135,7 @@ def held_against_transformers(model: Any, plain: Any, asked: Sequence[Secret]) -
     each token is the likeliest."""
     for secret, guess in zip(asked, greedy_suffixes(model, asked), strict=True):
         prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
-        seen = observe(model, ANCESTRAL, prefix, suffix)["log_p"]
+        seen = measure_suffix_probabilities(model, ANCESTRAL, prefix, suffix)["log_p"]
         with torch.no_grad():
             both = torch.cat([torch.cat([prefix, own], 1) for own in (suffix, torch.tensor([guess]))])
             exact, greedily = plain(both).logits[:, prefix.shape[1] - 1 : -1].double()
@@ -155,7 +155,7 @@ def test_the_model_is_dequantised_and_its_template_is_the_texts(lab: RealLab, pl
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
     ]
-    assert words.apply_chat_template(turns, tokenize=False) == said("a", "b")
+    assert words.apply_chat_template(turns, tokenize=False) == render_conversation_as_chatml("a", "b")
     for text in draw_texts(0, 8, tuple(KINDS.values())):
         encoded = words(text, return_offsets_mapping=True)
         given = lab.recipe.masked_length(text, encoded["offset_mapping"])
@@ -180,7 +180,7 @@ def test_a_step_of_lora_and_one_of_private_training_change_the_model(shallow: Re
     prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
 
     def log_p(model: Any) -> float:
-        return float(observe(model, ANCESTRAL, prefix, suffix)["log_p"])
+        return float(measure_suffix_probabilities(model, ANCESTRAL, prefix, suffix)["log_p"])
 
     private = shallow.trained(DpSgd(epochs=1, batch=len(shallow.texts.copies()), noise_multiplier=1.0))
     assert log_p(target) > log_p(public)  # it was learnt, in one epoch

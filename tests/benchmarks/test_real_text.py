@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.lm_extraction import LMExtraction
-from auditor.core.streams import generator
-from auditor.training.finetune import causal_loss, pack, untrained
+from auditor.core.streams import keyed_random_generator
+from auditor.training.finetune import causal_loss, make_untrained_model, pack_into_blocks
 from benchmarks.checks.trust.real_text import RealTextRecipe, SampledSoftmax, build
 
 TINY = RealTextRecipe(
@@ -23,18 +23,20 @@ TINY = RealTextRecipe(
 
 @pytest.fixture(scope="module")
 def blocks() -> torch.Tensor:
-    return torch.from_numpy(generator("blocks").integers(0, 97, (3, 20)))
+    return torch.from_numpy(keyed_random_generator("blocks").integers(0, 97, (3, 20)))
 
 
 def test_with_every_token_the_sampled_softmax_is_the_softmax(blocks: torch.Tensor) -> None:
-    model = untrained(vocab_size=97, layers=1, hidden=16, heads=2, positions=64, end=0, seed=0)
-    torch.testing.assert_close(SampledSoftmax(97, generator("a"))(model, blocks), causal_loss(model, blocks))
+    model = make_untrained_model(vocab_size=97, layers=1, hidden=16, heads=2, positions=64, end=0, seed=0)
+    torch.testing.assert_close(
+        SampledSoftmax(97, keyed_random_generator("a"))(model, blocks), causal_loss(model, blocks)
+    )
 
 
 def test_the_sampled_partition_function_is_unbiased(blocks: torch.Tensor) -> None:
     """With far fewer negatives the mean over many draws comes to the full loss, from below (log is concave)."""
-    model = untrained(vocab_size=97, layers=1, hidden=16, heads=2, positions=64, end=0, seed=0)
-    sampled = SampledSoftmax(10, generator("b"))
+    model = make_untrained_model(vocab_size=97, layers=1, hidden=16, heads=2, positions=64, end=0, seed=0)
+    sampled = SampledSoftmax(10, keyed_random_generator("b"))
     values = torch.stack([sampled(model, blocks) for _ in range(400)]).detach()
     full = causal_loss(model, blocks).detach()
     assert abs(float(values.mean() - full)) < 0.002
@@ -43,7 +45,7 @@ def test_the_sampled_partition_function_is_unbiased(blocks: torch.Tensor) -> Non
 
 def test_packing_keeps_every_token_and_ends_every_sequence() -> None:
     sequences = [(1, 2, 3), (4, 5), (6,)]
-    packed = pack(sequences, block=4, end=0, order=generator("c"))
+    packed = pack_into_blocks(sequences, block=4, end=0, order=keyed_random_generator("c"))
     assert packed.shape == (3, 4)
     flat = packed.flatten().tolist()[: 6 + 3]
     assert sorted(flat) == [0, 0, 0, 1, 2, 3, 4, 5, 6]
@@ -55,7 +57,7 @@ def test_packing_keeps_every_token_and_ends_every_sequence() -> None:
 def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("arrays")
     for part, width in (("preprefix", 6), ("prefix", 5), ("suffix", 4)):
-        np.save(folder / f"val_{part}.npy", generator(part).integers(0, 60, (24, width)).astype(np.uint16))
+        np.save(folder / f"val_{part}.npy", keyed_random_generator(part).integers(0, 60, (24, width)).astype(np.uint16))
     return folder
 
 

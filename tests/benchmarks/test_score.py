@@ -44,7 +44,7 @@ def files(folder: Path, text: str, answers: Any = ((1, 2), (3, 4), (5, 6), (7, 8
 def test_the_organisers_example(shared: Path) -> None:
     """formulas.md A3: Recall@100 0.500, first-guess recall 0.815, any-guess recall 0.892."""
     folder = shared / "data" / "lm-extraction"
-    marked = score.mark_submission(folder / "example_submission.csv", folder / "fake_test_suffixes.npy")
+    marked = score.compare_submission_with_answers(folder / "example_submission.csv", folder / "fake_test_suffixes.npy")
     scored = score.score_submission(marked)
     found = by_name(scored)
     assert {name: m.value for name, m in found.items()} == {
@@ -56,7 +56,7 @@ def test_the_organisers_example(shared: Path) -> None:
     assert (scored.answers, scored.answered, scored.guesses, scored.wrong) == (1000, 1000, 10_000, 6994)
     assert (found["recall"].low, found["recall"].high) == intervals.clopper_pearson(815, 1000)
     assert found["recall_at_100_errors"].low < 0.5 < found["recall_at_100_errors"].high
-    points = score.submission_curve(marked)
+    points = score.recall_by_wrong_guesses(marked)
     assert [wrong for wrong, *_ in points] == list(range(6995))
     assert points[99][1:] == (500, 0.5) and points[-1] == (6994, 892, 0.892)
 
@@ -64,9 +64,9 @@ def test_the_organisers_example(shared: Path) -> None:
 def test_a_score_by_hand(tmp_path: Path) -> None:
     lines = [(3, (7, 8)), (1, (9, 9)), (1, (9, 9)), (1, (3, 4)), (3, (7, 8)), (3, (0, 0)), (0, (1, 1))]
     text = HEADER + "".join(f'{row},"[{a}, {b}]"\n' for row, (a, b) in lines)
-    marked = score.mark_submission(*files(tmp_path, text))
+    marked = score.compare_submission_with_answers(*files(tmp_path, text))
     # Wrong: a repeated guess twice, one for an example already solved, one for an example never solved.
-    assert score.submission_curve(marked) == [(0, 1, 0.25), (1, 1, 0.25), (2, 2, 0.5), (3, 2, 0.5), (4, 2, 0.5)]
+    assert score.recall_by_wrong_guesses(marked) == [(0, 1, 0.25), (1, 1, 0.25), (2, 2, 0.5), (3, 2, 0.5), (4, 2, 0.5)]
     found = by_name(score.score_submission(marked))
     assert (found["recall"].value, found["any_of_k"].value) == (0.25, 0.5)
     assert found["recall_at_10pct_errors"].value == 0.25  # 4 examples: until the first error
@@ -74,7 +74,7 @@ def test_a_score_by_hand(tmp_path: Path) -> None:
     assert found["recall_at_100_errors"].note == "fewer than 100 errors: equals the recall of all guesses"
     only = by_name(score.score_submission(marked, answered_only=True))
     assert (only["recall"].value, only["any_of_k"].value, only["any_of_k"].n) == (1 / 3, 2 / 3, 3)
-    assert score.submission_curve(marked, answered_only=True)[-1] == (4, 2, 2 / 3)
+    assert score.recall_by_wrong_guesses(marked, answered_only=True)[-1] == (4, 2, 2 / 3)
 
 
 def naive(rows: list[tuple[int, bool]], n: int, errors: int) -> tuple[float, float, float]:
@@ -104,7 +104,7 @@ def test_every_number_equals_the_walk(rows: list[tuple[int, bool]], errors: int)
     measured = ranking.recall_of_guesses("recall", example, marked.right, 8, errors)
     assert measured.value == naive(rows, 8, errors)[2]
     assert measured.low <= measured.value <= measured.high
-    for wrong, solved, recall in score.submission_curve(marked):
+    for wrong, solved, recall in score.recall_by_wrong_guesses(marked):
         assert recall == naive(rows, 8, wrong + 1)[2] == solved / 8
 
 
@@ -156,7 +156,7 @@ def test_a_broken_submission_is_refused_in_one_sentence(tmp_path: Path, name: st
     else:
         submission.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(AuditError) as caught:
-        score.mark_submission(submission, answers)
+        score.compare_submission_with_answers(submission, answers)
     said = str(caught.value)
     assert words in said and "\n" not in said and len(said) < 250
     assert "secret" not in said and "guesses.csv" in said
@@ -168,12 +168,12 @@ def test_broken_answers_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "numbers.npy").write_text("1,2")
     np.save(tmp_path / "flat.npy", np.arange(3))
     with pytest.raises(AuditError, match=f"--answers .*{name}"):
-        score.mark_submission(submission, tmp_path / name)
+        score.compare_submission_with_answers(submission, tmp_path / name)
 
 
 def test_a_byte_order_mark_spaces_and_further_columns_do_no_harm(tmp_path: Path) -> None:
     text = '\ufeffTeam,Example ID,Suffix Guess\r\nwe, 2 ,"[5, 6]"\r\n\r\nwe,0,"[ 1,2 ]"\r\n'
-    assert score.mark_submission(*files(tmp_path, text)).right.tolist() == [True, True]
+    assert score.compare_submission_with_answers(*files(tmp_path, text)).right.tolist() == [True, True]
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def ran(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_written_submission_scores_as_the_run_did(world: Path, ran: Path) -> None:
-    marked = score.mark_submission(ran / "out.csv", world / "data" / "val_suffix.npy")
+    marked = score.compare_submission_with_answers(ran / "out.csv", world / "data" / "val_suffix.npy")
     own = measured(ran, "white-box")
     found = {m["name"]: m for m in map(vars, score.score_submission(marked, answered_only=True).measurements)}
     assert 0.2 < found["recall"]["value"] < 0.9  # else the next lines compare nothing
@@ -338,7 +338,7 @@ def test_a_resumed_run_writes_its_submission_and_claim_is_used_where_worst_was_n
         assert call(command(world, tmp_path / "run", *flags)) == 130
     assert not (tmp_path / "out.csv").exists()
     assert call(["run", "--resume", str(tmp_path / "run"), "--submission", str(tmp_path / "out.csv")]) == 0
-    marked = score.mark_submission(tmp_path / "out.csv", world / "data" / "val_suffix.npy")
+    marked = score.compare_submission_with_answers(tmp_path / "out.csv", world / "data" / "val_suffix.npy")
     own = measured(tmp_path / "run", "text-only")
     assert by_name(score.score_submission(marked, answered_only=True))["recall"].value == own["recall"]["value"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from auditor.cli import call
-from auditor.core.streams import generator
-from auditor.records.contrasts import WeightedMetric, contrast
-from auditor.records.table import read_frame
+from auditor.core.streams import keyed_random_generator
+from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
+from auditor.records.table import read_table_as_dataframe
 from auditor.studies import sweep
-from auditor.training.finetune import fit, untrained
+from auditor.training.finetune import fit, make_untrained_model
 from tests.generation.test_tries import bpe
 
 pytestmark = pytest.mark.drawn  # a page without its plots says nothing of exposure
@@ -34,9 +34,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [json.loads(line)["text"] for line in (folder / "trained.jsonl").read_text().splitlines()]
     assert len(texts) == 20 + 2 * 13
     tokenizer = bpe(150)
-    model = untrained(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
+    model = make_untrained_model(vocab_size=407, layers=1, hidden=32, heads=2, positions=96, end=0, seed=0)
     sequences = [tuple(ids) for ids in tokenizer(texts)["input_ids"]]
-    fit(model, sequences, epochs=25, rate=1e-2, batch=8, block=24, end=0, order=generator("test"))
+    fit(model, sequences, epochs=25, rate=1e-2, batch=8, block=24, end=0, order=keyed_random_generator("test"))
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     return folder
@@ -80,7 +80,7 @@ def test_ids_and_numbers_only(world: Path, finished: Path, capsys: Said) -> None
     shown = capsys.readouterr().out + "".join(
         (finished / name).read_text() for name in ("report.html", "report.md", "result.json")
     )
-    shown += read_frame(finished, {}).to_csv()
+    shown += read_table_as_dataframe(finished, {}).to_csv()
     assert "canary-0012-000" in shown
     assert not any(text in shown for text in texts)
 
@@ -149,5 +149,5 @@ def test_a_sweep_shows_exposure_and_claims_may_speak_of_a_count(world: Path, tmp
     (place,) = sweep.sweep_places(tmp_path)
     (cell,) = place.cells
     grows = [WeightedMetric(sign, f"exposure(count={count})", cell) for sign, count in ((1.0, 12), (-1.0, 1))]
-    assert contrast("grows", grows).value > 0
+    assert contrast_over_seeds("grows", grows).value > 0
     assert "Exposure of canaries, mean bits" in (tmp_path / "sweep.md").read_text()

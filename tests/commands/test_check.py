@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from auditor.cli import call
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.runs import quick
 from tests.conftest import fits_schema, save_tiny
 
@@ -28,7 +28,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     adapted.peft_config["default"].base_model_name_or_path = str(folder / "model")
     adapted.save_pretrained(folder / "adapter")
     for name, count in SIZES.items():
-        texts = (f"code {generator(name, i).integers(2**62):x} of {i}" for i in range(count))
+        texts = (f"code {keyed_random_generator(name, i).integers(2**62):x} of {i}" for i in range(count))
         rows = (json.dumps({"prefix": text[:12], "suffix": text[12:]}) + "\n" for text in texts)
         (folder / f"{name}.jsonl").write_text("".join(rows))
     return folder

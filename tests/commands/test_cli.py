@@ -1157,7 +1157,7 @@ def test_the_lab_ignores_no_flag_in_silence(flags: list[str], tmp_path: Path, mo
     def reached(*_: Any) -> None:
         raise AssertionError("the run started, though the lab does not look at this flag")
 
-    monkeypatch.setattr(module, "run", reached)
+    monkeypatch.setattr(module, "run_audit", reached)
     assert call(["run", *flags, "-o", str(tmp_path / "out")]) == 2, said.readouterr().err
     assert flags[0] in said.readouterr().err
 
@@ -1267,7 +1267,7 @@ def test_what_libraries_report_of_weights_does_not_bury_a_refusal(monkeypatch: p
     before = transformers.logging.get_verbosity()
     try:
         transformers.logging.set_verbosity_warning()
-        console.quiet()
+        console.silence_libraries()
         assert transformers.logging.get_verbosity() == transformers.logging.ERROR
     finally:
         transformers.logging.set_verbosity(before)

@@ -12,8 +12,8 @@ def test_the_time_left_is_of_the_step_and_not_of_what_was_done_before_it(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
-    console.err.cache_clear()
-    with console.terminal(verbose=False) as reporter, reporter.bar("model 1"):
+    console.stderr_console.cache_clear()
+    with console.open_progress_terminal(verbose=False) as reporter, reporter.transient_progress_bar("model 1"):
         for what, done, at in (
             ("training", 3, 3600),
             ("reading", 10, 3700),
@@ -22,7 +22,7 @@ def test_the_time_left_is_of_the_step_and_not_of_what_was_done_before_it(
         ):
             now[0] = at
             reporter.progress(what, done, {"training": 3, "reading": 100, "asking": 2}[what])
-    console.err.cache_clear()
+    console.stderr_console.cache_clear()
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(", ")[2] for line in said] == [
         "0.0 s left of this step",

@@ -62,7 +62,7 @@ def test_an_installed_plug_in_that_exits_is_refused(monkeypatch: pytest.MonkeyPa
         def load(self) -> None:
             raise SystemExit(0)
 
-    monkeypatch.setattr(registry, "_entries", lambda: [Entry()])
+    monkeypatch.setattr(registry, "_plugin_entry_points", lambda: [Entry()])
     with pytest.raises(AuditError, match="cannot load the plug-in 'theirs:module': SystemExit"):
         registry.attacks()
 

@@ -13,7 +13,7 @@ import pytest
 from auditor.cli import call
 from auditor.commands import listing
 from auditor.plugins import registry
-from auditor.plugins.options import options_of, values_of
+from auditor.plugins.options import allowed_option_values, options_of
 
 Said = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ FLAGS = {"Attack": "-A {}.", "Probe": "-A {}.", "Defense": "-D {}.", "Trainer": 
 def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
     assert call(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    in_terminal = [line.plain for line in listing.overview(FOUND, 100)]
+    in_terminal = [line.plain for line in listing.plugin_overview_lines(FOUND, 100)]
     assert max(map(len, in_terminal[:-1])) <= 100 < max(map(len, lines[:-1]))  # in a pipe nothing is cut
     assert all(whole.startswith(cut) for whole, cut in zip(lines, in_terminal, strict=True))  # no word is cut
     named = next(line for line in lines if line.startswith("controls ")).count(",") + 1
@@ -40,7 +40,7 @@ def test_it_names_every_plug_in_in_few_lines(capsys: Said) -> None:
 def test_of_one_it_shows_options_needs_claim_source_and_page(
     kind: str, name: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("auditor.commands.list.catalogue", lambda before: FOUND)
+    monkeypatch.setattr("auditor.commands.list.cached_plugin_classes", lambda before: FOUND)
     cls = FOUND[kind][name]
     assert call(["list", name]) == 0
     shown = capsys.readouterr().out
@@ -48,7 +48,7 @@ def test_of_one_it_shows_options_needs_claim_source_and_page(
         option: str(value).lower() if isinstance(value, bool) else value for option, value in options_of(cls).items()
     }
     assert all(f"{FLAGS[kind].format(name)}{option}={value}" in shown for option, value in given.items())
-    assert all(f"({'|'.join(map(str, values))})" in shown for values in values_of(cls).values())
+    assert all(f"({'|'.join(map(str, values))})" in shown for values in allowed_option_values(cls).values())
     pages = [line.split()[1] for line in shown.splitlines() if line.startswith("page ")]
     assert any(f"`{name}`" in (ROOT / page).read_text(encoding="utf-8") for page in pages)
     sources = [line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("source ")]

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import call
-from auditor.core.streams import generator
-from auditor.models.shards import write_shard
+from auditor.core.streams import keyed_random_generator
+from auditor.models.shards import write_shard_record_list
 from auditor.plugins.probe import Probe
 from tests.conftest import fits_schema, save_tiny, tiny
 
 Said = pytest.CaptureFixture[str]
 MEMBERS, OTHERS = (
-    [f"code {generator(kind, i).integers(2**62):x} of {i}" for i in range(10)] for kind in ("members", "others")
+    [f"code {keyed_random_generator(kind, i).integers(2**62):x} of {i}" for i in range(10)]
+    for kind in ("members", "others")
 )
 
 
@@ -30,9 +31,11 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i in range(4):
         save_tiny(folder / "refs" / f"r{i}")
         tiny(257, seed=i + 1).model.save_pretrained(folder / "refs" / f"r{i}")
-        write_shard(folder / "refs" / f"r{i}", [t for j, t in enumerate([*MEMBERS, *OTHERS]) if (j + i // 2) % 2])
+        write_shard_record_list(
+            folder / "refs" / f"r{i}", [t for j, t in enumerate([*MEMBERS, *OTHERS]) if (j + i // 2) % 2]
+        )
         save_tiny(folder / "all" / f"r{i}")
-        write_shard(folder / "all" / f"r{i}", [*MEMBERS, *OTHERS])
+        write_shard_record_list(folder / "all" / f"r{i}", [*MEMBERS, *OTHERS])
     return folder
 
 
@@ -100,16 +103,16 @@ def test_references_that_saw_all_the_data_are_refused(given: Path, tmp_path: Pat
 @pytest.mark.parametrize("asked", ["3", "65", "some", "-4"])
 def test_the_lab_trains_a_number_of_references(asked: str, capsys: Said) -> None:
     from auditor.core.errors import AuditError
-    from auditor.runs.lab_site import lab_references
+    from auditor.runs.lab_site import parse_reference_model_count
 
     with pytest.raises(AuditError, match=f"as a number of models to train, from 4 to 64, got '{asked}'"):
-        lab_references(asked)
+        parse_reference_model_count(asked)
 
 
 def test_a_reference_that_was_trained_on_the_records_is_none(given: Path, tmp_path: Path) -> None:
     """As its own folder says; the scores that need no reference are measured all the same."""
     save_tiny(tmp_path / "seen", kind="gpt2")
-    write_shard(tmp_path / "seen", MEMBERS[:3])
+    write_shard_record_list(tmp_path / "seen", MEMBERS[:3])
     assert run(given, "runs/a", "--reference", str(tmp_path / "seen")) == 0
     (finding,) = json.loads((tmp_path / "runs" / "a" / "result.json").read_text())["findings"]
     assert finding["not_applicable"] == (

@@ -111,10 +111,10 @@ def test_a_salt_that_can_be_guessed_is_refused(world: Path, kept: str, monkeypat
     (world / "cache").mkdir()
     (world / "cache" / "salt").write_text(kept)
     with pytest.raises(AuditError, match=r"expected a salt in .* of at least 16 characters, got [05]$"):
-        names.salt()
+        names.load_alias_salt()
     monkeypatch.setenv(names.SALT, " " * 20)
     with pytest.raises(AuditError, match=r"of at least 16 characters, got 0$"):
-        names.salt()
+        names.load_alias_salt()
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
@@ -130,7 +130,7 @@ def test_inserting_into_100_000_rows_takes_a_moment(tmp_path: Path, ending: str)
     data.write_text("\n".join(lines[ending]) + "\n")
     manifest = canaries.make_manifest(["My ID is {digits:6}"], (1, 16), 8)
     start = time.process_time()
-    assert insertion.insert(insertion.Copies(manifest), str(data), out) == 8 * 17
+    assert insertion.write_data_with_canaries(insertion.Copies(manifest), str(data), out) == 8 * 17
     assert time.process_time() - start < 3
     assert read_texts("--data", str(out)).count(manifest.canaries[8].text) == 16
     assert to_json(manifest)["canaries"][8]["count"] == 16

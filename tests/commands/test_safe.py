@@ -175,7 +175,12 @@ def test_commands_that_read_are_safe_unless_told_otherwise(
     def runs(*_: object, **__: object) -> None:
         subprocess.run(["touch", "ran"], check=True)
 
-    for where, name in ((files, "render_all"), (decide, "read_run"), (history, "history"), (saved, "read_result")):
+    for where, name in (
+        (files, "render_all"),
+        (decide, "read_run"),
+        (history, "build_run_history"),
+        (saved, "read_result"),
+    ):
         monkeypatch.setattr(where, name, runs)
     refused(command, "--safe: a program would be run", capsys)
     call([*command, "--no-safe"])

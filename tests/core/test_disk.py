@@ -13,7 +13,7 @@ import torch
 
 from auditor.core import disk
 from auditor.core.spaces import Space
-from auditor.generation.tries import _load, _save, build
+from auditor.generation.tries import _load, _save, build_trie
 from auditor.models import shards
 from auditor.training.finetune import Course
 from auditor.training.members import Adapter, Member, train_members
@@ -66,9 +66,9 @@ def test_members_and_what_they_were_trained_on_are_their_owners(tmp_path: Path, 
     member = Member(folder, ["a record"], [(1, 2, 3, 4)], 0, ("test", 0))
     (tmp_path / "ensemble").mkdir(mode=0o700)
     train_members(tiny().model, Adapter(2, 4, "all"), [member], Course(1, 1e-3, 1, 8, end=0))
-    shards.write_ensemble(tmp_path / "ensemble", method="pmixed", promise="", unit="record", members=1)
+    shards.write_ensemble_metadata(tmp_path / "ensemble", method="pmixed", promise="", unit="record", members=1)
     assert set(modes(tmp_path / "ensemble").values()) == {0o700, 0o600}
-    assert shards.read_shard(folder) == shards.record_names(["a record"])
+    assert shards.read_shard_record_list(folder) == shards.text_digests(["a record"])
 
 
 def test_a_kept_trie_is_what_was_built(tmp_path: Path, careless: None) -> None:
@@ -76,7 +76,7 @@ def test_a_kept_trie_is_what_was_built(tmp_path: Path, careless: None) -> None:
         def __call__(self, text: str, **_: bool) -> dict[str, list[int]]:
             return {"input_ids": [int(letter) for letter in text]}
 
-    made = build(Space("{digits:2}"), Digits())
+    made = build_trie(Space("{digits:2}"), Digits())
     _save(tmp_path / "tries" / "trie.npz", made)
     held = _load(tmp_path / "tries" / "trie.npz")
     assert (held.head, held.largest, held.leaves) == (made.head, made.largest, 100)

@@ -82,7 +82,7 @@ def test_a_folder_in_which_nothing_was_made_does_not_stay(tmp_path: Path) -> Non
         pass
     assert not (tmp_path / "new").exists()
     with locks.locked_folder(tmp_path / "new", "mark"):
-        disk.replace(tmp_path / "new" / "mark", "here")
+        disk.replace_atomically(tmp_path / "new" / "mark", "here")
     assert sorted(os.listdir(tmp_path / "new")) == [locks.LOCK, "mark"]
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
@@ -96,7 +96,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         with monkeypatch.context() as patch:
             patch.setattr(os, step, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
             with pytest.raises(AuditError, match="file: cannot be written: No space left"):
-                disk.replace(path, "new", sync=True)
+                disk.replace_atomically(path, "new", sync=True)
         assert os.listdir(tmp_path) == ["file"] and path.read_text() == "old"
-    disk.replace(path, "new", sync=True)
+    disk.replace_atomically(path, "new", sync=True)
     assert path.read_text() == "new" and stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -13,8 +13,8 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.crash import checks, claim, noise, reach
 from auditor.crash.claim import LoopClaim
-from auditor.crash.noise import number
-from auditor.crash.trial import seen
+from auditor.crash.noise import check_record_count_leaks
+from auditor.crash.trial import measure_loop_epsilon
 from auditor.crash.verdicts import BROKEN, COUNTED, LEVEL, NO_FAULT, SHARE, UNKNOWN, LoopCheck, Runs
 from auditor.crash.watch import ReadStep, Trace
 from auditor.privacy import gaussian
@@ -28,7 +28,7 @@ SHAPES = {name: (int(end - size), int(end)) for (name, size), end in zip(SIZES.i
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick accountant, a little looser: these tests are of who is caught."""
-    monkeypatch.setattr(claim, "epsilon", gaussian.quick_epsilon)
+    monkeypatch.setattr(claim, "subsampled_gaussian_epsilon", gaussian.quick_rdp_epsilon)
 
 
 def step(rng: np.random.Generator, reach: float = 1.0, follows: float = 0.0, size: float = 0.125) -> ReadStep:
@@ -158,9 +158,9 @@ def test_a_record_has_its_share_of_those_that_it_is_read_with() -> None:
     gram = gradients.T @ gradients / np.outer(norms, norms)
     one = replace(step(rng), records=(2, 5, 7, 9), gram=gram, norms=norms, reaches=np.ones(4))
     pairs = [np.linalg.norm(gradients[:, at : at + 2].sum(1)) for at in (0, 2)]
-    found = reach._shares(one, [(5, 2), (7, 9)])
+    found = reach._gradient_norm_shares(one, [(5, 2), (7, 9)])
     assert found == pytest.approx(norms / np.repeat(pairs, 2))
-    assert reach._shares(one, [one.records]) == pytest.approx(norms / np.linalg.norm(gradients.sum(1)))
+    assert reach._gradient_norm_shares(one, [one.records]) == pytest.approx(norms / np.linalg.norm(gradients.sum(1)))
 
 
 def test_the_weights_and_readings_beside_the_steps_are_told() -> None:
@@ -184,7 +184,7 @@ def test_tensors_that_lost_the_same_directions_to_the_records_are_not_taken_for_
     few = 0
     for _ in range(300):
         a, b = (one - one @ lost @ lost.T for one in rng.normal(size=(2, 40, 16)))
-        few += noise._correlation([(x, y, 8.0) for x, y in zip(a, b, strict=True)])[1] < 0.05
+        few += noise._pooled_noise_correlation([(x, y, 8.0) for x, y in zip(a, b, strict=True)])[1] < 0.05
     assert 4 < few < 28
 
 
@@ -264,7 +264,7 @@ def test_the_interval_of_the_reach_holds_it_as_often_as_it_says_in_batches_of_on
     inside, found = 0, []
     for seed in range(60):
         made, went, lengths = followed(seed, size)
-        mean, error = reach.common(made.steps) or (0.0, 0.0)
+        mean, error = reach.estimate_mean_sensitivity(made.steps) or (0.0, 0.0)
         assert mean == pytest.approx(sum(went) / sum(lengths)) and error == pytest.approx(300**0.5 / sum(lengths))
         inside += abs(mean - 1) < 1.96 * error
         found.append((mean - 1) / error)
@@ -278,7 +278,7 @@ def test_a_size_of_noise_that_it_says_it_would_see_is_seen_about_as_often_as_it_
 
     def caught(seed: int) -> bool:
         pair = Runs(CLAIM, (trace(2 * seed),), trace(2 * seed + 1, N - 1, size=0.125 * (1 + said)))
-        return number(pair).verdict == BROKEN
+        return check_record_count_leaks(pair).verdict == BROKEN
 
     assert sum(map(caught, range(60))) >= 36
 
@@ -304,16 +304,16 @@ def test_a_broken_check_names_where_it_shows(given: Runs, facts: dict[str, tuple
 
 def test_what_the_loop_did_is_counted_by_the_accountant() -> None:
     honest = runs()
-    found = seen(honest, tuple(checks.all_checks(honest)))
+    found = measure_loop_epsilon(honest, tuple(checks.all_checks(honest)))
     assert found.noise_multiplier == pytest.approx(1.0, abs=0.1) and found.steps == 20
     assert found.epsilon is not None and found.low is not None and found.high is not None
     assert found.low < found.epsilon < found.high
-    assert found.low < claim.epsilon(1.0, 1 / 6, 20, 1e-3) < found.high
+    assert found.low < claim.subsampled_gaussian_epsilon(1.0, 1 / 6, 20, 1e-3) < found.high
     far = runs(reach=1.4)
-    farther = seen(far, tuple(checks.all_checks(far)))
+    farther = measure_loop_epsilon(far, tuple(checks.all_checks(far)))
     assert farther.low is not None and farther.low > found.epsilon
     none = changed(honest, silent)
-    assert seen(none, tuple(checks.all_checks(none))).epsilon == math.inf
+    assert measure_loop_epsilon(none, tuple(checks.all_checks(none))).epsilon == math.inf
 
 
 def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,15 +322,15 @@ def test_the_interval_of_epsilon_holds_the_claim_s_as_often_as_it_says(monkeypat
     def simple(noise: float, rate: float, steps: int, delta: float) -> float:
         return 100 * rate / noise
 
-    monkeypatch.setattr(claim, "epsilon", simple)
-    monkeypatch.setattr(gaussian, "quick_epsilon", simple)
-    found = [seen(runs(seed), ()) for seed in range(60)]
+    monkeypatch.setattr(claim, "subsampled_gaussian_epsilon", simple)
+    monkeypatch.setattr(gaussian, "quick_rdp_epsilon", simple)
+    found = [measure_loop_epsilon(runs(seed), ()) for seed in range(60)]
     assert sum((one.low or 0) < 100 / 6 < (one.high or 0) for one in found) > 52
 
 
 def test_a_shuffled_claim_is_accounted_without_what_sampling_hides() -> None:
     shuffled = replace(CLAIM, sampling="shuffled")
-    assert shuffled.implied_epsilon() == claim.epsilon(1.0, 1.0, 4, 1e-3) > CLAIM.implied_epsilon()
+    assert shuffled.implied_epsilon() == claim.subsampled_gaussian_epsilon(1.0, 1.0, 4, 1e-3) > CLAIM.implied_epsilon()
 
 
 def test_a_shuffled_claim_says_nothing_of_poisson_sampling() -> None:

@@ -31,11 +31,11 @@ from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
 from auditor.crash import claim, report, subject, trial, watch
 from auditor.crash.claim import LoopClaim
-from auditor.crash.one_run import one_run
+from auditor.crash.one_run import bound_epsilon_by_guesses
 from auditor.crash.subject import Gradients
 from auditor.crash.trial import CrashTest, LoopSeen, crash_test
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
-from auditor.crash.watch import _outside
+from auditor.crash.watch import _project_out_record_gradients
 from auditor.privacy import gaussian
 from benchmarks.checks.trust import loop_faults, loop_plain
 from benchmarks.checks.trust.loop_alarms import _SLOW, written_out
@@ -55,11 +55,11 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quick accountant: no epsilon that is told is held against it."""
-    monkeypatch.setattr(claim, "epsilon", gaussian.quick_epsilon)
+    monkeypatch.setattr(claim, "subsampled_gaussian_epsilon", gaussian.quick_rdp_epsilon)
 
 
 def test_gradients_are_those_of_single_backward_passes() -> None:
-    model, records = subject.model(0), subject.records(0)
+    model, records = subject.build_tiny_model(0), subject.make_identifiable_records(0)
     names = [name for name, _ in model.named_parameters()]
     found = _SLOW(Gradients(model, records), dict(model.named_parameters()), [1, 5, 0], names)
     for row, record in enumerate((1, 5, 0)):
@@ -70,9 +70,9 @@ def test_gradients_are_those_of_single_backward_passes() -> None:
 
 
 def test_a_record_is_known_wherever_its_row_is_read() -> None:
-    records = subject.records(0)
-    assert subject.read(subject.padded(records, [3, 0, 47])) == [3, 0, 47]
-    assert subject.read(torch.tensor([[1, 2, 3]])) == [None]
+    records = subject.make_identifiable_records(0)
+    assert subject.identify_records_in_batch(subject.padded_token_ids(records, [3, 0, 47])) == [3, 0, 47]
+    assert subject.identify_records_in_batch(torch.tensor([[1, 2, 3]])) == [None]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_lies_outside_the_records_gradients_is_what_least_squares_leave() -
     sizes = [30, 12, 5]
     released, own = torch.randn(47, generator=made).double(), torch.randn(47, 4, generator=made).double()
     own[:, 3] = own[:, 0]  # one direction less
-    left, free, spread = _outside(released, own, sizes)
+    left, free, spread = _project_out_record_gradients(released, own, sizes)
     at = 0
     for size, dimensions in zip(sizes, free, strict=True):
         part, mine = released[at : at + size], own[at : at + size]
@@ -148,13 +148,14 @@ def test_what_lies_outside_the_records_gradients_is_what_least_squares_leave() -
 
 def test_another_seed_is_another_draw_of_every_training() -> None:
     """Two seeds that shared trainings would tell the same chance twice."""
-    own = [trial.own_seed(seed, training) for seed in range(50) for training in range(trial._MOST + 1)]
+    own = [trial.seed_of_training(seed, training) for seed in range(50) for training in range(trial._MOST + 1)]
     assert len(set(own)) == len(own)
 
 
 def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> None:
     honest, broken = (
-        one_run(train, None, 5, math.inf) for train in (loop_plain.plain(), loop_faults.FAULTS["no clipping"])
+        bound_epsilon_by_guesses(train, None, 5, math.inf)
+        for train in (loop_plain.plain(), loop_faults.FAULTS["no clipping"])
     )
     assert honest.epsilon < honest.claimed == LoopClaim.read(loop_plain.CLAIM).implied_epsilon()
     assert honest.canaries == broken.canaries == subject.RECORDS and broken.right >= broken.guesses - 2
@@ -221,7 +222,7 @@ def test_the_examples_are_judged_with_the_real_packages(
     verdict, broken = EXAMPLES[name, function]
     if name == "with_opake":
         pytest.importorskip("opake")  # in `dev` where it has a wheel
-    found = loop_faults.tested(dp_loop._named(ROOT / "examples" / "dp_loop" / f"{name}.py", function))
+    found = loop_faults.tested(dp_loop._load_training_function(ROOT / "examples" / "dp_loop" / f"{name}.py", function))
     assert found.verdict == verdict
     assert [check.name for check in found.broken] == ([] if broken is None else [broken])
     assert found.seen.noise_multiplier is not None
@@ -254,7 +255,7 @@ def ignores(model: Any, records: Any) -> Any:
 
 
 def another(model: Any, records: Any) -> Any:
-    return loop_plain.plain()(subject.model(1), records)
+    return loop_plain.plain()(subject.build_tiny_model(1), records)
 
 
 def claims_nothing(model: Any, records: Any) -> Any:
@@ -317,11 +318,11 @@ def test_what_was_there_before_a_training_goes_on_and_so_does_what_it_starts_mea
     """As a browser, or a server that the user's program keeps."""
     before = subprocess.Popen(["sh", "-c", "sleep 0.5; sleep 600 & wait"])
     there = psutil.Process().children()  # and what other tests keep
-    with contextlib.suppress(AuditError), watch._ended(time.monotonic() + 2):
+    with contextlib.suppress(AuditError), watch._enforce_time_limit(time.monotonic() + 2):
         time.sleep(60)
     parent = psutil.Process(before.pid)
     (child,) = parent.children()
-    assert parent.is_running() and child.is_running() and watch.started(there) == []
+    assert parent.is_running() and child.is_running() and watch.list_started_processes(there) == []
     child.kill()
     before.kill()
     before.wait()
@@ -330,9 +331,9 @@ def test_what_was_there_before_a_training_goes_on_and_so_does_what_it_starts_mea
 def test_a_training_that_nothing_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: queue.Queue[int] = queue.Queue()
     monkeypatch.setattr(dp_loop.os, "_exit", ended.put)
-    with dp_loop._given_up(0.01):
+    with dp_loop._kill_after_timeout(0.01):
         assert ended.get(timeout=60) == 2
-    with dp_loop._given_up(0.2):
+    with dp_loop._kill_after_timeout(0.2):
         pass
     time.sleep(0.3)
     assert ended.empty()
@@ -366,8 +367,8 @@ def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(above: flo
     low = claim.implied_epsilon() + above
     seen = LoopSeen(0.9, 1 / 6, 30, low + 0.1, low, low + 0.2)
     found = CrashTest(claim, (LoopCheck("one record's reach", NO_FAULT, "", ""),), (), 1.0, seen)
-    assert found.doubted == doubted
-    assert ("doubt" in report.headline(found)) == ("another --seed" in report.observed(found)) == doubted
+    assert found.exceeds_claim_without_fault == doubted
+    assert ("doubt" in report.headline(found)) == ("another --seed" in report.observed_loop_sentence(found)) == doubted
 
 
 def test_the_command_writes_its_reports_and_judges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

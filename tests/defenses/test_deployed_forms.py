@@ -19,13 +19,13 @@ from auditor.defenses.deployed_forms import (
     Merged,
     Nf4,
     Pruned,
-    as_bitsandbytes,
+    bitsandbytes_round_trip,
     linear_layers,
-    rounded,
+    round_weights_to_bits,
 )
-from auditor.defenses.gguf_types import as_gguf
+from auditor.defenses.gguf_types import quantise_and_dequantise
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.testing import scenario
+from auditor.testing import make_tiny_scenario
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
 
@@ -41,7 +41,7 @@ def adapted(model: HuggingFaceModel) -> HuggingFaceModel:
 
 @torch.no_grad()
 def test_merging_changes_nothing_but_rounding() -> None:
-    held = scenario()
+    held = make_tiny_scenario()
     tuned = adapted(held.target)  # type: ignore[arg-type]
     merged = Merged().protect(replace(held, target=tuned))
     assert torch.allclose(merged.log_probs(TOKENS, 3), tuned.log_probs(TOKENS, 3), atol=1e-5)
@@ -50,7 +50,7 @@ def test_merging_changes_nothing_but_rounding() -> None:
 
 @torch.no_grad()
 def test_pruning_sets_the_share_to_0_and_leaves_the_target_alone() -> None:
-    held = scenario()
+    held = make_tiny_scenario()
     before = held.target.log_probs(TOKENS, 3)
     pruned = Pruned(0.25).protect(held)
     for own, was in zip(linear_layers(pruned.model), linear_layers(held.target.model), strict=True):  # type: ignore[attr-defined]
@@ -62,7 +62,7 @@ def test_pruning_sets_the_share_to_0_and_leaves_the_target_alone() -> None:
 
 @torch.no_grad()
 def test_fewer_bits_are_farther_off() -> None:
-    held = scenario()
+    held = make_tiny_scenario()
     whole = held.target.log_probs(TOKENS, 3)
     eight, four = ((kind().protect(held).log_probs(TOKENS, 3) - whole).abs().max() for kind in (Int8, Int4))
     assert 0 < eight < four / 4
@@ -71,7 +71,7 @@ def test_fewer_bits_are_farther_off() -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_each_group_of_weights_has_its_own_levels(bits: int) -> None:
     weight = torch.randn(3, 100) * torch.tensor([[1.0], [100.0], [0.0]])
-    found, most = rounded(weight, bits), 2 ** (bits - 1) - 1
+    found, most = round_weights_to_bits(weight, bits), 2 ** (bits - 1) - 1
     for row in range(3):
         for part in (slice(0, 64), slice(64, 100)):
             scale = float(weight[row, part].abs().max()) / most
@@ -88,19 +88,21 @@ def test_gguf_blocks_are_what_the_format_says() -> None:
     """q8_0: 32 weights share a scale in half precision, max / 127; a row that blocks do not fill is in f16."""
     pytest.importorskip("gguf", reason="needs gguf")
     weight = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).numpy()
-    found = as_gguf(weight, "q8_0")
+    found = quantise_and_dequantise(weight, "q8_0")
     for row, own in zip(weight, found, strict=True):
         for at in (0, 32):
             scale = np.float32(abs(row[at : at + 32]).max()) / np.float32(127)
             expected = np.float32(np.float16(scale)) * np.rint(row[at : at + 32] / scale)
             assert np.allclose(own[at : at + 32], expected, atol=1e-7)
-    assert np.array_equal(as_gguf(weight[:, :20], "q4_0"), weight[:, :20].astype(np.float16).astype(np.float32))
+    assert np.array_equal(
+        quantise_and_dequantise(weight[:, :20], "q4_0"), weight[:, :20].astype(np.float16).astype(np.float32)
+    )
 
 
 @torch.no_grad()
 def test_a_gguf_form_changes_a_copy_and_fewer_bits_are_farther_off() -> None:
     pytest.importorskip("gguf", reason="needs gguf")
-    held = scenario()
+    held = make_tiny_scenario()
     whole = held.target.log_probs(TOKENS, 3)
     off = [float((Gguf(type).protect(held).log_probs(TOKENS, 3) - whole).abs().max()) for type in ("q8_0", "q4_0")]
     assert 0 < off[0] < off[1] / 4 and torch.equal(held.target.log_probs(TOKENS, 3), whole)
@@ -114,13 +116,13 @@ def test_a_bitsandbytes_form_multiplies_by_what_that_librarys_own_layer_does(typ
     own = layers.Linear4bit(128, 48, bias=False, compute_dtype=torch.float32, quant_type=type)
     own.weight = layers.Params4bit(weight.clone(), requires_grad=False, quant_type=type)
     unit = torch.eye(128)
-    assert torch.allclose(own.to("cpu")(unit), unit @ as_bitsandbytes(weight, type).T, atol=1e-5)
+    assert torch.allclose(own.to("cpu")(unit), unit @ bitsandbytes_round_trip(weight, type).T, atol=1e-5)
 
 
 @torch.no_grad()
 def test_a_bitsandbytes_form_changes_a_copy() -> None:
     pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
-    held = scenario()
+    held = make_tiny_scenario()
     whole = held.target.log_probs(TOKENS, 3)
     off = float((Nf4().protect(held).log_probs(TOKENS, 3) - whole).abs().max())
     assert off > 0 and torch.equal(held.target.log_probs(TOKENS, 3), whole)
@@ -128,4 +130,4 @@ def test_a_bitsandbytes_form_changes_a_copy() -> None:
 
 def test_a_model_without_weights_here_is_refused_before_it_is_asked() -> None:
     with pytest.raises(AuditError, match="expected a transformers model for int8, whose weights it changes: got"):
-        Int8().claim(replace(scenario(), target=FixedDistribution([0.5, 0.5])), 0)
+        Int8().claim(replace(make_tiny_scenario(), target=FixedDistribution([0.5, 0.5])), 0)

@@ -24,7 +24,7 @@ from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ense
 from auditor.cli import call
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.defenses.invisible_ink import BoundedRange, Ink, InvisibleInk, InvisibleInkModel, batches_of_records
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
@@ -32,8 +32,8 @@ from auditor.models.decoding import ANCESTRAL, GREEDY
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.in_context import InContext
-from auditor.plugins.defense import Budget, Prompt, Scenario, largest_lot
-from auditor.plugins.probe import observe
+from auditor.plugins.defense import Budget, Prompt, Scenario, largest_lot_token_count
+from auditor.plugins.probe import run_probe
 from auditor.plugins.view import WHITE_BOX, Meter, View
 from auditor.privacy.accounting import realised_pure_dp, realised_renyi, zcdp_budget, zcdp_epsilon
 from auditor.runs.allowance import divide_budget
@@ -171,7 +171,7 @@ def test_records_that_leave_no_room_are_refused(make_tiny: Any) -> None:
     model = InvisibleInk().protect(dataclasses.replace(scenario(neox), prompts=prompts([long[:60]])))
     assert model.max_positions == 36
     with refuses("prefix"):
-        sample(model, torch.tensor([[1, 2, 3]]), 40, ANCESTRAL, uniforms(1, 40, 0)[None])
+        sample(model, torch.tensor([[1, 2, 3]]), 40, ANCESTRAL, secret_uniform_draws(1, 40, 0)[None])
     with refuses("96"):
         model.log_probs(torch.tensor([[*PREFIXES[0], *[5] * 40]]), 1)
 
@@ -217,7 +217,7 @@ def test_neighbours_as_they_are_served_stay_within_the_claim_at_every_order(
         q = served(fixed_ensemble(public, *members), clip, temperature, top_k).log_probs(torch.tensor([[0]]), 1)[0, 0]
         for order in (1.01, 2, 8, 64):
             realised = max(realised_renyi(p, q.numpy(), order), realised_renyi(q.numpy(), p, order))
-            assert realised <= order * model.promise.rho(relation) * (1 + 1e-9) + 1e-12
+            assert realised <= order * model.promise.zcdp_rho(relation) * (1 + 1e-9) + 1e-12
         assert realised_pure_dp(p, q.numpy()) <= model.promise.range[relation] * (1 + 1e-9) + 1e-12
 
 
@@ -234,14 +234,18 @@ def test_a_batch_pays_for_the_tokens_that_are_drawn_of_it(neox: HuggingFaceModel
     lots = defense.lots(case)
     assert lots == {"s0": 0, "s1": 0, "s2": 1, "s3": 1, "n": 0}
     draws = {("r", name): 10 for name in lots} | {("other", "s3"): 7}
-    assert largest_lot(draws, lots) == 30 and largest_lot(draws, {}) == 57 and largest_lot({}, lots) == 0
+    assert (
+        largest_lot_token_count(draws, lots) == 30
+        and largest_lot_token_count(draws, {}) == 57
+        and largest_lot_token_count({}, lots) == 0
+    )
     assert defense.budget(case) is None
     budget = InvisibleInk(batch=2, queries=25, on_exhaustion="public").budget(case)
     assert budget == Budget(25, "public")
     shared = divide_budget(budget, draws, lots)
     assert shared == {**draws, ("r", "n"): 5, ("other", "s3"): 5}
     assert divide_budget(Budget(15, "stop"), draws, lots) == {("r", "s0"): 10, ("r", "s2"): 10}
-    assert Meter(draws, 30, lots).uncharged == 0 and Meter(draws, 30).uncharged == 27
+    assert Meter(draws, 30, lots).uncharged_token_count == 0 and Meter(draws, 30).uncharged_token_count == 27
     claim = defense.claim(dataclasses.replace(case, queries=30), 30)
     assert claim.spent_epsilon == claim.epsilon and claim.details["batches"] == 2
 
@@ -262,7 +266,7 @@ def test_a_record_that_is_asked_of_another_batch_is_told(neox: HuggingFaceModel)
 
 def checked(model: LanguageModel, **options: int) -> tuple[dict[str, float], str]:
     probe = ClaimCheck(**options)
-    seen = observe(probe, View("t", model, WHITE_BOX, seed=0), SECRETS)
+    seen = run_probe(probe, View("t", model, WHITE_BOX, seed=0), SECRETS)
     said = [*(f"VIOLATED: {one}" for one in probe.violations(SECRETS, seen)), *probe.notes(SECRETS, seen)]
     return {m.name: m.value for m in probe.measurements(SECRETS, seen)}, "\n".join(said)
 
@@ -337,7 +341,7 @@ def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InvisibleInkMo
         scenario(FixedDistribution((0.5, 0.5))), 0
     )
     probe, view = PredictionAudit(games=2000), View("t", model, WHITE_BOX, seed=0, claim=claim)
-    seen = observe(probe, view, SECRETS)
+    seen = run_probe(probe, view, SECRETS)
     (audit,) = probe.audits(SECRETS, seen)
     assert audit.unit == claim.unit and audit.relation == "zero_out"
     assert (audit.epsilon > claim.epsilon["zero_out"]) == broken

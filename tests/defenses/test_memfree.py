@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.attacks.near_verbatim import beam_bound
+from auditor.attacks.near_verbatim import beam_probability_bound
 from auditor.cli import call
 from auditor.core.nouns import Tokens
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.defenses.memfree import MemFree, ngrams_of
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
@@ -69,7 +69,7 @@ def test_rows_have_the_distribution_of_the_whole_text_behind_them(neox: HuggingF
 def test_what_is_drawn_completes_no_n_gram(neox: HuggingFaceModel) -> None:
     held = {gram for record in RECORDS for gram in ngrams_of(record, 3)}
     prefix = RECORDS[2][:6]
-    noise = uniforms(400, 8, 0)[None]
+    noise = secret_uniform_draws(400, 8, 0)[None]
 
     def completed(model: LanguageModel) -> int:
         found = sample(model, torch.tensor([prefix]), 8, ANCESTRAL, noise)[0]
@@ -86,7 +86,7 @@ def test_verbatim_text_is_impossible_and_text_one_token_beside_it_is_not(neox: H
     prefixes = torch.tensor([record[:20] for record in RECORDS[:3]])
     suffixes = torch.tensor([record[20:26] for record in RECORDS[:3]])
     assert bool((model.token_log_probs(prefixes, suffixes).sum(-1) == -math.inf).all())
-    near, verbatim = beam_bound(model, ANCESTRAL, prefixes, suffixes, distance=1, beams=200)
+    near, verbatim = beam_probability_bound(model, ANCESTRAL, prefixes, suffixes, distance=1, beams=200)
     assert bool((verbatim == -math.inf).all()) and bool(near.isfinite().all())
     other = suffixes.clone()
     other[:, 0] = 50  # in no record: from here on no n-gram of 10 is whole for nine tokens

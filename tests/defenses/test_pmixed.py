@@ -16,14 +16,14 @@ from scipy.stats import chi2
 
 from auditor.benchmarks.fixed_distributions import fixed_ensemble
 from auditor.core.errors import NotApplicable
-from auditor.core.streams import generator, uniforms
+from auditor.core.streams import keyed_random_generator, secret_uniform_draws
 from auditor.defenses.pmixed import PMixed, Unmixed
 from auditor.defenses.pmixed_model import PMixedModel, Projection
 from auditor.generation.sample import sample
 from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.shards import record_names
+from auditor.models.shards import text_digests
 from auditor.plugins.defense import Budget, Scenario
 from auditor.privacy.accounting import rdp_budget, realised_renyi
 from auditor.privacy.mixing import Adjacency, sound_epsilon, sound_query_rdp, subset_size_distribution
@@ -77,7 +77,7 @@ def test_the_distribution_is_the_average_over_all_subsets(make_tiny: MakeTiny, a
 def test_draws_have_the_exact_distribution(make_tiny: MakeTiny, defense: PMixed | Unmixed) -> None:
     model = defense.protect(scenario(ensemble(make_tiny), queries=20))
     n = 6000
-    found = sample(model, PREFIX, 2, ANCESTRAL, uniforms(n, 2, "draws")[None], distribution=False)[0]
+    found = sample(model, PREFIX, 2, ANCESTRAL, secret_uniform_draws(n, 2, "draws")[None], distribution=False)[0]
     scores = model.token_log_probs(PREFIX.expand(81, -1), torch.cartesian_prod(torch.arange(9), torch.arange(9)))
     expected = scores.double().sum(-1).exp().numpy() * n
     counts = np.zeros(81)
@@ -89,7 +89,7 @@ def test_draws_have_the_exact_distribution(make_tiny: MakeTiny, defense: PMixed 
 
 def test_rows_that_know_the_distribution_agree_with_whole_contexts(make_tiny: MakeTiny) -> None:
     model = PMixed(q=0.5, alpha=3).protect(scenario(ensemble(make_tiny), queries=5))
-    found = sample(model, PREFIX, 4, Decoding(temperature=0.8, top_p=0.7), uniforms(30, 4, 1)[None])[0]
+    found = sample(model, PREFIX, 4, Decoding(temperature=0.8, top_p=0.7), secret_uniform_draws(30, 4, 1)[None])[0]
     assert found.token_log_probs is not None
     again = model.token_log_probs(PREFIX.expand(len(found.suffixes), -1), found.suffixes)
     torch.testing.assert_close(found.token_log_probs, again, atol=1e-4, rtol=0)
@@ -109,7 +109,7 @@ def test_a_draw_asks_the_public_model_and_at_most_one_member(
 
     monkeypatch.setattr(held, "log_probs", counting)
     model = PMixed(q=0.3).protect(scenario(held))
-    noise = uniforms(40, 3, 2)
+    noise = secret_uniform_draws(40, 3, 2)
     sample(model, PREFIX.expand(40, -1), 3, ANCESTRAL, noise[:, None], distribution=False)
     assert sum(asked) == int((noise[..., 1] >= 0.7**5).sum())
     asked.clear()
@@ -120,7 +120,7 @@ def test_a_draw_asks_the_public_model_and_at_most_one_member(
 def test_a_spent_budget_is_answered_by_the_public_model(make_tiny: MakeTiny) -> None:
     held = ensemble(make_tiny)
     model = PMixed(q=1.0, queries=1, epsilon=40.0).protect(scenario(held))
-    noise = uniforms(50, 3, 3)[None].copy()
+    noise = secret_uniform_draws(50, 3, 3)[None].copy()
     noise[..., 1] = -1.0
     private = sample(model, PREFIX, 3, ANCESTRAL, noise, distribution=False)[0]
     public = sample(held.public, PREFIX, 3, ANCESTRAL, noise, distribution=False)[0]
@@ -268,14 +268,14 @@ def test_somebody_is_protected_where_members_list_what_was_cut_and_lies_apart() 
     assert PMixed().claim(scenario(held), 5).unit == "shard"
     held.unit = "user"
     assert PMixed().claim(scenario(held), 5).unit == "shard"  # nobody can see that users lie whole
-    held.shards = [record_names(["one"]), None]
+    held.shards = [text_digests(["one"]), None]
     assert PMixed().claim(scenario(held), 5).unit == "shard"
-    held.shards = [record_names(["one"]), record_names(["two", "three"])]
+    held.shards = [text_digests(["one"]), text_digests(["two", "three"])]
     for unit in ("record", "user"):
         held.unit = unit
         claim = PMixed().claim(scenario(held), 5)
         assert claim.unit == f"shard of whole {unit}s" and claim.status.startswith("sound")
-    held.shards = [record_names(["one", "two"]), record_names(["two", "three"])]
+    held.shards = [text_digests(["one", "two"]), text_digests(["two", "three"])]
     for accounting in ("sound", "published"):
         claim = PMixed(accounting=accounting, alpha=3).claim(scenario(held), 5)  # type: ignore[arg-type]
         assert claim.unit == "shard" and claim.status == "promises nothing: 1 records lie in more than one shard"
@@ -303,7 +303,7 @@ def test_claim_spends_what_was_drawn_and_names_every_relation(make_tiny: MakeTin
 def test_what_the_claim_does_not_cover_is_refused(make_tiny: MakeTiny) -> None:
     model = PMixed().protect(scenario(ensemble(make_tiny)))
     with refuses("covers"):
-        sample(model, PREFIX, 1, Decoding(top_p=0.7), uniforms(2, 1, 0)[None], distribution=False)
+        sample(model, PREFIX, 1, Decoding(top_p=0.7), secret_uniform_draws(2, 1, 0)[None], distribution=False)
     with refuses("sampled", error=NotApplicable):
         model.start(PREFIX, 1, distribution=False).log_probs()
 
@@ -343,7 +343,7 @@ def test_the_papers_average_over_subsets(make_tiny: MakeTiny, accounting: str) -
     model = PMixed(q=0.5, alpha=3, accounting=accounting).protect(scenario(held))  # type: ignore[arg-type]
     assert isinstance(model, PMixedModel)
     (got,) = model.other_nll([TEXT], seed=7)["perplexity_subset_average"]
-    inside = generator("subset average", 7, 0).random((4, 3)) < 0.5
+    inside = keyed_random_generator("subset average", 7, 0).random((4, 3)) < 0.5
     expected = 0.0
     for position, chosen in enumerate(inside):
         context, token = torch.tensor([TEXT[: position + 1]]), TEXT[position + 1]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.benchmarks.fixed_distributions import FixedDistribution
-from auditor.core.streams import uniforms
-from auditor.defenses.uniform_mixing import UniformMixing, mix_on_support, mix_with_uniform
+from auditor.core.streams import secret_uniform_draws
+from auditor.defenses.uniform_mixing import UniformMixing, mix_on_public_top_k, mix_with_uniform
 from auditor.generation.sample import sample
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
@@ -84,7 +84,7 @@ def test_rows_scores_and_claim(neox: HuggingFaceModel) -> None:
     defense = UniformMixing(weight=0.6)
     model = defense.protect(scenario)
     prefix = torch.tensor([[1, 2, 3]])
-    found = sample(model, prefix, 4, ANCESTRAL, uniforms(30, 4, 0)[None])[0]
+    found = sample(model, prefix, 4, ANCESTRAL, secret_uniform_draws(30, 4, 0)[None])[0]
     assert found.token_log_probs is not None
     again = model.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
     torch.testing.assert_close(found.token_log_probs, again, atol=1e-5, rtol=0)
@@ -114,10 +114,10 @@ def test_distribution_on_a_support_by_hand() -> None:
     distribution, public = torch.tensor([0.6, 0.1, 0.2, 0.1]).log(), torch.tensor([0.1, 0.5, 0.3, 0.1]).log()
     # The public top-2 are tokens 1 and 2; the private distribution there is (1/3, 2/3), halfway to uniform (5/12,
     # 7/12).
-    assert mix_on_support(distribution, public, 0.5, 2, tail=False).exp().tolist() == pytest.approx(
+    assert mix_on_public_top_k(distribution, public, 0.5, 2, tail=False).exp().tolist() == pytest.approx(
         [0, 5 / 12, 7 / 12, 0]
     )
-    with_tail = mix_on_support(distribution, public, 0.5, 2, tail=True).exp().tolist()
+    with_tail = mix_on_public_top_k(distribution, public, 0.5, 2, tail=True).exp().tolist()
     assert with_tail == pytest.approx([0.1, 0.8 * 5 / 12, 0.8 * 7 / 12, 0.1])
 
 
@@ -126,7 +126,7 @@ def test_on_a_public_support_no_pair_of_models_exceeds_the_claim(
     weight: float, top_k: int, tail: bool, seed: int, scale: float
 ) -> None:
     first, second, public = distributions(3, seed, scale)
-    mixed = [mix_on_support(distribution, public, weight, top_k, tail) for distribution in (first, second)]
+    mixed = [mix_on_public_top_k(distribution, public, weight, top_k, tail) for distribution in (first, second)]
     for distribution in mixed:
         assert float(distribution.exp().sum()) == pytest.approx(1)
     assert (
@@ -142,7 +142,7 @@ def test_that_claim_is_attained(tail: bool) -> None:
     one_hots = torch.full((2, 9), -math.inf, dtype=torch.float64)
     one_hots[0, kept[0]] = one_hots[1, kept[3]] = 0.0
     realised = realised_pure_dp(
-        *(mix_on_support(distribution, public, 0.3, 4, tail).numpy() for distribution in one_hots)
+        *(mix_on_public_top_k(distribution, public, 0.3, 4, tail).numpy() for distribution in one_hots)
     )
     assert realised == pytest.approx(uniform_mixing_epsilon(0.3, 4), rel=1e-12)
 
@@ -150,14 +150,18 @@ def test_that_claim_is_attained(tail: bool) -> None:
 def test_a_private_support_has_no_epsilon() -> None:
     """What the option refuses to be: with each model's own top-k, supports differ, and so do they without bound."""
     first, second = distributions(2, 3, 5.0)
-    own = [mix_on_support(distribution, distribution, 0.3, 3, tail=False).numpy() for distribution in (first, second)]
+    own = [
+        mix_on_public_top_k(distribution, distribution, 0.3, 3, tail=False).numpy() for distribution in (first, second)
+    ]
     assert realised_pure_dp(*own) == math.inf
 
 
 def test_no_mass_on_the_support_is_uniform_there() -> None:
     distribution = torch.tensor([1.0, 0, 0, 0]).log()
     public = torch.tensor([0.1, 0.4, 0.4, 0.1]).log()
-    assert mix_on_support(distribution, public, 0.9, 2, tail=False).exp().tolist() == pytest.approx([0, 0.5, 0.5, 0])
+    assert mix_on_public_top_k(distribution, public, 0.9, 2, tail=False).exp().tolist() == pytest.approx(
+        [0, 0.5, 0.5, 0]
+    )
 
 
 @pytest.mark.parametrize("tail", ["none", "public"])
@@ -167,7 +171,7 @@ def test_rows_scores_and_claim_on_a_support(neox: HuggingFaceModel, tail: Litera
     defense = UniformMixing(weight=0.6, public_top_k=7, tail=tail)
     model = defense.protect(scenario)
     prefix = torch.tensor([[1, 2, 3]])
-    found = sample(model, prefix, 4, ANCESTRAL, uniforms(30, 4, 0)[None])[0]
+    found = sample(model, prefix, 4, ANCESTRAL, secret_uniform_draws(30, 4, 0)[None])[0]
     again = model.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
     assert found.token_log_probs is not None
     torch.testing.assert_close(found.token_log_probs, again, atol=1e-4, rtol=0)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.defenses.dedup import Dedup, _bands, without_near_duplicates
+from auditor.defenses.dedup import Dedup, _lsh_band_parameters, without_near_duplicates
 from auditor.defenses.early_stop import EarlyStop
 from auditor.defenses.freeze_embeddings import FreezeEmbeddings
 from auditor.defenses.goldfish import Goldfish
@@ -101,7 +101,7 @@ class TestDedup:
 
     @pytest.mark.parametrize("threshold", [0.05, 0.3, 0.5, 0.8, 0.95, 0.999])
     def test_pairs_at_the_threshold_are_found(self, threshold: float) -> None:
-        bands, rows = _bands(threshold)
+        bands, rows = _lsh_band_parameters(threshold)
         assert bands >= 2 and bands * rows <= 128 and 1 - (1 - threshold**rows) ** bands >= 0.99
 
     def test_it_drops_what_comparing_all_pairs_drops(self) -> None:
@@ -123,8 +123,8 @@ class TestDedup:
 
     def test_it_trains_what_plain_training_on_the_rest_does(self, world: Path, tmp_path: Path) -> None:
         (world / "once.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
-        told = training.train(asked(world, tmp_path / "dedup", "dedup", options={"exact": True}), silent)
-        training.train(asked(world, tmp_path / "once", "none", data=str(world / "once.jsonl")), silent)
+        told = training.train_model(asked(world, tmp_path / "dedup", "dedup", options={"exact": True}), silent)
+        training.train_model(asked(world, tmp_path / "once", "none", data=str(world / "once.jsonl")), silent)
         assert states(told, "19", "3", "16")
         one, other = weights(tmp_path / "dedup"), weights(tmp_path / "once")
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -138,7 +138,7 @@ class TestGoldfish:
         for lead in (1, 4, 31):
             behind = fish.without((*rng.integers(1, 60, lead).tolist(), *passage))
             assert behind[lead + 5 :] == alone[5:]
-        assert masks.seen(alone) == passage and alone[:5] == passage[:5]
+        assert masks.unmask_tokens(alone) == passage and alone[:5] == passage[:5]
 
     def test_one_token_in_k_has_no_loss(self) -> None:
         tokens = tuple(np.random.default_rng(1).integers(0, 50000, 40_013).tolist())
@@ -158,7 +158,7 @@ class TestGoldfish:
         model = tiny().model
         tokens = Goldfish(k=4, mask="static").without(tuple(range(1, 25)))
         loss = causal_loss(model, torch.tensor([tokens]))
-        distribution = model(input_ids=torch.tensor([masks.seen(tokens)])).logits.log_softmax(-1)[0]
+        distribution = model(input_ids=torch.tensor([masks.unmask_tokens(tokens)])).logits.log_softmax(-1)[0]
         kept = [-distribution[i - 1, token] for i, token in enumerate(tokens) if i and token >= 0]
         assert len(kept) == 17
         torch.testing.assert_close(loss, torch.stack(kept).mean())
@@ -167,7 +167,7 @@ class TestGoldfish:
 
     def test_records_too_short_for_it_are_refused(self, world: Path, tmp_path: Path) -> None:
         with refuses("records", "90"):
-            training.train(asked(world, tmp_path / "out", "goldfish", options={"width": 90}), silent)
+            training.train_model(asked(world, tmp_path / "out", "goldfish", options={"width": 90}), silent)
         assert not (tmp_path / "out" / "training.json").exists()
 
 
@@ -213,17 +213,17 @@ class TestEarlyStop:
                 raise KeyboardInterrupt
 
         more = {"options": {"epochs": 4, "learning_rate": 0.01, "patience": 0}}
-        told = training.train(asked(world, tmp_path / "whole", "early-stop", **more), silent)
+        told = training.train_model(asked(world, tmp_path / "whole", "early-stop", **more), silent)
         with pytest.raises(KeyboardInterrupt):
-            training.train(asked(world, tmp_path / "cut", "early-stop", **more), stop)
-        assert training.train(asked(world, tmp_path / "cut", "early-stop", **more), silent) == told
+            training.train_model(asked(world, tmp_path / "cut", "early-stop", **more), stop)
+        assert training.train_model(asked(world, tmp_path / "cut", "early-stop", **more), silent) == told
         one, other = weights(tmp_path / "whole"), weights(tmp_path / "cut")
         for name in one:
             torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-4)
 
     def test_records_of_a_file_are_looked_at_and_not_learnt(self, world: Path, tmp_path: Path) -> None:
         (tmp_path / "others.jsonl").write_text("\n".join(json.dumps({"text": f"Door {i} is open."}) for i in range(5)))
-        told = training.train(
+        told = training.train_model(
             asked(world, tmp_path / "out", "early-stop", heldout=str(tmp_path / "others.jsonl")), silent
         )
         assert states(told, "5 records")
@@ -232,7 +232,7 @@ class TestEarlyStop:
 
 class TestFewerParameters:
     def test_a_lora_is_an_adapter_of_its_own_rank(self, world: Path, tmp_path: Path) -> None:
-        told = training.train(asked(world, tmp_path / "out", "lora", options={"rank": 3}), silent)
+        told = training.train_model(asked(world, tmp_path / "out", "lora", options={"rank": 3}), silent)
         config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
         assert (config["r"], config["lora_alpha"]) == (3, 16)
         assert states(told, "rank 3")
@@ -258,8 +258,8 @@ class TestFewerParameters:
 
 @pytest.fixture(scope="module")
 def trained(world: Path) -> Path:
-    training.train(asked(world, world / "fish", "goldfish", options={"k": 2}), silent)
-    training.train(asked(world, world / "plain", "none"), silent)
+    training.train_model(asked(world, world / "fish", "goldfish", options={"k": 2}), silent)
+    training.train_model(asked(world, world / "plain", "none"), silent)
     return world
 
 
@@ -322,7 +322,7 @@ def test_bad_input_is_one_sentence_and_nothing_is_left(
 ) -> None:
     more = {name: value.format(world) if isinstance(value, str) else value for name, value in more.items()}
     with pytest.raises(AuditError) as refused:
-        training.train(asked(world, tmp_path / "out", method, **more), silent)
+        training.train_model(asked(world, tmp_path / "out", method, **more), silent)
     assert sentence in str(refused.value) and not (tmp_path / "out").exists()
 
 

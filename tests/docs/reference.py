@@ -13,7 +13,7 @@ from typing import Any, Literal
 import typer
 
 from auditor.cli import EXIT_CODES, app
-from auditor.commands.panels import Said, sections
+from auditor.commands.panels import Said, flags_by_help_panel
 from auditor.core.plan import FIELDS, IN_FILE, Described, Plan, command_line_flag
 from auditor.gate import kept
 from auditor.plugins import registry
@@ -135,7 +135,10 @@ def _command(name: str, command: Any) -> Iterator[str]:
         yield "\n```text\n" + "".join(f"{line}\n" for line in said.examples) + "```\n"
     yield from (f"\n{paragraph}\n" for paragraph in said.more)
     below = getattr(command, "commands", {})
-    listed = {title: [row for row in rows if row[0] != "--help"] for title, rows in sections(command, context).items()}
+    listed = {
+        title: [row for row in rows if row[0] != "--help"]
+        for title, rows in flags_by_help_panel(command, context).items()
+    }
     rows = [(_code(written), told, title) for title, some in listed.items() for written, told in some]
     if rows:
         yield "\n" + _table(("", "meaning", "panel"), rows)

@@ -34,13 +34,13 @@ from auditor.core.plan_parts import EngineOptions
 from auditor.core.result import AuditResult
 from auditor.engines import ray_engine
 from auditor.engines.engine import Engine, LocalEngine, Work
-from auditor.engines.ray_engine import AS_NICE, RayEngine, _of_node
+from auditor.engines.ray_engine import AS_NICE, RayEngine, _raylet_process_ids
 from auditor.plugins.defense import Defense
 from auditor.records.folder import RunFolder
 from auditor.runs import run, training
 from auditor.runs.lab_site import LabSite
 from auditor.runs.site import Piece
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from auditor.runs.work import CellWork
 from auditor.studies import sweep
 from tests.conftest import save_tiny, tiny
@@ -118,15 +118,15 @@ def cluster(ours: None) -> Iterator[RayEngine]:
 
 def test_the_raylet_of_a_cluster_that_was_there_before_is_watched_too() -> None:
     """`--ray-address` reaches it through the one on this machine, whose loss Ray would end with 1, a gate's word."""
-    (pid,) = _of_node(ray.get_runtime_context().get_node_id())
-    assert psutil.Process(pid).name() == "raylet" and not _of_node("0" * 56)
+    (pid,) = _raylet_process_ids(ray.get_runtime_context().get_node_id())
+    assert psutil.Process(pid).name() == "raylet" and not _raylet_process_ids("0" * 56)
 
 
 def test_every_item_is_worked_on_once_by_either_worker(cluster: RayEngine) -> None:
     found, local = list(cluster.stream(Squares(), range(21))), LocalEngine()
     local.open(7, seven)
     assert sorted(row[:2] for row in found) == [(i, i * i + 7) for i in range(21)]
-    assert {pid for *_, pid in found} == set(cluster.pids())
+    assert {pid for *_, pid in found} == set(cluster.worker_process_ids())
     assert [row[:2] for row in local.stream(Squares(), range(21))] == sorted(row[:2] for row in found)
     assert list(cluster.stream(Squares(), [])) == []
 
@@ -161,14 +161,14 @@ def test_a_place_that_cannot_be_opened_is_refused_in_its_own_words(ours: None) -
 @pytest.mark.parametrize("how", ["stream", "each"])
 def test_a_lost_worker_is_replaced_and_its_items_are_found_once(cluster: RayEngine, how: str, tmp_path: Path) -> None:
     """Killed when three items are found and each worker has the next one in hand, in the middle of its portion."""
-    lost, gate = cluster.pids()[0], tmp_path / "open"
+    lost, gate = cluster.worker_process_ids()[0], tmp_path / "open"
     stream = getattr(cluster, how)(Squares(gate, since=3), range(24))
     rows = [next(stream) for _ in range(3)]
     os.kill(lost, signal.SIGKILL)
     gate.touch()
     rows += stream
     assert sorted(row[:2] for row in rows) == [(i, i * i + 7) for i in range(24)]
-    assert lost not in cluster.pids()
+    assert lost not in cluster.worker_process_ids()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_lost_worker_is_replaced_and_its_items_are_found_once(cluster: RayEngi
 def test_more_workers_than_the_cluster_has_room_for_are_refused(
     cluster: RayEngine, workers: int, address: str, gpus: float, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(cluster.pids()) == 2
+    assert len(cluster.worker_process_ids()) == 2
     RayEngine(3).close()  # waits until those of the tests before are gone
     monkeypatch.setattr(ray_engine, "PATIENCE", 0.0)
     with pytest.raises(AuditError, match=f"^{re.escape(refusal)}$"):
@@ -268,7 +268,7 @@ def test_a_lost_cluster_and_a_lost_worker_change_nothing(
         for found in stream(engine, work, items):
             yield found
             if work.key == ("pmixed", "text-only", "ethicist") and not killed:
-                os.kill(pid := engine.pids()[0], signal.SIGKILL)
+                os.kill(pid := engine.worker_process_ids()[0], signal.SIGKILL)
                 killed.append(pid)
 
     monkeypatch.setattr(RayEngine, "stream", deadly)
@@ -353,7 +353,7 @@ def test_a_worker_that_shares_no_cache_trains_no_lab_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
-    site = site_of(Plan())
+    site = make_site(Plan())
     site.only_read()
     with pytest.raises(AuditError, match="for workers on other machines set AUDIT_CACHE to a folder"):
         _ = site.model
@@ -388,12 +388,12 @@ def test_points_of_a_sweep_are_run_one_a_task(far: None, own: list[str], tmp_pat
 
 def test_a_place_for_sockets_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    longest = ray_engine._short_place() / ".r.audit-scratch-01234567" / "r"
+    longest = ray_engine._find_short_socket_folder() / ".r.audit-scratch-01234567" / "r"
     name = "session_2026-11-22_21-45-49_148725_4194303/sockets/plasma_store"
     assert len(os.fsencode(longest / name)) <= 107
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(AuditError, match="a folder for Ray's sockets"):
-        ray_engine._short_place()
+        ray_engine._find_short_socket_folder()
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ def test_what_cannot_be_is_refused_in_a_sentence_before_anything_is_loaded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr("auditor.core.threads.processors", lambda: 1)
+    monkeypatch.setattr("auditor.core.threads.usable_processor_count", lambda: 1)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     assert call([*own, *flags, "-o", str(tmp_path / "run")]) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())

@@ -159,7 +159,7 @@ def test_a_record_that_was_changed_afterwards_fails(here: Path, capsys: Said, na
         repacked(here / "run")
     else:
         path.write_text(path.read_text() + "\n" if path.exists() else "{}")  # the same JSON, other bytes
-    found = attest.ruling(here / "run", here / "run" / "attestation.json", here / "ours.pub.pem")
+    found = attest.judge_attestation(here / "run", here / "run" / "attestation.json", here / "ours.pub.pem")
     assert found.verdict == "failed" and why in found.reason
     assert gate(here) in (1, 2)
 
@@ -241,7 +241,7 @@ def test_what_is_no_attestation_or_no_key_is_refused_in_a_sentence(here: Path, c
 def test_a_run_about_no_weights_is_not_attested(here: Path) -> None:
     edit(here / "run" / "result.json", lambda held: held.update(weights={}))
     with pytest.raises(AuditError, match="nothing says which model"):
-        attest.statement(here / "run")
+        attest.in_toto_run_statement(here / "run")
 
 
 def test_an_envelope_of_ours_is_one_to_others(world: Path) -> None:

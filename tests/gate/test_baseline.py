@@ -14,8 +14,8 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
 from auditor.gate.comparable import check_comparable, secrets_digest
-from auditor.gate.compare import compare
-from auditor.gate.decide import decide, judge_rules
+from auditor.gate.compare import compare_finished_runs
+from auditor.gate.decide import apply_policy, judge_rules
 from auditor.gate.policy import Policy, Rule, parse_rule
 from auditor.gate.power import (
     parse_change,
@@ -24,8 +24,8 @@ from auditor.gate.power import (
     secrets_to_fail_limit,
     secrets_to_hold_limit,
 )
-from auditor.records.outcomes import PerSecret, Run, difference
-from auditor.statistics.intervals import share
+from auditor.records.outcomes import PerSecret, Run, paired_metric_difference
+from auditor.statistics.intervals import share_with_interval
 from benchmarks.checks.gates import simulation
 
 ROW = CellKey("undefended", "white-box", "a")
@@ -40,7 +40,9 @@ def per_secret(hits: np.ndarray, **more: np.ndarray) -> PerSecret:
 
 def finding(hits: np.ndarray, **more: Any) -> Finding:
     given = {"options": {"samples": 4}, "access": ("draw",), "decoding": "ancestral", **more}
-    return Finding(*ROW, claim_applies=None, claim_reason="", measurements=(share("recall", hits),), **given)
+    return Finding(
+        *ROW, claim_applies=None, claim_reason="", measurements=(share_with_interval("recall", hits),), **given
+    )
 
 
 def run(hits: np.ndarray, name: str = "run", **changed: Any) -> Run:
@@ -60,7 +62,7 @@ def hits(n: int, *right: range) -> np.ndarray:
 
 def verdicts(new: Run, base: Run, *rules: str, **more: Any) -> list[str]:
     policy = Policy(tuple(parse_rule(rule) for rule in rules), **more)
-    return [ruling.verdict for ruling in decide(new, policy, base).rulings]
+    return [ruling.verdict for ruling in apply_policy(new, policy, base).rulings]
 
 
 def test_three_outcomes() -> None:
@@ -84,11 +86,11 @@ def test_the_order_of_the_secrets_does_not_matter() -> None:
     base, new = run(hits(200, range(20)), "base"), run(hits(200, range(60)))
     rows = new.outcomes[ROW]
     turned = PerSecret(rows.ids[::-1], rows.member, rows.repeats[::-1], {"recall": rows.values["recall"][::-1]})
-    assert difference("recall", None, turned, base.outcomes[ROW]) == difference(
+    assert paired_metric_difference("recall", None, turned, base.outcomes[ROW]) == paired_metric_difference(
         "recall", None, rows, base.outcomes[ROW]
     )
-    assert difference("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
-    assert difference("recall", 3, rows, base.outcomes[ROW]) == "no secret stood in the data 3 times"
+    assert paired_metric_difference("recall", 16, rows, base.outcomes[ROW]).n == 100  # type: ignore[union-attr]
+    assert paired_metric_difference("recall", 3, rows, base.outcomes[ROW]) == "no secret stood in the data 3 times"
 
 
 def test_members_of_one_repeat_count_are_distinguished_from_all_others() -> None:
@@ -98,14 +100,19 @@ def test_members_of_one_repeat_count_are_distinguished_from_all_others() -> None
         replace(per_secret(hits(200)), member=member, values={"membership_score": rng.normal(size=200) + by * member})
         for by in (0, 3)
     ]
-    auc, rate = (difference(metric, 16, sides[1], sides[0]) for metric in ("membership_auc", "tpr_at_1pct_fpr"))
+    auc, rate = (
+        paired_metric_difference(metric, 16, sides[1], sides[0]) for metric in ("membership_auc", "tpr_at_1pct_fpr")
+    )
     assert not isinstance(auc, str) and auc.low(0.025) > 0 and auc.n == 75 + 50
     assert not isinstance(rate, str) and rate.n == 75
-    assert isinstance(difference("membership_auc", 3, *sides), str)
+    assert isinstance(paired_metric_difference("membership_auc", 3, *sides), str)
 
 
 def test_by_repeat_count() -> None:
-    measured = {"1": share("recall", hits(100)), "16": share("recall", hits(100, range(60)))}
+    measured = {
+        "1": share_with_interval("recall", hits(100)),
+        "16": share_with_interval("recall", hits(100, range(60))),
+    }
     right = np.arange(200) < 120
     right[1::2] = False  # every other secret is of count 16
     new = run(right, findings=(finding(right, by_repeats=measured),))
@@ -116,7 +123,10 @@ def test_by_repeat_count() -> None:
 
 def test_repeat_counts_are_of_the_main_number_and_of_no_other() -> None:
     """What is recorded by repeat count is recall's: nothing is judged on another metric's numbers."""
-    few, all_right = share("near_verbatim_recall", hits(200, range(2))), share("recall", hits(200, range(200)))
+    few, all_right = (
+        share_with_interval("near_verbatim_recall", hits(200, range(2))),
+        share_with_interval("recall", hits(200, range(200))),
+    )
     made = replace(finding(hits(200)), measurements=(all_right, few), by_repeats={"16": all_right})
     for metric, row in (("near_verbatim_recall", made), ("recall", replace(made, by_repeats={}))):
         (ruling,) = judge_rules(run(hits(200), findings=(row,)).result, [Rule(metric, 0.5, count=16)])
@@ -157,11 +167,11 @@ def test_an_older_baseline_is_refused_and_none_at_all_too() -> None:
     new = run(hits(200))
     rule = Policy((parse_rule("recall not worse than baseline by 0.02"),))
     with pytest.raises(AuditError, match=r"old holds no secrets.parquet, by which runs are paired"):
-        decide(new, rule, Run("old", new.result, {}))
+        apply_policy(new, rule, Run("old", new.result, {}))
     with pytest.raises(AuditError, match="needs a baseline: give --baseline RUN"):
-        decide(new, rule)
+        apply_policy(new, rule)
     with pytest.raises(AuditError, match="at least one rule"):
-        decide(new, Policy())
+        apply_policy(new, Policy())
 
 
 def test_what_cannot_be_paired_fails() -> None:
@@ -174,7 +184,7 @@ def test_what_cannot_be_paired_fails() -> None:
     assert verdicts(new, base, "any_of_k not worse than baseline by 1") == ["failed"]
     lost = np.full(200, math.nan)
     assert "not a number" in str(
-        difference("p", None, per_secret(hits(200), p=lost), per_secret(hits(200), p=np.zeros(200)))
+        paired_metric_difference("p", None, per_secret(hits(200), p=lost), per_secret(hits(200), p=np.zeros(200)))
     )
 
 
@@ -269,29 +279,29 @@ def test_plans_are_read_or_refused() -> None:
 
 def test_best_is_marked_only_where_it_is_significant() -> None:
     a, b, c = (run(hits(200, range(k)), f"r{k}") for k in (80, 78, 20))
-    (line,) = compare([a, b, c]).lines
+    (line,) = compare_finished_runs([a, b, c]).lines
     assert line.best == 2 and [cell.delta is None for cell in line.cells] == [True, False, False]
     assert line.cells[2].delta is not None and line.cells[2].delta.high < 0
     assert [cell.delta.value for cell in line.cells if cell.delta] == pytest.approx([-2 / 200, -60 / 200])  # the first
-    (line,) = compare([a, b]).lines
+    (line,) = compare_finished_runs([a, b]).lines
     assert line.best is None  # two fewer of 200 may be chance
-    (line,) = compare([a, c, run(hits(200, range(20)), "again")]).lines
+    (line,) = compare_finished_runs([a, c, run(hits(200, range(20)), "again")]).lines
     assert line.best is None  # two share the lowest
 
 
 def test_runs_that_cannot_be_compared_are_refused() -> None:
     a = run(hits(200), "a")
     with pytest.raises(AuditError, match=r"^a is no match for b: model family"):
-        compare([a, run(hits(200), "b", family="other")])
+        compare_finished_runs([a, run(hits(200), "b", family="other")])
     with pytest.raises(AuditError, match="at least two runs"):
-        compare([a])
+        compare_finished_runs([a])
     with pytest.raises(AuditError, match="unknown metric 'recal'; did you mean 'recall'"):
-        compare([a, run(hits(200), "b")], ["recal"])
+        compare_finished_runs([a, run(hits(200), "b")], ["recal"])
 
 
 def test_a_row_one_run_lacks_is_said_and_never_best() -> None:
     a, b = run(hits(200, range(80)), "a"), run(hits(200, range(80)), "b", findings=())
-    (line,) = compare([a, b]).lines
+    (line,) = compare_finished_runs([a, b]).lines
     assert line.best is None and line.cells[1].why == "not in this run"
 
 

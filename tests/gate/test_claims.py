@@ -19,9 +19,9 @@ from auditor.gate.decide import judge_rules
 from auditor.gate.kept import load_decisions
 from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
-from auditor.statistics.audit_power import SURE, epsilon_caught, power_said
-from auditor.statistics.audited import audit_at_level, audited, measurements_of
-from auditor.statistics.intervals import share
+from auditor.statistics.audit_power import SURE, detectable_epsilon, detection_power_sentence
+from auditor.statistics.audited import audit_at_level, audit_epsilon_bounds, audit_measurements
+from auditor.statistics.intervals import share_with_interval
 from tests.conftest import methods
 from tests.gate.world import edit, whole
 from tests.rows import write_rows
@@ -33,14 +33,14 @@ Said = pytest.CaptureFixture[str]
 def audits(m: int, right: float) -> tuple[Audited, ...]:
     rng = np.random.default_rng(m)
     coins = rng.random(m) < 0.5
-    return audited((coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, 1e-5)
+    return audit_epsilon_bounds((coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, 1e-5)
 
 
 LEAKS = audits(1000, 0.95)
 
 
 def row(found: tuple[Audited, ...], **changed: Any) -> Finding:
-    measured = tuple(measurements_of(found)) if found else ()
+    measured = tuple(audit_measurements(found)) if found else ()
     exact = [audit.exact for audit in found if audit.exact is not None]
     measured += tuple(Measurement("epsilon_exact", x, x, x, 1, "nats") for x in exact)
     made = Finding("dp", "white-box", "epsilon-audit", {}, ("distribution",), "", True, "", measured, audits=found)
@@ -48,7 +48,7 @@ def row(found: tuple[Audited, ...], **changed: Any) -> Finding:
 
 
 def attacked(hits: int = 0) -> Finding:
-    recall = share("recall", np.arange(100) < hits)
+    recall = share_with_interval("recall", np.arange(100) < hits)
     return Finding("dp", "white-box", "ethicist", {}, ("distribution",), "", True, "", (recall,))
 
 
@@ -112,8 +112,8 @@ def test_what_held_says_which_leak_it_would_have_missed(tmp_path: Path, capsys: 
     for limit in ("claim", "4"):
         assert gate(folder, "--max", f"epsilon_lower_bound={limit}") == 0
         said = " ".join(capsys.readouterr().out.split())
-        assert power_said(LEAKS[0], 4.0, SURE) in said and "95% probability" in said
-        assert load_decisions(folder)[-1].decision.rulings[0].missed == epsilon_caught(LEAKS[0], 4.0, SURE)
+        assert detection_power_sentence(LEAKS[0], 4.0, SURE) in said and "95% probability" in said
+        assert load_decisions(folder)[-1].decision.rulings[0].missed == detectable_epsilon(LEAKS[0], 4.0, SURE)
     assert gate(folder, "--max", "recall=0.05") == 0
     assert "a true 0.02951 or more is missed at most once in twenty" in " ".join(capsys.readouterr().out.split())
     assert load_decisions(folder)[-1].decision.rulings[0].missed == pytest.approx(1 - 0.05**0.01)

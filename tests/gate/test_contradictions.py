@@ -13,13 +13,13 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
-from auditor.gate.contradictions import contradictions
-from auditor.gate.decide import decide
+from auditor.gate.contradictions import find_result_contradictions
+from auditor.gate.decide import apply_policy
 from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule
 from auditor.records.listed import Listed
 from auditor.records.outcomes import PerSecret, Run
 from auditor.statistics import extraction, judging
-from auditor.statistics.intervals import share
+from auditor.statistics.intervals import share_with_interval
 
 ROW = CellKey("undefended", "white-box", "a")
 Change = Callable[[Finding], Finding]
@@ -44,7 +44,10 @@ def outcome(seed: int = 0, n: int = 60) -> judging.Outcome:
 
 def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) -> Run:
     found = outcome(seed)
-    measured, by_repeats = extraction.extraction(found), extraction.by_repeats("recall", found.only(found.member))
+    measured, by_repeats = (
+        extraction.extraction_measurements(found),
+        extraction.hit_share_by_repeats("recall", found.only(found.member)),
+    )
     finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats)
     rows = (change(finding), *more.get("rows", ()))
     benchmark = BenchmarkRecord("lab", "", 0, 0, 0)
@@ -79,7 +82,7 @@ def of_count(finding: Finding) -> Finding:
 @pytest.mark.parametrize("seed", range(8))
 def test_what_a_run_writes_does_not_contradict_itself(seed: int) -> None:
     made = run(seed=seed)
-    assert list(contradictions(made.result, made.outcomes)) == []
+    assert list(find_result_contradictions(made.result, made.outcomes)) == []
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
@@ -118,11 +121,11 @@ CHANGES: dict[str, tuple[Change, str]] = {
 def test_a_result_that_contradicts_itself_fails(name: str, reading: Any) -> None:
     """Whatever the rule says, also where the inconclusive is let pass."""
     change, why = CHANGES[name]
-    decision = decide(run(change), Policy((Rule("recall", 1.0),), reading))
+    decision = apply_policy(run(change), Policy((Rule("recall", 1.0),), reading))
     assert decision.exit_code == 1
     with pytest.raises(AssertionError, match=f"the result contradicts itself: .*{why}"):
         raise AssertionError("; ".join(r.reason for r in decision.rulings))
-    assert decide(run(), Policy((Rule("recall", 1.0),), reading)).exit_code == 0
+    assert apply_policy(run(), Policy((Rule("recall", 1.0),), reading)).exit_code == 0
 
 
 def test_a_number_without_an_interval_contradicts_nothing_and_is_held_to_no_limit() -> None:
@@ -131,29 +134,29 @@ def test_a_number_without_an_interval_contradicts_nothing_and_is_held_to_no_limi
         return replace(finding, measurements=(*finding.measurements, extra))
 
     made = run(fitted)
-    assert decide(made, Policy((Rule("recall", 1.0),))).exit_code == 0
-    (ruling,) = decide(made, Policy((Rule("exposure_extrapolated", 10.0),))).rulings
+    assert apply_policy(made, Policy((Rule("recall", 1.0),))).exit_code == 0
+    (ruling,) = apply_policy(made, Policy((Rule("exposure_extrapolated", 10.0),))).rulings
     assert (ruling.verdict, ruling.metric) == ("failed", "exposure_extrapolated") and "interval" in ruling.reason
 
 
 def test_generations_have_their_answers_among_the_guesses() -> None:
     """They are drawn and not judged: of such a row neither an outcome nor an observation is kept."""
-    drawn = Finding(*ROW, {}, ("draw",), "", None, "", (share("memorised", np.ones(3, dtype=bool)),))
+    drawn = Finding(*ROW, {}, ("draw",), "", None, "", (share_with_interval("memorised", np.ones(3, dtype=bool)),))
     kept = PerSecret(("0", "1", "2"), np.ones(3, dtype=bool), (None,) * 3, {"memorised": np.ones(3)})
     result = replace(run().result, findings=(drawn,))
     told = frozenset(kept.ids)
     for guesses, fits in ((told, True), (told - {"1"}, False), (told | {"3"}, False)):
         listed = Listed(guesses={ROW: guesses}, observations={})
-        assert (list(contradictions(result, {ROW: kept}, listed)) == []) == fits
+        assert (list(find_result_contradictions(result, {ROW: kept}, listed)) == []) == fits
 
 
 def test_rows_stand_there_once_and_have_outcomes() -> None:
     (finding,) = run().result.findings
     twice, lost = run(rows=(finding,)), run(lost=True)
     policy = Policy((Rule("recall", 1.0),))
-    assert "the row stands there 2 times" in decide(twice, policy).rulings[0].reason
-    assert "secrets.parquet does not hold what they are of" in decide(lost, policy).rulings[0].reason
-    assert decide(twice, policy).exit_code == decide(lost, policy).exit_code == 1
+    assert "the row stands there 2 times" in apply_policy(twice, policy).rulings[0].reason
+    assert "secrets.parquet does not hold what they are of" in apply_policy(lost, policy).rulings[0].reason
+    assert apply_policy(twice, policy).exit_code == apply_policy(lost, policy).exit_code == 1
 
 
 def test_an_attack_that_never_applied_is_named_and_fails_the_gate() -> None:
@@ -164,13 +167,13 @@ def test_an_attack_that_never_applied_is_named_and_fails_the_gate() -> None:
     unasked = Finding("undefended", "text-only", "a", {}, (), "", None, "", not_applicable="it is unwell")
     here = run(rows=(*never, unasked), attack=["a", "b"], setting="both")
     policy = Policy((Rule("recall", 1.0),))
-    failed = [r for r in decide(here, policy).rulings if r.verdict == "failed"]
+    failed = [r for r in apply_policy(here, policy).rulings if r.verdict == "failed"]
     assert [r.attack for r in failed] == ["b"] and "never applied (it is unwell)" in failed[0].reason
-    assert decide(here, replace(policy, allow_not_applicable=True)).exit_code == 0
-    assert decide(here, policy, attack="a").exit_code == 0  # nobody asks about b
+    assert apply_policy(here, replace(policy, allow_not_applicable=True)).exit_code == 0
+    assert apply_policy(here, policy, attack="a").exit_code == 0  # nobody asks about b
     applied = replace(here.result.findings[0], attack="b", setting="text-only", measurements=(), by_repeats={})
     once = run(rows=(never[1], applied, unasked), attack=["a", "b"], setting="both")
-    assert decide(once, policy).exit_code == 0  # in one setting
+    assert apply_policy(once, policy).exit_code == 0  # in one setting
 
 
 @pytest.mark.parametrize("limit", ["5", "inf", "1e999", "-inf", "1.01"])
@@ -185,11 +188,11 @@ def test_a_limit_in_percent_is_told_what_it_is() -> None:
     with pytest.raises(AuditError, match=r"recall, which is a share, got 5: 5% is 0\.05"):
         parse_limits(["recall=5"])
     with pytest.raises(AuditError, match=r"a share, got 5: 5% is 0\.05"):  # of a plug-in: its unit says what it is
-        decide(run(with_measured("any_of_k", name="theirs")), Policy((Rule("theirs", 5.0),)))
+        apply_policy(run(with_measured("any_of_k", name="theirs")), Policy((Rule("theirs", 5.0),)))
     assert parse_limits(["exposure=10"])[0].limit == 10
 
 
 def test_an_empty_name_is_refused() -> None:
     for name in ("target", "setting", "attack"):
         with pytest.raises(AuditError, match=f"expected the name of a {name}"):
-            decide(run(), Policy((Rule("recall", 1.0),)), **{name: ""})  # type: ignore[arg-type]
+            apply_policy(run(), Policy((Rule("recall", 1.0),)), **{name: ""})  # type: ignore[arg-type]

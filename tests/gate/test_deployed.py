@@ -16,7 +16,7 @@ from auditor.core.result import AuditResult, BenchmarkRecord
 from auditor.gate.deployed import compare_deployed
 from auditor.gate.policy import Policy, Required, Rule, read_policy
 from auditor.records import weights
-from auditor.runs.gating import gate
+from auditor.runs.gating import judge_run_by_policy
 from tests.gate.world import edit, finished, model
 
 Said = pytest.CaptureFixture[str]
@@ -50,12 +50,14 @@ def test_the_digests_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """What was kept of a file by its size and dates is believed nowhere."""
     lies = model(tmp_path / "model")
     monkeypatch.setattr(weights, "_SETTLED", -1.0)  # it is remembered at once
-    held = weights.digests({"model": (str(lies), None)})
-    monkeypatch.setattr(weights, "_seen", lambda path: [0])
-    weights.digests({"model": (str(lies), None)})
+    held = weights.model_sha256_by_file_name({"model": (str(lies), None)})
+    monkeypatch.setattr(weights, "_file_stat_fingerprint", lambda path: [0])
+    weights.model_sha256_by_file_name({"model": (str(lies), None)})
     (lies / "model.safetensors").write_bytes(b"leaky")
-    assert weights.digests({"model": (str(lies), None)}) == held  # by what is kept, nothing has changed
-    assert weights.hash_again({"model": (str(lies), None)}) != held
+    assert (
+        weights.model_sha256_by_file_name({"model": (str(lies), None)}) == held
+    )  # by what is kept, nothing has changed
+    assert weights.rehash_model_files({"model": (str(lies), None)}) != held
 
 
 def test_the_model_may_lie_elsewhere(tmp_path: Path, capsys: Said) -> None:
@@ -86,12 +88,12 @@ def test_a_policy_may_require_that_the_model_is_here(tmp_path: Path) -> None:
     lies = model(tmp_path / "model")
     run, lab = finished(tmp_path / "run", model=lies), finished(tmp_path / "lab")
     policy = Policy((Rule("recall", 0.05),), require=Required(model_here=True))
-    assert gate(run, policy).exit_code == 0
-    assert gate(lab, policy).exit_code == 1  # nobody deploys it
+    assert judge_run_by_policy(run, policy).exit_code == 0
+    assert judge_run_by_policy(lab, policy).exit_code == 1  # nobody deploys it
     shutil.rmtree(lies)
-    decision = gate(run, policy)
+    decision = judge_run_by_policy(run, policy)
     assert decision.exit_code == 1 and "not on this machine" in decision.rulings[0].reason
-    assert gate(run, Policy(policy.rules)).exit_code == 0
+    assert judge_run_by_policy(run, Policy(policy.rules)).exit_code == 0
 
 
 @pytest.mark.parametrize(("days", "code"), [(6.9, 0), (7.1, 1), (-1, 1)])

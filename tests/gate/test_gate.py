@@ -14,14 +14,14 @@ from scipy.stats import binom
 
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement
-from auditor.gate.decide import decide, one_sided_bounds, why_undecidable
+from auditor.gate.decide import apply_policy, downgrade_doubtful_ruling, one_sided_bounds
 from auditor.gate.decide import judge_rules as rule_on
 from auditor.gate.policy import Policy, Rule, parse_limits
-from auditor.gate.rulings import EXIT_CODES, Ruling, verdict
+from auditor.gate.rulings import EXIT_CODES, Ruling, overall_verdict
 from auditor.records.outcomes import Run
 from auditor.records.signals import assess_signals
 from auditor.statistics.bounds import LEVEL
-from auditor.statistics.compare import difference
+from auditor.statistics.compare import mean_difference_measurement
 
 
 def count(hits: int, n: int, name: str = "recall") -> Measurement:
@@ -44,7 +44,7 @@ def judge(found: AuditResult, limits: dict[str, float], **narrowed: str) -> list
 
 
 def decided(hits: int, n: int, limit: float) -> str:
-    return verdict(judge(result(row("undefended", count(hits, n))), {"recall": limit}))
+    return overall_verdict(judge(result(row("undefended", count(hits, n))), {"recall": limit}))
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,16 @@ def test_held_means_that_the_upper_bound_is_within_the_limit(name: str, hits: in
 def test_a_bootstrapped_metric_is_decided_on_its_two_sided_interval() -> None:
     def outcome(limit: float) -> str:
         measured = Measurement("recall_at_100_errors", 0.1, 0.05, 0.2, 100)
-        return verdict(judge(result(row("undefended", measured)), {"recall_at_100_errors": limit}))
+        return overall_verdict(judge(result(row("undefended", measured)), {"recall_at_100_errors": limit}))
 
     assert [outcome(limit) for limit in (0.2, 0.1, 0.04)] == ["held", "inconclusive", "failed"]
 
 
 def test_two_equal_answers_do_not_prove_that_nothing_got_worse() -> None:
     """A bootstrap of equal pairs has no width, and the gate took it at its word: 2 secrets held any limit."""
-    measured = difference("recall_difference", "share", np.zeros(2), np.zeros(2))
+    measured = mean_difference_measurement("recall_difference", "share", np.zeros(2), np.zeros(2))
     assert measured.low < 0 < measured.high
-    assert verdict(judge(result(row("undefended", measured)), {"recall_difference": 0.01})) != "held"
+    assert overall_verdict(judge(result(row("undefended", measured)), {"recall_difference": 0.01})) != "held"
 
 
 @pytest.mark.parametrize(
@@ -133,18 +133,18 @@ def test_what_was_not_measured_fails(measured: tuple[Measurement, ...]) -> None:
 @pytest.mark.parametrize(("low", "high"), [(math.nan, math.nan), (0.0, math.nan)])
 def test_an_interval_that_is_no_number_never_passes(name: str, low: float, high: float) -> None:
     measured = Measurement(name, 0.0, low, high, 100)
-    assert verdict(judge(result(row("undefended", measured)), {name: 1.0})) != "held"
+    assert overall_verdict(judge(result(row("undefended", measured)), {name: 1.0})) != "held"
 
 
 def test_an_empty_run_and_rows_that_are_not_applicable_fail() -> None:
     for found in (result(), result(row("undefended", why="needs log-probabilities"))):
-        assert verdict(judge(found, {"recall": 1.0})) == "failed"
-    assert verdict([]) == "failed"
+        assert overall_verdict(judge(found, {"recall": 1.0})) == "failed"
+    assert overall_verdict([]) == "failed"
 
 
 def test_a_row_that_is_not_applicable_does_not_spoil_those_that_are() -> None:
     both = result(row("undefended", why="needs log-probabilities", attack="b"), row("undefended", count(0, 59)))
-    assert verdict(judge(both, {"recall": 0.05})) == "held"
+    assert overall_verdict(judge(both, {"recall": 0.05})) == "held"
 
 
 def targets(found: AuditResult, **narrowed: str) -> set[tuple[str, str, str]]:
@@ -176,15 +176,15 @@ def test_a_defended_target_without_any_measured_row_fails() -> None:
         row("pmixed", why="0 secrets covered"),
         defense=("uniform-mixing", "pmixed"),
     )
-    assert verdict(judge(found, {"recall": 0.05})) == "failed"
+    assert overall_verdict(judge(found, {"recall": 0.05})) == "failed"
 
 
 def test_one_broken_limit_breaks_the_gate() -> None:
     found = result(row("undefended", count(0, 100), count(50, 100, "any_of_k")))
     rulings = judge(found, {"recall": 0.05, "any_of_k": 0.05})
-    assert [r.verdict for r in rulings] == ["held", "failed"] and verdict(rulings) == "failed"
-    assert verdict(judge(found, {"recall": 0.05, "any_of_k": 0.5})) == "inconclusive"
-    assert verdict([ruling("held"), ruling("inconclusive"), ruling("failed")]) == "failed"
+    assert [r.verdict for r in rulings] == ["held", "failed"] and overall_verdict(rulings) == "failed"
+    assert overall_verdict(judge(found, {"recall": 0.05, "any_of_k": 0.5})) == "inconclusive"
+    assert overall_verdict([ruling("held"), ruling("inconclusive"), ruling("failed")]) == "failed"
 
 
 def ruling(outcome: Any) -> Ruling:
@@ -231,15 +231,15 @@ def test_a_limit_is_for_the_rows_that_measure_its_metric() -> None:
     """A probe has no recall, an attack no exact probability; but nobody's silence passes for somebody's number."""
     p = Measurement("extraction_probability", 0.2, 0.1, 0.3, 50, "probability")
     both = result(row("undefended", count(0, 400)), row("undefended", p, attack="probe"))
-    assert verdict(judge(both, {"recall": 0.05})) == "held"
-    assert verdict(judge(both, {"extraction_probability": 0.3})) == "held"
-    assert verdict(judge(both, {"extraction_probability": 0.25})) == "inconclusive"
-    assert verdict(judge(both, {"extraction_probability": 0.05})) == "failed"
-    assert verdict(judge(both, {"recall": 0.05}, attack="probe")) == "failed"
-    assert verdict(judge(both, {"exposure": 9})) == "failed"
+    assert overall_verdict(judge(both, {"recall": 0.05})) == "held"
+    assert overall_verdict(judge(both, {"extraction_probability": 0.3})) == "held"
+    assert overall_verdict(judge(both, {"extraction_probability": 0.25})) == "inconclusive"
+    assert overall_verdict(judge(both, {"extraction_probability": 0.05})) == "failed"
+    assert overall_verdict(judge(both, {"recall": 0.05}, attack="probe")) == "failed"
+    assert overall_verdict(judge(both, {"exposure": 9})) == "failed"
     one = result(*both.findings, row("d", why="no"), row("d", p, attack="probe"), defense=("d",))
-    assert verdict(judge(one, {"recall": 0.05})) == "failed"  # measured on another target only
-    assert verdict(judge(one, {"extraction_probability": 0.3})) == "held"
+    assert overall_verdict(judge(one, {"recall": 0.05})) == "failed"  # measured on another target only
+    assert overall_verdict(judge(one, {"extraction_probability": 0.3})) == "held"
 
 
 def test_what_a_row_lacks_is_said_beside_its_main_metric_and_the_nearest() -> None:
@@ -267,16 +267,16 @@ def test_an_auc_below_a_half_gives_members_away_as_one_above_does() -> None:
 
 def test_discoverable_shares_are_counts_and_get_exact_one_sided_bounds() -> None:
     rows = result(row("undefended", count(0, 59, "discoverable_100_0.9"), attack="probe"))
-    assert verdict(judge(rows, {"discoverable_100_0.9": 0.05})) == "held"
+    assert overall_verdict(judge(rows, {"discoverable_100_0.9": 0.05})) == "held"
 
 
 def test_a_metric_that_nobody_has_is_a_slip_of_the_pen_and_no_leak() -> None:
     run = Run("r", result(row("undefended", count(0, 200), count(0, 9, "of_a_plug_in"))), {})
     for name, message in (("recal", "'recal'; did you mean 'recall'"), ("of_a_plugin", "did you mean 'of_a_plug_in'")):
         with pytest.raises(AuditError, match=f"unknown metric {message}" if name == "recal" else message):
-            decide(run, Policy((Rule(name, 0.05),)))
+            apply_policy(run, Policy((Rule(name, 0.05),)))
     for name in ("of_a_plug_in", "exposure", "recall_at_7_errors", "recall_nonmembers"):  # ours, or of the run
-        assert decide(run, Policy((Rule(name, 0.05),))).rulings
+        assert apply_policy(run, Policy((Rule(name, 0.05),))).rulings
 
 
 @pytest.mark.parametrize(("p", "expected"), [(0.4, "inconclusive"), (0.01, "held")])
@@ -287,7 +287,7 @@ def test_no_limit_is_held_by_hits_that_are_too_few_for_the_probabilities(p: floa
     found = result(attacked, row("undefended", probable, attack="extraction-probability"))
     (held,) = judge(found, {"recall": 0.05}, attack="a")
     assert held.verdict == "held"
-    ruled = why_undecidable(found, assess_signals(found), held)
+    ruled = downgrade_doubtful_ruling(found, assess_signals(found), held)
     assert ruled.verdict == expected and ("a filter" in ruled.reason) == (expected != "held")
 
 
@@ -297,6 +297,6 @@ def test_no_limit_on_leakage_is_held_in_doubt_of_the_text_form(metric: str, expe
     found = result(row("undefended", count(0, 100)))
     found = replace(found, benchmark=replace(found.benchmark, doubts=(Doubt("text form", "Another may be right."),)))
     (held,) = judge(found, {"recall": 0.05})
-    ruled = why_undecidable(found, assess_signals(found), replace(held, metric=metric))
+    ruled = downgrade_doubtful_ruling(found, assess_signals(found), replace(held, metric=metric))
     assert (held.verdict, ruled.verdict) == ("held", expected)
     assert ruled.unmeasured == ("Another may be right." in ruled.reason) == (expected != "held")

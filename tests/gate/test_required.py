@@ -11,7 +11,7 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
-from auditor.gate.decide import decide
+from auditor.gate.decide import apply_policy
 from auditor.gate.policy import Policy, Required, Rule, read_policy
 from auditor.records.outcomes import PerSecret, Run
 
@@ -32,7 +32,7 @@ def finished(*rows: tuple[str, str, str], members: int = 100, others: int = 50) 
 
 
 def reasons(run: Run, asked: Required) -> list[str]:
-    found = decide(run, Policy(LIMIT, require=asked))
+    found = apply_policy(run, Policy(LIMIT, require=asked))
     return [ruling.reason for ruling in found.rulings if ruling.verdict == "failed" and ruling.rule]
 
 
@@ -40,11 +40,11 @@ ONE = ("undefended", "white-box", "perplexity")
 
 
 def test_what_is_required_and_was_done_holds_and_is_said() -> None:
-    found = decide(finished(ONE), Policy(LIMIT, require=Required(("perplexity",), "white-box", 100, 50)))
+    found = apply_policy(finished(ONE), Policy(LIMIT, require=Required(("perplexity",), "white-box", 100, 50)))
     assert found.verdict == "held"
     said = "perplexity ran at white-box access on 100 secrets and 50 non-members"
     assert [r.row for r in found.rulings if r.reason == said] == ["undefended, white-box, attack perplexity"]
-    anywhere = decide(finished(ONE), Policy(LIMIT, require=Required(secrets=100)))
+    anywhere = apply_policy(finished(ONE), Policy(LIMIT, require=Required(secrets=100)))
     assert [r.row for r in anywhere.rulings if "an attack ran on 100" in r.reason] == ["undefended"]
 
 
@@ -59,7 +59,7 @@ def test_what_is_required_and_was_done_holds_and_is_said() -> None:
 )
 def test_what_is_required_and_was_not_done_fails(asked: Required, why: str) -> None:
     run = finished(ONE)
-    assert decide(run, Policy(LIMIT)).verdict == "held"
+    assert apply_policy(run, Policy(LIMIT)).verdict == "held"
     (said,) = reasons(run, asked)
     assert said.startswith(why)
 

@@ -56,11 +56,11 @@ def finished(
         attack=(ROW.attack,), setting="white-box", **({} if model is None else {"model": str(model), "data": "d"})
     )
     members = found.only(found.member)
-    measured, by_repeats = extraction.extraction(found), extraction.by_repeats("recall", members)
+    measured, by_repeats = extraction.extraction_measurements(found), extraction.hit_share_by_repeats("recall", members)
     by_kind = {kind: m for kind, m in of_kinds.items() if m is not None}
     finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats, by_kind)
     benchmark = BenchmarkRecord("files", "", len(members.ids), len(found.ids) - len(members.ids), 0, digest="d1-ff")
-    read = weights.digests({"model": (str(model), None)}) if model else {}
+    read = weights.model_sha256_by_file_name({"model": (str(model), None)}) if model else {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     result = AuditResult("r", now, "0", "", plan.to_json(), benchmark, (), (finding,), {}, {}, 0, weights=read)
     folder.mkdir(parents=True, exist_ok=True)

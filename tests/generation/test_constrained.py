@@ -18,15 +18,15 @@ SPACE = Space("My ID is {digits:2}")
 
 def guide(space: Space = SPACE) -> constrained.Guide:
     own = bpe(150)
-    return constrained.Guide(space, own, constrained.common_prefix(tries.encode(own, list(space.texts())[::3])))
+    return constrained.Guide(space, own, constrained.common_prefix(tries.encode_texts(own, list(space.texts())[::3])))
 
 
 def test_draws_are_texts_of_the_space_and_belong_to_their_own_noise() -> None:
     held, model = guide(), tiny(407, scale=6.0)
     context, noise = (0, *held.head), np.random.default_rng(0).random((200, held.longest()))
-    every = constrained.draw(model, held, context, noise)
+    every = constrained.draw_constrained_texts(model, held, context, noise)
     assert all(text in SPACE for text in every.texts) and every.canonical.any()
-    some = constrained.draw(model, held, context, noise[50:60])
+    some = constrained.draw_constrained_texts(model, held, context, noise[50:60])
     assert some.texts == every.texts[50:60]
     assert some.log_q == pytest.approx(every.log_q[50:60], abs=1e-5)
     assert (every.log_q >= -every.nll - 1e-9).all()  # the distribution, renormalised over fewer tokens
@@ -36,13 +36,13 @@ def test_draws_are_texts_of_the_space_and_belong_to_their_own_noise() -> None:
 def test_the_density_of_canonical_texts_is_no_more_than_all_and_what_draws_show() -> None:
     held, model = guide(), tiny(407, scale=6.0)
     texts = list(SPACE.texts())
-    tails = [tuple(ids[len(held.head) :]) for ids in tries.encode(bpe(150), texts)]
+    tails = [tuple(ids[len(held.head) :]) for ids in tries.encode_texts(bpe(150), texts)]
     given = constrained.score_texts(model, held, (0, *held.head), texts, tails)
-    assert given.nll == pytest.approx(tries.nlls(model, (0, *held.head), tails), abs=1e-4)
+    assert given.nll == pytest.approx(tries.continuation_nlls(model, (0, *held.head), tails), abs=1e-4)
     mass = np.exp(given.log_q)
     assert mass.sum() <= 1 + 1e-6
     noise = np.random.default_rng(1).random((3000, held.longest()))
-    drawn = constrained.draw(model, held, (0, *held.head), noise)
+    drawn = constrained.draw_constrained_texts(model, held, (0, *held.head), noise)
     share = drawn.canonical.mean()
     assert share == pytest.approx(mass.sum(), abs=4 * np.sqrt(0.25 / 3000))
     counts = np.array(
@@ -54,17 +54,17 @@ def test_the_density_of_canonical_texts_is_no_more_than_all_and_what_draws_show(
 @pytest.mark.parametrize("format", ["My ID is {digits:3}", "{upper} or {digits:2}."])
 def test_estimated_ranks_cover_the_exact_ones(format: str) -> None:
     space, own, model = Space(format), bpe(150), tiny(407, scale=6.0)
-    tree, held = tries.build(space, own), guide(space)
+    tree, held = tries.build_trie(space, own), guide(space)
     assert held.head == tree.head
     context, noise = (0, *tree.head), np.random.default_rng(0)
     texts = [space.draw(noise) for _ in range(8)]
-    tails = [tuple(ids[len(tree.head) :]) for ids in tries.encode(own, texts)]
-    limits = tries.tied(tries.nlls(model, context, tails))
-    exact = tries.count(model, tree, context, limits).at_most
+    tails = [tuple(ids[len(tree.head) :]) for ids in tries.encode_texts(own, texts)]
+    limits = tries.nll_with_tie_margin(tries.continuation_nlls(model, context, tails))
+    exact = tries.count_leaves_within_nll(model, tree, context, limits).at_most
     uniform = [space.draw(noise) for _ in range(150)]
-    drawn = constrained.draw(model, held, context, noise.random((400, held.longest())))
+    drawn = constrained.draw_constrained_texts(model, held, context, noise.random((400, held.longest())))
     given = constrained.score_texts(
-        model, held, context, uniform, [tuple(ids[len(tree.head) :]) for ids in tries.encode(own, uniform)]
+        model, held, context, uniform, [tuple(ids[len(tree.head) :]) for ids in tries.encode_texts(own, uniform)]
     )
     draws = exposure.WeightedDraws(
         (*drawn.texts, *given.texts),

@@ -20,10 +20,19 @@ from transformers.generation.logits_process import (
 )
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.generation.sample import Candidates, sample
 from auditor.models import decoding as decoding_module
-from auditor.models.decoding import ANCESTRAL, GREEDY, Cooling, Decoding, by_shape, inverse_cdf, likeliest, log_sum_exp
+from auditor.models.decoding import (
+    ANCESTRAL,
+    GREEDY,
+    Cooling,
+    Decoding,
+    batches_of_equal_shape,
+    inverse_cdf,
+    log_sum_exp,
+    top_k_by_blocks,
+)
 from auditor.models.huggingface import HuggingFaceModel
 from tests.rounding import assert_same
 
@@ -205,7 +214,7 @@ COOLING = Cooling(top_k=9, hot=4.0, steps=3)
 )
 def test_count_splitting_equals_one_by_one_sampling_draw_for_draw(neox: HuggingFaceModel, decoding: Decoding) -> None:
     prefixes = torch.randint(0, 61, (3, 7), generator=torch.Generator().manual_seed(1))
-    noise = np.stack([uniforms(12, 6, 0, i) for i in range(3)])
+    noise = np.stack([secret_uniform_draws(12, 6, 0, i) for i in range(3)])
     for prefix, row, found in zip(prefixes, noise, sample(neox, prefixes, 6, decoding, noise), strict=True):
         expected: dict[tuple[int, ...], int] = {}
         for suffix in naive(neox, prefix, 6, decoding, row):
@@ -227,7 +236,7 @@ def test_a_temperature_falls_in_equal_steps_and_no_distribution_is_that_of_every
 
 def test_log_probabilities_while_sampling_are_those_of_a_second_pass(neox: HuggingFaceModel) -> None:
     prefixes = torch.randint(0, 61, (4, 9), generator=torch.Generator().manual_seed(2))
-    noise = np.stack([uniforms(20, 8, 0, i) for i in range(4)])
+    noise = np.stack([secret_uniform_draws(20, 8, 0, i) for i in range(4)])
     for prefix, found in zip(prefixes, sample(neox, prefixes, 8, Decoding(top_p=0.8), noise), strict=True):
         again = neox.token_log_probs(prefix.expand(len(found.suffixes), -1), found.suffixes)
         assert_same(found.token_log_probs, again)
@@ -236,7 +245,7 @@ def test_log_probabilities_while_sampling_are_those_of_a_second_pass(neox: Huggi
 @pytest.mark.parametrize("decoding", [ANCESTRAL, Decoding(temperature=0.8, top_p=0.7)], ids=str)
 def test_tokens_do_not_depend_on_the_batch_size(neox: HuggingFaceModel, decoding: Decoding) -> None:
     prefixes = torch.randint(0, 61, (64, 8), generator=torch.Generator().manual_seed(3))
-    noise = np.stack([uniforms(10, 6, 0, i) for i in range(64)])
+    noise = np.stack([secret_uniform_draws(10, 6, 0, i) for i in range(64)])
 
     def run(size: int) -> list[Candidates]:
         return [
@@ -259,7 +268,7 @@ def test_samples_have_the_distribution_of_generate(make_tiny: MakeTiny, decoding
     model = make_tiny(vocab_size=9, seed=4, scale=2.0)
     prefix = torch.tensor([[1, 2, 3]])
     n = 4000
-    found = sample(model, prefix, 2, decoding, uniforms(n, 2, 7)[None])[0]
+    found = sample(model, prefix, 2, decoding, secret_uniform_draws(n, 2, 7)[None])[0]
     torch.manual_seed(5)
     theirs = model.model.generate(
         prefix,
@@ -285,13 +294,13 @@ def test_samples_have_the_distribution_of_generate(make_tiny: MakeTiny, decoding
 
 
 def test_fewer_samples_are_the_first_of_more() -> None:
-    assert np.array_equal(uniforms(3, 5, "k"), uniforms(10, 5, "k")[:3])
-    assert not np.array_equal(uniforms(3, 5, "k"), uniforms(3, 5, "other"))
+    assert np.array_equal(secret_uniform_draws(3, 5, "k"), secret_uniform_draws(10, 5, "k")[:3])
+    assert not np.array_equal(secret_uniform_draws(3, 5, "k"), secret_uniform_draws(3, 5, "other"))
 
 
 def test_batches_have_one_shape_and_lose_nothing() -> None:
     shapes = [(3, 2), (4, 2), (3, 2), (3, 1), (3, 2)]
-    batches = list(by_shape(shapes, 2))
+    batches = list(batches_of_equal_shape(shapes, 2))
     assert sorted(i for batch in batches for i in batch) == [0, 1, 2, 3, 4]
     assert all(len({shapes[i] for i in batch}) == 1 and len(batch) <= 2 for batch in batches)
 
@@ -329,7 +338,7 @@ def test_the_likeliest_of_blocks_are_the_likeliest(width: int, count: int) -> No
     distribution[:20] = distribution[:20].round()  # ties
     distribution[10:30, ::3] = -torch.inf
     count = min(count, width)
-    values, tokens = likeliest(distribution, count)
+    values, tokens = top_k_by_blocks(distribution, count)
     assert torch.equal(values, distribution.sort(-1, descending=True).values[:, :count])
     assert torch.equal(distribution.gather(1, tokens), values)
     assert all(len(set(row)) == count for row in tokens.tolist())
@@ -356,13 +365,13 @@ def test_no_distribution_is_written_and_no_vocabulary_sorted_for_a_narrow_nucleu
 ) -> None:
     model = make_tiny(vocab_size=2003, scale=8.0)
     prefixes = torch.arange(12).view(3, 4)
-    expected = sample(model, prefixes, 5, Decoding(top_p=0.3), uniforms(20, 5, 1)[None].repeat(3, 0))
+    expected = sample(model, prefixes, 5, Decoding(top_p=0.3), secret_uniform_draws(20, 5, 1)[None].repeat(3, 0))
 
     def refuse(*args: object, **options: object) -> Tensor:
         raise AssertionError("a whole vocabulary")
 
     monkeypatch.setattr(torch, "log_softmax", refuse)
     monkeypatch.setattr(Tensor, "sort", refuse)
-    again = sample(model, prefixes, 5, Decoding(top_p=0.3), uniforms(20, 5, 1)[None].repeat(3, 0))
+    again = sample(model, prefixes, 5, Decoding(top_p=0.3), secret_uniform_draws(20, 5, 1)[None].repeat(3, 0))
     for one, other in zip(expected, again, strict=True):
         assert torch.equal(one.suffixes, other.suffixes)

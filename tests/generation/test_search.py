@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import Candidates, sample
-from auditor.generation.search import Leaves, beam_search, search_tree
+from auditor.generation.search import Leaves, beam_search, find_suffixes_above_threshold
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
 from auditor.models.ensemble import ModelEnsemble
@@ -105,7 +105,9 @@ def test_the_tree_finds_what_reaches_the_threshold_and_nothing_else(
     seed: int, scale: float, threshold: float, decoding: Decoding
 ) -> None:
     model, prefixes = Table(seed, scale), torch.tensor([[1, 2], [4, 0]])
-    for prefix, leaves in zip(prefixes.tolist(), search_tree(model, prefixes, L, decoding, threshold), strict=True):
+    for prefix, leaves in zip(
+        prefixes.tolist(), find_suffixes_above_threshold(model, prefixes, L, decoding, threshold), strict=True
+    ):
         truth, mine, certificate = enumerated(model, tuple(prefix), decoding), found(leaves), leaves.certificate
         assume(all(abs(math.log(q / threshold)) > 1e-4 for q in truth.values()))
         reach = {suffix for suffix, q in truth.items() if q >= threshold}
@@ -123,15 +125,16 @@ def test_the_tree_finds_what_reaches_the_threshold_and_nothing_else(
 def test_rounding_loses_nothing_that_is_exactly_at_the_threshold() -> None:
     """A uniform distribution: each of the suffixes has probability V^-L, up to the last bits."""
     uniform = Table(0, 0.0)
-    leaves = search_tree(uniform, torch.tensor([[0]]), L, ANCESTRAL, V**-L)[0]
+    leaves = find_suffixes_above_threshold(uniform, torch.tensor([[0]]), L, ANCESTRAL, V**-L)[0]
     assert len(leaves.suffixes) == V**L and leaves.certificate.leftover < 1e-5
-    assert len(search_tree(uniform, torch.tensor([[0]]), L, ANCESTRAL, 1.01 * V**-L)[0].suffixes) == 1
+    assert len(find_suffixes_above_threshold(uniform, torch.tensor([[0]]), L, ANCESTRAL, 1.01 * V**-L)[0].suffixes) == 1
 
 
 def test_certificates_are_given_and_withheld() -> None:
     """What reaches the threshold is likelier than all that was pruned; below it, that has to be seen."""
     certificates = [
-        search_tree(Table(s, 1.5), torch.tensor([[0]]), L, ANCESTRAL, 0.2)[0].certificate for s in range(60)
+        find_suffixes_above_threshold(Table(s, 1.5), torch.tensor([[0]]), L, ANCESTRAL, 0.2)[0].certificate
+        for s in range(60)
     ]
     kinds = {(c.reached, c.certified) for c in certificates}
     assert kinds == {(True, True), (False, True), (False, False)}
@@ -139,7 +142,7 @@ def test_certificates_are_given_and_withheld() -> None:
 
 def test_what_no_suffix_reaches_is_guessed_along_the_likeliest_node() -> None:
     model = Table(3, 1.0)
-    leaves = search_tree(model, torch.tensor([[0, 1]]), L, ANCESTRAL, 1.0)[0]
+    leaves = find_suffixes_above_threshold(model, torch.tensor([[0, 1]]), L, ANCESTRAL, 1.0)[0]
     context = [0, 1]
     for _ in range(L):
         context.append(int(model.distribution(tuple(context)).argmax()))
@@ -152,12 +155,16 @@ def test_what_no_suffix_reaches_is_guessed_along_the_likeliest_node() -> None:
 @pytest.mark.parametrize("threshold", [0.3, 0.01, 0.0005])
 def test_live_nodes_are_bounded_and_rows_are_counted(threshold: float) -> None:
     model, prefixes = Table(5, 1.0), torch.tensor([[0, 1], [2, 2], [3, 1]])
-    leaves = search_tree(model, prefixes, L, ANCESTRAL, threshold)
+    leaves = find_suffixes_above_threshold(model, prefixes, L, ANCESTRAL, threshold)
     assert sum(one.rows for one in leaves) == model.rows
     assert all(one.rows <= 1 + (L - 1) / threshold for one in leaves)
     for prefix, one in zip(prefixes, leaves, strict=True):
         alone = Table(5, 1.0)
-        assert search_tree(alone, prefix[None], L, ANCESTRAL, threshold)[0].rows == one.rows == alone.rows
+        assert (
+            find_suffixes_above_threshold(alone, prefix[None], L, ANCESTRAL, threshold)[0].rows
+            == one.rows
+            == alone.rows
+        )
 
 
 def same(first: Leaves, second: Leaves) -> None:
@@ -172,10 +179,10 @@ def test_a_tree_does_not_depend_on_the_batch_and_its_numbers_are_the_models(
     neox: HuggingFaceModel, decoding: Decoding
 ) -> None:
     prefixes = torch.randint(0, 61, (8, 6), generator=torch.Generator().manual_seed(3))
-    together = search_tree(neox, prefixes, 5, decoding, 0.004)
+    together = find_suffixes_above_threshold(neox, prefixes, 5, decoding, 0.004)
     assert any(len(leaves.suffixes) > 1 for leaves in together)
-    divided = search_tree(neox, prefixes, 5, decoding, 0.004, max_rows=20)
-    alone = [search_tree(neox, prefix[None], 5, decoding, 0.004)[0] for prefix in prefixes]
+    divided = find_suffixes_above_threshold(neox, prefixes, 5, decoding, 0.004, max_rows=20)
+    alone = [find_suffixes_above_threshold(neox, prefix[None], 5, decoding, 0.004)[0] for prefix in prefixes]
     for prefix, whole, half, one in zip(prefixes, together, divided, alone, strict=True):
         same(whole, half)
         same(whole, one)
@@ -209,8 +216,8 @@ def test_samples_hold_nothing_likely_that_the_tree_has_not(defended: dict[str, L
     """And each leaf is drawn as often as its probability says, within 5 standard deviations."""
     model, decoding, threshold, n = defended[name], Decoding(0.8, top_p=0.7), 0.02, 2000
     prefixes = torch.tensor([[5, 6, 7], [9, 1, 30]])
-    noise = np.stack([uniforms(n, 4, "twin", name, i) for i in range(2)])
-    leaves = search_tree(model, prefixes, 4, decoding, threshold)
+    noise = np.stack([secret_uniform_draws(n, 4, "twin", name, i) for i in range(2)])
+    leaves = find_suffixes_above_threshold(model, prefixes, 4, decoding, threshold)
     assert any(one.certificate.reached for one in leaves)
     for drawn, one in zip(sample(model, prefixes, 4, decoding, noise), leaves, strict=True):
         counts = dict(zip(map(tuple, drawn.suffixes.tolist()), drawn.counts.tolist(), strict=True))
@@ -225,7 +232,7 @@ def test_samples_hold_nothing_likely_that_the_tree_has_not(defended: dict[str, L
 @pytest.mark.parametrize("threshold", [0.0, -1.0, 1.1, math.nan])
 def test_a_threshold_that_is_no_probability_is_refused(threshold: float) -> None:
     with pytest.raises(AuditError, match=r"expected threshold in \(0, 1\]"):
-        search_tree(Table(0, 1.0), torch.tensor([[0]]), L, ANCESTRAL, threshold)
+        find_suffixes_above_threshold(Table(0, 1.0), torch.tensor([[0]]), L, ANCESTRAL, threshold)
 
 
 # --- beam ------------------------------------------------------------------------------------------------------------
@@ -287,5 +294,7 @@ def test_rows_of_a_sample_are_its_distinct_partials(suffixes: list[list[int]]) -
 
 def test_rows_of_a_sample_are_those_that_were_run() -> None:
     model = Table(2, 1.0)
-    drawn = sample(model, torch.tensor([[0], [1]]), L, ANCESTRAL, np.stack([uniforms(30, L, i) for i in range(2)]))
+    drawn = sample(
+        model, torch.tensor([[0], [1]]), L, ANCESTRAL, np.stack([secret_uniform_draws(30, L, i) for i in range(2)])
+    )
     assert sum(one.forward_rows() for one in drawn) == model.rows

@@ -70,9 +70,9 @@ def brute(model: LanguageModel, tokenizer: Any, space: Space) -> dict[str, float
 
 
 def limits(model: LanguageModel, tokenizer: Any, space: Space, texts: list[str]) -> tuple[tries.Trie, np.ndarray]:
-    tree = tries.build(space, tokenizer)
+    tree = tries.build_trie(space, tokenizer)
     tails = [tuple(tokenizer(text)["input_ids"][len(tree.head) :]) for text in texts]
-    return tree, tries.tied(tries.nlls(model, (0, *tree.head), tails))
+    return tree, tries.nll_with_tie_margin(tries.continuation_nlls(model, (0, *tree.head), tails))
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
@@ -84,11 +84,11 @@ def test_counts_equal_brute_force(tokenizer: str, space: Space) -> None:
     nll = brute(model, own, space)
     texts = list(nll)[:: max(1, len(nll) // 12)]
     tree, asked = limits(model, own, space, texts)
-    counted = tries.count(model, tree, (0, *tree.head), asked).at_most
+    counted = tries.count_leaves_within_nll(model, tree, (0, *tree.head), asked).at_most
     values, exact = np.array(list(nll.values())), 0
     for text, at_most in zip(texts, counted.tolist(), strict=True):
         # Float noise may decide about texts within twice the tolerance; on all others both must agree.
-        slack = tries.tied(np.array(nll[text])) - nll[text]
+        slack = tries.nll_with_tie_margin(np.array(nll[text])) - nll[text]
         least, most = ((values <= nll[text] + more).sum() for more in (0.0, 2 * slack))
         assert least <= at_most <= most
         exact += least == most
@@ -99,20 +99,20 @@ def test_counts_equal_brute_force(tokenizer: str, space: Space) -> None:
 @pytest.mark.parametrize("space", [Space("My ID is {digits:4}")], ids=["10000"])
 def test_ten_thousand_texts(space: Space) -> None:
     own, model = bpe(150), tiny(407, scale=6.0)
-    tree = tries.build(space, own)
+    tree = tries.build_trie(space, own)
     tails = [tuple(own(text)["input_ids"][len(tree.head) :]) for text in space.texts()]
-    nll = tries.nlls(model, (0, *tree.head), tails)
+    nll = tries.continuation_nlls(model, (0, *tree.head), tails)
     asked = np.sort(nll)[[0, 9, 99, 999, 5000, 9999]]
-    counted = tries.count(model, tree, (0, *tree.head), tries.tied(asked)).at_most
+    counted = tries.count_leaves_within_nll(model, tree, (0, *tree.head), tries.nll_with_tie_margin(asked)).at_most
     for limit, at_most in zip(asked, counted, strict=True):
-        assert (nll <= limit).sum() <= at_most <= (nll <= 2 * tries.tied(limit) - limit).sum()
+        assert (nll <= limit).sum() <= at_most <= (nll <= 2 * tries.nll_with_tie_margin(limit) - limit).sum()
     assert counted[0] == 1 and counted[-1] == 10_000
 
 
 def test_gpt2_writes_numbers_in_tokens_of_several_lengths(shared: Path) -> None:
     own = gpt2()
     assert own("My ID is 955320")["input_ids"] == [3666, 4522, 318, 860, 2816, 19504]  # formulas.md A8
-    tree = tries.build(Space("My ID is {digits:4}"), own)
+    tree = tries.build_trie(Space("My ID is {digits:4}"), own)
     assert tree.head == (3666, 4522, 318)
     assert len(tree.levels) > 1 and tree.leaves == 10_000
     assert len(tree.levels[0].leaf_token) > 0  # " 2019" is a token of its own
@@ -122,8 +122,8 @@ def test_gpt2_writes_numbers_in_tokens_of_several_lengths(shared: Path) -> None:
 def test_counts_do_not_depend_on_rows_at_once_or_on_who_else_is_counted(max_rows: int) -> None:
     own, model = bpe(150), tiny(407, scale=6.0)
     tree, asked = limits(model, own, DIGITS, ["My ID is 955", "My ID is 007", "My ID is 280"])
-    together = tries.count(model, tree, (0, *tree.head), asked)
-    alone = [tries.count(model, tree, (0, *tree.head), [limit], max_rows=max_rows) for limit in asked]
+    together = tries.count_leaves_within_nll(model, tree, (0, *tree.head), asked)
+    alone = [tries.count_leaves_within_nll(model, tree, (0, *tree.head), [limit], max_rows=max_rows) for limit in asked]
     assert together.at_most.tolist() == [int(count.at_most[0]) for count in alone]
     assert max(count.rows for count in alone) == together.rows <= tree.nodes
 
@@ -131,7 +131,7 @@ def test_counts_do_not_depend_on_rows_at_once_or_on_who_else_is_counted(max_rows
 def test_a_search_says_how_far_it_is_of_all_there_is_to_look_at() -> None:
     own, model, told = bpe(150), tiny(407, scale=14.0), list[tuple[int, int]]()
     tree, asked = limits(model, own, DIGITS, list(DIGITS.texts()))
-    counted = tries.count(
+    counted = tries.count_leaves_within_nll(
         model, tree, (0, *tree.head), [min(asked)], max_rows=7, progress=lambda done, total: told.append((done, total))
     )
     assert [done for done, _ in told] == sorted(done for done, _ in told) and told[0][1] == tree.nodes
@@ -140,18 +140,18 @@ def test_a_search_says_how_far_it_is_of_all_there_is_to_look_at() -> None:
 
 def test_leaves_have_no_forward_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     own, model = bpe(150), tiny(407, scale=6.0)
-    tree = tries.build(DIGITS, own)
+    tree = tries.build_trie(DIGITS, own)
     read: list[int] = []
     original = SlotRows._answer
     monkeypatch.setattr(SlotRows, "_answer", lambda self, t, *a: (read.append(len(t)), original(self, t, *a))[1])
-    counted = tries.count(model, tree, (0, *tree.head), [1e9])
+    counted = tries.count_leaves_within_nll(model, tree, (0, *tree.head), [1e9])
     assert counted.at_most.tolist() == [1000] and counted.rows == tree.nodes == sum(read) < 200
 
 
 def test_a_likely_text_cuts_most_branches_off() -> None:
     own, model = bpe(150), tiny(407, scale=14.0)
     tree, asked = limits(model, own, DIGITS, list(DIGITS.texts()))
-    counted = tries.count(model, tree, (0, *tree.head), [min(asked)])
+    counted = tries.count_leaves_within_nll(model, tree, (0, *tree.head), [min(asked)])
     assert counted.at_most.tolist() == [1] and counted.rows < tree.nodes / 2
 
 
@@ -159,10 +159,10 @@ def test_a_likely_text_cuts_most_branches_off() -> None:
 def test_a_budget_bounds_the_count_from_both_sides(max_rows: int) -> None:
     own, model = bpe(150), tiny(407, scale=6.0)
     tree, asked = limits(model, own, DIGITS, ["My ID is 955"])
-    exact = tries.count(model, tree, (0, *tree.head), asked)
+    exact = tries.count_leaves_within_nll(model, tree, (0, *tree.head), asked)
     unseen = []
     for nodes in (1, 2, *range(5, exact.rows, 17), exact.rows):
-        some = tries.count(model, tree, (0, *tree.head), asked, nodes=nodes, max_rows=max_rows)
+        some = tries.count_leaves_within_nll(model, tree, (0, *tree.head), asked, nodes=nodes, max_rows=max_rows)
         assert some.rows <= nodes
         assert some.at_most[0] <= exact.at_most[0] <= some.at_most[0] + some.unseen
         unseen.append(some.unseen)
@@ -176,7 +176,7 @@ def test_ties_count() -> None:
     tree, asked = limits(model, own, DIGITS, ["My ID is 955"])
     lengths = [len(own(text)["input_ids"]) for text in DIGITS.texts()]
     at_most = sum(length <= len(own("My ID is 955")["input_ids"]) for length in lengths)
-    assert tries.count(model, tree, (0, *tree.head), asked).at_most.tolist() == [at_most]
+    assert tries.count_leaves_within_nll(model, tree, (0, *tree.head), asked).at_most.tolist() == [at_most]
 
 
 @torch.no_grad()
@@ -190,7 +190,7 @@ def test_defended_distributions_are_searched_as_any_other() -> None:
         nll = brute(model, own, space)
         texts = list(nll)[::9]
         tree, asked = limits(model, own, space, texts)
-        counted = tries.count(model, tree, (0, *tree.head), asked).at_most.tolist()
+        counted = tries.count_leaves_within_nll(model, tree, (0, *tree.head), asked).at_most.tolist()
         for text, at_most in zip(texts, counted, strict=True):
             least, most = (sum(other <= nll[text] + slack for other in nll.values()) for slack in (0.0, 1e-4))
             assert least <= at_most <= most
@@ -203,28 +203,28 @@ def test_a_tokenizer_that_cannot_tell_texts_apart_is_refused() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(True)])
     lacking = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     with pytest.raises(AuditError, match=r"writes two texts of the format .* alike"):
-        tries.build(Space("ID {digits:2}"), lacking)
-    assert tries.build(Space("ID {bit}", (("bit", ("0", "1")),)), lacking).leaves == 2
+        tries.build_trie(Space("ID {digits:2}"), lacking)
+    assert tries.build_trie(Space("ID {bit}", (("bit", ("0", "1")),)), lacking).leaves == 2
 
 
 def test_a_model_without_the_tokens_is_refused(neox: HuggingFaceModel) -> None:
-    tree = tries.build(DIGITS, bpe(150))
+    tree = tries.build_trie(DIGITS, bpe(150))
     with pytest.raises(AuditError, match=r"vocabulary mismatch: .* token \d+, but tiny neox gives .* to 61"):
-        tries.count(neox, tree, (0, *tree.head), [1.0])
+        tries.count_leaves_within_nll(neox, tree, (0, *tree.head), [1.0])
 
 
 def test_a_large_trie_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
     monkeypatch.setattr(tries, "_KEPT_ON_DISK", 100)
-    tries.trie.cache_clear()
-    made = tries.trie(DIGITS, bpe(150))
-    tries.trie.cache_clear()
-    monkeypatch.setattr(tries, "build", lambda *_: pytest.fail("built again"))
-    again = tries.trie(DIGITS, bpe(150))
-    tries.trie.cache_clear()
+    tries.load_or_build_trie.cache_clear()
+    made = tries.load_or_build_trie(DIGITS, bpe(150))
+    tries.load_or_build_trie.cache_clear()
+    monkeypatch.setattr(tries, "build_trie", lambda *_: pytest.fail("built again"))
+    again = tries.load_or_build_trie(DIGITS, bpe(150))
+    tries.load_or_build_trie.cache_clear()
     assert again.head == made.head and again.largest == made.largest and again.leaves == 1000
     for one, other in zip(made.levels, again.levels, strict=True):
         assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in vars(one))
     with pytest.raises(pytest.fail.Exception):
-        tries.trie(DIGITS, bpe(151))  # another tokenizer, another trie
-    tries.trie.cache_clear()
+        tries.load_or_build_trie(DIGITS, bpe(151))  # another tokenizer, another trie
+    tries.load_or_build_trie.cache_clear()

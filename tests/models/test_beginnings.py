@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from auditor.models import self_check
-from auditor.models.beginnings import LEAST, common
+from auditor.models.beginnings import LEAST, shared_prefix_length
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from tests.zoo.families import tiny
@@ -113,7 +113,7 @@ def test_a_prompt_that_learns_gets_its_gradients() -> None:
 
 def test_hidden_states_are_held_of_what_was_read_behind_a_beginning() -> None:
     plain, sharing = both("llama")
-    sharing.remember()
+    sharing.enable_hidden_state_cache()
     sharing.log_probs(texts(3), 2)
     before = traffic.tokens
     assert near(sharing.log_probs(texts(3), 2), plain.log_probs(texts(3), 2))
@@ -124,16 +124,16 @@ def test_hidden_states_are_held_of_what_was_read_behind_a_beginning() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_self_check_lets_a_family_share_that_goes_on_from_its_cache(family: str) -> None:
     model = tiny_model(family)
-    self_check.check_model_agrees(model)
+    self_check.check_and_configure_serving(model)
     assert model.begins is None  # nobody has said yet what it will be asked
-    assert self_check.check_model_agrees(model, 40) == ()
+    assert self_check.check_and_configure_serving(model, 40) == ()
     assert model.begins is not None
 
 
 def test_the_self_check_says_that_others_read_each_text_whole() -> None:
     model = tiny_model("mamba")
-    self_check.check_model_agrees(model)
-    assert any("read anew for each" in note for note in self_check.check_model_agrees(model, 40))
+    self_check.check_and_configure_serving(model)
+    assert any("read anew for each" in note for note in self_check.check_and_configure_serving(model, 40))
     assert model.begins is None
 
 
@@ -143,7 +143,7 @@ def test_the_self_check_finds_a_model_that_is_wrong_behind_a_cache(
 ) -> None:
     model = tiny_model("llama")
     if remembers:
-        model.remember()
+        model.enable_hidden_state_cache()
     own = model._logits
 
     def forgets(read: torch.Tensor, last: int, cache: Any) -> torch.Tensor:
@@ -151,13 +151,18 @@ def test_the_self_check_finds_a_model_that_is_wrong_behind_a_cache(
 
     monkeypatch.setattr(self_check._Trial, "rows", lambda trial: None)  # which would find it, too
     monkeypatch.setattr(model, "_logits", forgets)
-    self_check.check_model_agrees(model, 40)
+    self_check.check_and_configure_serving(model, 40)
     assert model.begins is None
     assert any("read anew for each" in note for note in model.notes)
 
 
 def test_common() -> None:
     rows = torch.tensor([[1, 2, 3, 4], [1, 2, 9, 4]])
-    assert [common(rows, torch.tensor(text)) for text in ([1, 2, 3], [1], [2, 2], [1, 2, 3, 4, 5])] == [2, 1, 0, 2]
-    assert common(rows.unsqueeze(-1).float(), torch.tensor([[1.0], [2.0], [3.0]])) == 2
-    assert common(rows, torch.zeros(3, 8)) == 0
+    assert [shared_prefix_length(rows, torch.tensor(text)) for text in ([1, 2, 3], [1], [2, 2], [1, 2, 3, 4, 5])] == [
+        2,
+        1,
+        0,
+        2,
+    ]
+    assert shared_prefix_length(rows.unsqueeze(-1).float(), torch.tensor([[1.0], [2.0], [3.0]])) == 2
+    assert shared_prefix_length(rows, torch.zeros(3, 8)) == 0

@@ -15,7 +15,7 @@ from auditor.models import lora
 from auditor.models.ensemble import Members, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel, Served
 from auditor.models.lora import LoraEnsemble, load_ensemble
-from auditor.models.shards import whole_adapter
+from auditor.models.shards import control_adapter_folder
 from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -110,9 +110,9 @@ def test_members_of_a_base_in_half_precision(make_tiny: MakeTiny, tmp_path: Path
 
 def test_the_control_beside_the_members_is_no_member(make_tiny: MakeTiny, tmp_path: Path) -> None:
     paths = save_members(make_tiny, tmp_path, 3)
-    assert whole_adapter(tmp_path) is None
+    assert control_adapter_folder(tmp_path) is None
     paths[2].rename(tmp_path / "whole")
-    assert whole_adapter(tmp_path) == tmp_path / "whole"
+    assert control_adapter_folder(tmp_path) == tmp_path / "whole"
     assert load_ensemble(tmp_path, make_tiny()).size == 2
 
 
@@ -172,13 +172,13 @@ def test_a_member_asked_again_reads_only_what_is_new(
 ) -> None:
     ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 2))
     read: list[tuple[int, ...]] = []
-    original = ensemble.catch_up
+    original = ensemble.member_next_log_probs
 
     def counting(embeds: torch.Tensor, *more: Any) -> torch.Tensor:
         read.append(tuple(embeds.shape[:2]))
         return original(embeds, *more)
 
-    monkeypatch.setattr(ensemble, "catch_up", counting)
+    monkeypatch.setattr(ensemble, "member_next_log_probs", counting)
     members = ensemble.behind(torch.tensor([[3, 4, 5, 6, 7]]), 4)
     ask = lambda *pairs: members.distributions(*(torch.tensor(side) for side in zip(*pairs, strict=True)))  # noqa: E731
     ask((0, 1), (0, 1), (0, 1))  # three draws of one row by one member are one reading
@@ -245,12 +245,12 @@ def test_no_member_is_loaded_beside_many_others(
     make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PEFT walks all that it holds for each adapter more: with all of them there, time grew with their square."""
-    beside, load = list[int](), lora.with_adapter_of
+    beside, load = list[int](), lora.load_adapter_onto_base
 
     def counted(*given: Any, onto: Any = None) -> Any:
         beside.append(0 if onto is None else len(onto.peft_config))
         return load(*given, onto=onto)
 
-    monkeypatch.setattr(lora, "with_adapter_of", counted)
+    monkeypatch.setattr(lora, "load_adapter_onto_base", counted)
     assert LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 5)).size == 5
     assert beside == [0, 1, 1, 1, 1]

@@ -24,7 +24,7 @@ def model(request: pytest.FixtureRequest) -> HuggingFaceModel:
 
 def test_a_text_is_read_once_whatever_is_asked_about_it(model: HuggingFaceModel) -> None:
     plain = [model.log_probs(TEXTS, last) for last in (10, 3)]
-    model.remember()
+    model.enable_hidden_state_cache()
     before = traffic.tokens
     found = [model.log_probs(TEXTS, last) for last in (10, 3)]
     assert traffic.tokens - before == TEXTS.numel()
@@ -34,7 +34,7 @@ def test_a_text_is_read_once_whatever_is_asked_about_it(model: HuggingFaceModel)
 
 def test_texts_that_were_read_and_others_may_be_asked_for_together(model: HuggingFaceModel) -> None:
     plain = model.log_probs(TEXTS, 4)
-    model.remember()
+    model.enable_hidden_state_cache()
     model.log_probs(TEXTS[1:3], 2)
     before = traffic.tokens
     torch.testing.assert_close(model.log_probs(TEXTS, 4), plain)
@@ -51,7 +51,7 @@ def test_prompts_and_decoding_rows_are_answered_as_before(model: HuggingFaceMode
         return [first, rows.log_probs(), model.log_probs(TEXTS, 2, prompt=prompt)]
 
     plain = asked()
-    model.remember()
+    model.enable_hidden_state_cache()
     model.log_probs(TEXTS, 2)
     for one, other in zip(asked(), plain, strict=True):
         torch.testing.assert_close(one, other)
@@ -80,9 +80,9 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
 
 def test_what_there_is_no_room_for_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
-    monkeypatch.setattr("auditor.models.hidden_states.free_bytes", lambda device: 0)
+    monkeypatch.setattr("auditor.models.hidden_states.available_bytes", lambda device: 0)
     plain = model.log_probs(TEXTS, 3)
-    model.remember()
+    model.enable_hidden_state_cache()
     before = traffic.tokens
     for _ in range(2):
         torch.testing.assert_close(model.log_probs(TEXTS, 3), plain)
@@ -95,7 +95,7 @@ def test_texts_of_several_lengths_are_read_ahead_side_by_side(model: HuggingFace
     last = [3, 1, 4, 2]
     plain = [model.log_probs(torch.tensor([text]), n) for text, n in zip(texts, last, strict=True)]
     model.share_beginnings(least=16)
-    model.remember()
+    model.enable_hidden_state_cache()
     calls = []
     model.model.register_forward_hook(lambda *_: calls.append(1))
     model.read_ahead([*texts, ()], [*last, 1])
@@ -133,7 +133,7 @@ def test_what_was_read_ahead_is_completed_without_being_read_again(model: Huggin
     plain = asked(model.start(prefixes, 2))
     model.share_beginnings(least=16)
     model.joins = True
-    model.remember()
+    model.enable_hidden_state_cache()
     model.read_ahead([tuple(text) for text in texts.tolist()], [3] * 5)
     before = traffic.tokens
     rows = model.start(prefixes, 2)
@@ -146,7 +146,7 @@ def test_what_was_read_ahead_is_completed_without_being_read_again(model: Huggin
 def test_a_beginning_that_nobody_read_ahead_is_read_with_those_beside_it(model: HuggingFaceModel) -> None:
     plain = model.start(TEXTS[:, :8], 2).log_probs().clone()
     model.joins = True
-    model.remember()
+    model.enable_hidden_state_cache()
     model.read_ahead([tuple(text) for text in TEXTS[1:].tolist()], [3] * 3)
     assert model.completes_read(10) and not model.completes_read(10**9)
     before = traffic.tokens
@@ -160,9 +160,9 @@ def test_where_there_is_no_room_for_keys_texts_are_still_read_once(monkeypatch: 
     model, texts = tiny(kind="llama"), [tuple(text) for text in TEXTS.tolist()]
     plain = model.log_probs(TEXTS, 3), model.start(TEXTS[:, :8], 2).log_probs().clone()
     states = TEXTS.numel() * model.embedding_rows(1).nbytes
-    monkeypatch.setattr("auditor.models.hidden_states.free_bytes", lambda device: 8 * states)
+    monkeypatch.setattr("auditor.models.hidden_states.available_bytes", lambda device: 8 * states)
     model.joins = True
-    model.remember()
+    model.enable_hidden_state_cache()
     model.read_ahead(texts, [3] * 4)
     before = traffic.tokens
     torch.testing.assert_close(model.log_probs(TEXTS, 3), plain[0])

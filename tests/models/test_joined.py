@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import uniforms
-from auditor.generation.sample import Candidates, sample_together, together
+from auditor.core.streams import secret_uniform_draws
+from auditor.generation.sample import Candidates, sample_mixed_length_batch, sampling_batches_by_length
 from auditor.models import self_check
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
@@ -27,18 +27,18 @@ LENGTHS = (4, 6, 2, 1, 5, 4)
 def tiny_model(family: str, reach: int = 20) -> HuggingFaceModel:
     torch.manual_seed(0)
     model = HuggingFaceModel(tiny(family), name=family)
-    self_check.check_model_agrees(model)
-    self_check.check_model_agrees(model, reach)
+    self_check.check_and_configure_serving(model)
+    self_check.check_and_configure_serving(model, reach)
     return model
 
 
 def noise(samples: int = 12) -> list[np.ndarray]:
-    return [uniforms(samples, length, i) for i, length in enumerate(LENGTHS)]
+    return [secret_uniform_draws(samples, length, i) for i, length in enumerate(LENGTHS)]
 
 
 def alone(model: HuggingFaceModel | PrefixedModel, prompt: torch.Tensor | None = None) -> list[Candidates]:
     each = zip(PREFIXES, noise(), strict=True)
-    return [sample_together(model, [prefix], DECODING, [own], prompt=prompt)[0] for prefix, own in each]
+    return [sample_mixed_length_batch(model, [prefix], DECODING, [own], prompt=prompt)[0] for prefix, own in each]
 
 
 def same(found: Sequence[Candidates], truth: Sequence[Candidates]) -> None:
@@ -54,7 +54,7 @@ def same(found: Sequence[Candidates], truth: Sequence[Candidates]) -> None:
 def test_samples_are_those_of_each_prefix_alone(family: str) -> None:
     model = tiny_model(family)
     assert model.joins
-    same(sample_together(model, PREFIXES, DECODING, noise()), alone(model))
+    same(sample_mixed_length_batch(model, PREFIXES, DECODING, noise()), alone(model))
 
 
 def test_behind_a_prefix_token_and_a_soft_prompt() -> None:
@@ -63,14 +63,14 @@ def test_behind_a_prefix_token_and_a_soft_prompt() -> None:
     prompt = model.embedding_rows(3) * 1.01
     for asked, rows in ((prefixed, None), (prefixed, prompt), (model, prompt)):
         assert asked.joins
-        found = sample_together(asked, PREFIXES, DECODING, noise(), prompt=rows)
+        found = sample_mixed_length_batch(asked, PREFIXES, DECODING, noise(), prompt=rows)
         same(found, alone(asked, rows))
 
 
 def test_a_row_is_read_once_a_token_and_ends_with_its_suffix() -> None:
     model = tiny_model("llama")
     before = traffic.tokens
-    found = sample_together(model, PREFIXES, Decoding(0), [own[:1] for own in noise()], distribution=False)
+    found = sample_mixed_length_batch(model, PREFIXES, Decoding(0), [own[:1] for own in noise()], distribution=False)
     assert [candidates.suffixes.shape for candidates in found] == [(1, length) for length in LENGTHS]
     assert traffic.tokens - before == sum(map(len, PREFIXES)) + sum(length - 1 for length in LENGTHS)
 
@@ -79,19 +79,25 @@ def test_a_prefix_has_room_for_its_own_suffix_whatever_others_take() -> None:
     model = tiny_model("llama")
     assert model.max_positions is not None
     long = tuple([5] * (model.max_positions - 2))
-    noise = [uniforms(3, length, i) for i, length in enumerate((2, 9))]
-    found = sample_together(model, [long, (5, 6)], DECODING, noise)
+    noise = [secret_uniform_draws(3, length, i) for i, length in enumerate((2, 9))]
+    found = sample_mixed_length_batch(model, [long, (5, 6)], DECODING, noise)
     assert [candidates.suffixes.shape[1] for candidates in found] == [2, 9]
-    same(found, [sample_together(model, [p], DECODING, [own])[0] for p, own in zip([long, (5, 6)], noise, strict=True)])
+    same(
+        found,
+        [
+            sample_mixed_length_batch(model, [p], DECODING, [own])[0]
+            for p, own in zip([long, (5, 6)], noise, strict=True)
+        ],
+    )
 
 
 def test_shapes_that_are_rare_are_drawn_together() -> None:
     model = tiny_model("llama")
     shapes = [(5, 3), *[(4, 2)] * 8, (2, 3), (5, 1)]  # eight prefixes, and eight samples of each: 64 rows
-    assert [*together(model, shapes, 8)] == [[*range(1, 9)], [9, 10, 0]]
-    assert [*together(model, shapes, 7)] == [[9, *range(1, 9), 10, 0]]
+    assert [*sampling_batches_by_length(model, shapes, 8)] == [[*range(1, 9)], [9, 10, 0]]
+    assert [*sampling_batches_by_length(model, shapes, 7)] == [[9, *range(1, 9), 10, 0]]
     model.joins = False
-    assert [*together(model, shapes)] == [[0], [*range(1, 9)], [9], [10]]
+    assert [*sampling_batches_by_length(model, shapes)] == [[0], [*range(1, 9)], [9], [10]]
 
 
 @pytest.mark.parametrize("family", ["roberta", "mamba"])  # positions of padding's own; no keys to leave out

@@ -35,10 +35,10 @@ from transformers import (
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load, runs_in
+from auditor.models.loading import dtype_when_loaded, load
 from auditor.models.lora import LoraEnsemble
-from auditor.models.masked import masked_or_causal
-from auditor.models.weights import device_of, read_weights
+from auditor.models.masked import detect_model_kind
+from auditor.models.weights import read_weights, resolve_device
 
 Tensors = dict[str, torch.Tensor]
 SHAPE = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -365,19 +365,19 @@ def test_members_of_an_ensemble_are_not_put_beside_a_model_that_is_spread(tmp_pa
 
 def test_the_best_device_is_found_and_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert device_of("auto") == torch.device("cpu")
+    assert resolve_device("auto") == torch.device("cpu")
     with pytest.raises(AuditError, match="expected cuda to be there for --device cuda, got a machine with none"):
-        device_of("cuda")
+        resolve_device("cuda")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert device_of("auto") == torch.device("cuda") and device_of("cuda:1") == torch.device("cuda:1")
+    assert resolve_device("auto") == torch.device("cuda") and resolve_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(
         AuditError, match="expected cuda:2 to be there for --device cuda:2, got a machine with 2 of cuda"
     ):
-        device_of("cuda:2")
+        resolve_device("cuda:2")
     with pytest.raises(AuditError, match="expected mps to be there"):
-        device_of("mps")
+        resolve_device("mps")
 
 
 def learns(model: HuggingFaceModel) -> bool:
@@ -492,10 +492,10 @@ def test_a_folder_that_is_not_there_is_said_to_be_none(name: str) -> None:
 
 def test_a_masked_architecture_that_decodes_is_causal_and_said(tmp_path: Path) -> None:
     save(bert(BertForMaskedLM), tmp_path)
-    assert masked_or_causal(str(tmp_path)) == "masked"
+    assert detect_model_kind(str(tmp_path)) == "masked"
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "is_decoder": True}))
-    assert masked_or_causal(str(tmp_path)) == "causal"
+    assert detect_model_kind(str(tmp_path)) == "causal"
     assert "BertForMaskedLM with is_decoder=true: asked as a causal LM" in "".join(load(str(tmp_path)).notes)
 
 
@@ -520,6 +520,6 @@ def test_a_model_runs_in_bfloat16_where_it_was_saved_so_and_the_machine_has_it(
     assert load(str(tmp_path), LoadingOptions().exact()).model.dtype == torch.float32
     get_peft_model(llama().to(saved), LoraConfig(task_type="CAUSAL_LM")).save_pretrained(tmp_path / "adapter")
     adapter = LoadingOptions(base=str(tmp_path))
-    of = [runs_in(str(tmp_path), LoadingOptions()), runs_in(str(tmp_path / "adapter"), adapter)]
+    of = [dtype_when_loaded(str(tmp_path), LoadingOptions()), dtype_when_loaded(str(tmp_path / "adapter"), adapter)]
     assert of == [str(wanted).removeprefix("torch.")] * 2
     assert load(str(tmp_path / "adapter"), adapter).model.dtype == wanted

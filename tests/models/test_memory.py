@@ -172,18 +172,18 @@ def test_what_a_refused_attempt_made_is_gone_before_the_next() -> None:
 
 def test_rows_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 4000)
-    assert memory.decoding_bytes(cpu, 5000) == 1000
-    assert memory.decoding_bytes(cpu, 600) == 600
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 4000)
+    assert memory.decoding_memory_budget(cpu, 5000) == 1000
+    assert memory.decoding_memory_budget(cpu, 600) == 600
 
 
 def test_memory_ends_where_the_control_group_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_memory, "_GROUP", tmp_path)
     for name, text in (("memory.max", "1000\n"), ("memory.current", "900\n"), ("memory.stat", "inactive_file 300\n")):
         (tmp_path / name).write_text(text)
-    assert memory.free_bytes(torch.device("cpu")) == 400
+    assert memory.available_bytes(torch.device("cpu")) == 400
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free_bytes(torch.device("cpu")) > 400
+    assert memory.available_bytes(torch.device("cpu")) > 400
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -246,11 +246,11 @@ def test_greedy_recall_is_the_same_in_parts(neox: HuggingFaceModel, tight: Calla
 def test_leaves_are_counted_the_same_in_parts(neox: HuggingFaceModel, tight: Callable[[int], Tight]) -> None:
     texts = np.array([[a, b, c] for a in range(1, 9) for b in range(1, 9) for c in range(1, 4)], dtype=np.int32)
     shared = (texts[1:] == texts[:-1]).cumprod(axis=1).sum(axis=1)
-    levels = tries._levels(texts, np.full(len(texts), 3), shared)
+    levels = tries._levels_from_sorted_tokens(texts, np.full(len(texts), 3), shared)
     tree, limits = tries.Trie((5,), levels, 8), [8.0, 11.0, 14.0]
-    whole = tries.count(neox, tree, (1, 5), limits)
+    whole = tries.count_leaves_within_nll(neox, tree, (1, 5), limits)
     limit = tight(HELD)
-    parts = tries.count(neox, tree, (1, 5), limits)
+    parts = tries.count_leaves_within_nll(neox, tree, (1, 5), limits)
     assert limit.refused
     assert parts.at_most.tolist() == whole.at_most.tolist()
 

@@ -22,7 +22,7 @@ from transformers import (
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.models.base import perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
@@ -208,7 +208,7 @@ def test_recall_does_not_move_in_bfloat16(tmp_path: Path) -> None:
         batch=12,
         block=17,
         end=0,
-        order=generator("by heart"),
+        order=keyed_random_generator("by heart"),
     )
     learnt.save_pretrained(tmp_path)
     secrets = [Secret(str(i), tuple(text[:6]), tuple(text[6:])) for i, text in enumerate(texts.tolist())]

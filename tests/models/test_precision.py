@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.models import precision
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
@@ -40,7 +40,7 @@ def test_its_cost_is_that_of_a_naive_loop_over_tokens() -> None:
             apart.append(abs(float(few[token] - full[token])))
             nll.append(float(full[token] - few[token]))
             same.append(int(few.argmax()) == int(full.argmax()))
-    told = precision.cost(model, texts)
+    told = precision.dtype_effect_sentence(model, texts)
     wanted = f"{sum(apart) / 5:.4f} nats a token apart, the negative log-likelihood {sum(nll) / 5:+.4f}"
     assert wanted in told and f"agrees on {sum(same) / 5:.1%}" in told and "on 5 tokens" in told
     assert max(apart) > 0  # else it would say nothing
@@ -48,9 +48,9 @@ def test_its_cost_is_that_of_a_naive_loop_over_tokens() -> None:
 
 def test_nothing_is_said_of_float32_and_what_has_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [((5, 6), (7, 8))]
-    assert precision.cost(HuggingFaceModel(FAMILIES["grouped heads"]()), texts) == ""
-    monkeypatch.setattr(precision, "free_bytes", lambda device: 10)
-    assert "was not measured" in precision.cost(half(), texts)
+    assert precision.dtype_effect_sentence(HuggingFaceModel(FAMILIES["grouped heads"]()), texts) == ""
+    monkeypatch.setattr(precision, "available_bytes", lambda device: 10)
+    assert "was not measured" in precision.dtype_effect_sentence(half(), texts)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -75,7 +75,7 @@ def test_samples_of_one_precision_are_the_same_alone_and_together(family: str) -
     """On processors whose products of bfloat16 add up in the same order for any number of rows."""
     model = half(family)
     prefixes = torch.randint(1, 60, (7, 5), generator=torch.Generator().manual_seed(1))
-    noise = torch.stack([torch.as_tensor(uniforms(4, 6, i)) for i in range(7)])
+    noise = torch.stack([torch.as_tensor(secret_uniform_draws(4, 6, i)) for i in range(7)])
     together = model.completions(prefixes, 6, ANCESTRAL, noise)
     alone = [model.completions(prefixes[i : i + 1], 6, ANCESTRAL, noise[i : i + 1]) for i in range(7)]
     assert float((together.tokens == torch.cat([one.tokens for one in alone])).double().mean()) > 0.95

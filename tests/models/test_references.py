@@ -9,18 +9,18 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import References, load_references
-from auditor.models.shards import record_names, write_shard
+from auditor.models.shards import text_digests, write_shard_record_list
 from tests.conftest import tiny
 
 TEXTS = [f"record {i}" for i in range(4)]
-ATTACKED = {record_names([text])[0]: (f"s{i}",) for i, text in enumerate(TEXTS)}
+ATTACKED = {text_digests([text])[0]: (f"s{i}",) for i, text in enumerate(TEXTS)}
 
 
 def place(folder: Path, name: str, texts: list[str] | None) -> None:
     (folder / name).mkdir(parents=True)
     (folder / name / "config.json").write_text("{}")
     if texts is not None:
-        write_shard(folder / name, texts)
+        write_shard_record_list(folder / name, texts)
 
 
 def load(name: str) -> HuggingFaceModel:

@@ -113,7 +113,7 @@ def own_distribution(model: Any, tokens: list[int]) -> torch.Tensor:
 )
 def test_models_whose_past_no_cache_holds_read_each_text_again(made: Callable[[], Any]) -> None:
     model = HuggingFaceModel(peaked(made()), name="forgetful")
-    self_check.check_model_agrees(model)
+    self_check.check_and_configure_serving(model)
     assert model.served == "recompute"
     assert [note for note in model.notes if note.startswith("forgetful: its cache changes the distribution")]
     rows = model.start(torch.tensor([[3, 4, 5], [6, 7, 8]]), 2)
@@ -170,18 +170,18 @@ def test_prefix_tuning_is_served_as_peft_answers(tmp_path: Path) -> None:
 
 def test_positions_that_stretch_with_the_text_end_it() -> None:
     model = HuggingFaceModel(peaked(phi3()), name="stretched")
-    assert self_check.check_model_agrees(model) == ()  # shorter texts are read as they were trained
-    assert self_check.check_model_agrees(model, 24) == ()
+    assert self_check.check_and_configure_serving(model) == ()  # shorter texts are read as they were trained
+    assert self_check.check_and_configure_serving(model, 24) == ()
     with pytest.raises(
         AuditError, match="expected texts of at most 24 tokens for 'stretched', got 30: more than 24 tokens change"
     ):
-        self_check.check_model_agrees(model, 30)
+        self_check.check_and_configure_serving(model, 30)
     short = peaked(phi3())
     short.config.original_max_position_embeddings = 8
     short.model.rotary_emb.original_max_position_embeddings = 8
     short.config.rope_parameters = {**STRETCHED, "original_max_position_embeddings": 8}
     ended = HuggingFaceModel(short, name="short")
-    assert any("more than 8 tokens" in note for note in self_check.check_model_agrees(ended))
+    assert any("more than 8 tokens" in note for note in self_check.check_and_configure_serving(ended))
     assert ended.max_positions == 8
 
 
@@ -192,12 +192,12 @@ def test_windows_are_passed_and_what_was_tried_is_not_tried_again(monkeypatch: p
     monkeypatch.setattr(
         self_check._Trial, "_agree", lambda self, n, soft=False: (passed.append(n), agree(self, n, soft))[1]
     )
-    self_check.check_model_agrees(model)
+    self_check.check_and_configure_serving(model)
     assert passed == [2, 5, 13, 2] and model.served == "slots" and model.notes == ()
     for reach in (None, 10, 16):
-        assert self_check.check_model_agrees(model, reach) == ()
+        assert self_check.check_and_configure_serving(model, reach) == ()
     assert len(passed) == 4
-    self_check.check_model_agrees(model, 40)
+    self_check.check_and_configure_serving(model, 40)
     assert passed[4:] == [2, 5, 37, 2]
 
 
@@ -209,14 +209,14 @@ def test_a_distribution_that_depends_on_no_text_is_refused() -> None:
     with pytest.raises(
         AuditError, match=r"expected a distribution that depends on the text, .* the weights are zero or broken"
     ):
-        self_check.check_model_agrees(HuggingFaceModel(model))
+        self_check.check_and_configure_serving(HuggingFaceModel(model))
 
 
 def test_distributions_that_are_no_numbers_are_refused() -> None:
     made = peaked(LlamaForCausalLM(LlamaConfig(**GROUPED)))
     made.lm_head.weight.data[7] = float("nan")
     with pytest.raises(AuditError, match="expected finite logits, but broken returned NaN"):
-        self_check.check_model_agrees(HuggingFaceModel(made, name="broken"))
+        self_check.check_and_configure_serving(HuggingFaceModel(made, name="broken"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -226,7 +226,7 @@ def test_rounding_passes_and_another_distribution_does_not(dtype: torch.dtype) -
     model = HuggingFaceModel(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))).to(dtype))
     texts = torch.randint(1, 61, (2, 12), generator=torch.Generator().manual_seed(0))
     logits = model.model(input_ids=texts).logits.float()
-    allowed = self_check.tolerance(model.model, logits)
+    allowed = self_check.rounding_tolerance(model.model, logits)
     exact = HuggingFaceModel(LlamaForCausalLM(model.model.config))
     exact.model.load_state_dict(model.model.state_dict())
     rounded = distribution_distance(logits.log_softmax(-1), exact.log_probs(texts, 12))
@@ -245,7 +245,7 @@ def test_a_model_whose_gradient_is_always_zero_takes_no_soft_prompt() -> None:
 
     torch.manual_seed(0)
     model = HuggingFaceModel(peaked(Flat(LlamaConfig(**GROUPED))))
-    notes = self_check.check_model_agrees(model, 20)
+    notes = self_check.check_and_configure_serving(model, 20)
     assert "embeddings" not in model.capabilities
     assert "soft prompts are not applicable to it" in notes[0]
 
@@ -268,5 +268,5 @@ def test_want_of_memory_takes_no_capability_from_a_model(error: Exception, monke
 
     monkeypatch.setattr(HuggingFaceModel, "log_probs", full)
     with pytest.raises((RuntimeError, AuditError), match=r"memory|primitive"):
-        self_check.check_model_agrees(model, 20)
+        self_check.check_and_configure_serving(model, 20)
     assert "embeddings" in model.capabilities

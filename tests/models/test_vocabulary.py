@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.models.vocabulary import check_shared, check_tokens
+from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens
 from tests.test_layers import MODULES
 
 # Whose words name more than a largest token: the row of an array, ids that may be negative, the tokens of a prefix
@@ -23,9 +23,9 @@ def test_a_token_beyond_the_distribution_is_refused() -> None:
 
 
 def test_a_distribution_of_another_width_is_refused() -> None:
-    check_shared("--public", "tiny", 5, "the target's", 5)
+    check_same_vocabulary_size("--public", "tiny", 5, "the target's", 5)
     with pytest.raises(AuditError, match="expected --public to share the target's vocabulary of 5, but tiny has 6"):
-        check_shared("--public", "tiny", 6, "the target's", 5)
+        check_same_vocabulary_size("--public", "tiny", 6, "the target's", 5)
 
 
 def test_nobody_else_compares_vocabularies_to_refuse_them() -> None:

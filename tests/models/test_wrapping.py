@@ -13,7 +13,7 @@ from auditor.core.result import Doubt
 from auditor.defenses.cp_delta import CommonModel
 from auditor.defenses.invisible_ink import Ink, InvisibleInkModel
 from auditor.defenses.memfree import ExactNGrams, MemFreeModel
-from auditor.defenses.pmixed_model import PMixedModel, unprojected
+from auditor.defenses.pmixed_model import PMixedModel, no_op_projection
 from auditor.defenses.uniform_mixing import UniformMixingModel, _Certain
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import ModelEnsemble
@@ -71,7 +71,7 @@ def wrappers() -> Iterator[WrappingModel]:
     yield UniformMixingModel(Marked(), 0.5)
     yield _Certain(UniformMixingModel(Marked(), 0.5))
     yield InvisibleInkModel(two(), Ink(1.0, 1.0), "ink")
-    yield PMixedModel(two(), 0.5, unprojected, "pmixed")
+    yield PMixedModel(two(), 0.5, no_op_projection, "pmixed")
     yield CommonModel(two(), "max", (1, 2))
     yield NeighbouringModels(Marked(), {}, {})
 

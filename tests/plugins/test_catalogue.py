@@ -26,10 +26,10 @@ def said(cls: Any) -> tuple[Any, ...]:
 def test_what_is_kept_is_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
     monkeypatch.setattr(registry, "_extra", {})  # plug-ins that other tests have loaded
-    run = catalogue.catalogue(quiet)
+    run = catalogue.cached_plugin_classes(quiet)
     assert run == registry.all_plugins()
-    monkeypatch.setattr(catalogue, "_run", lambda before: pytest.fail("asked again"))
-    kept = catalogue.catalogue(quiet)
+    monkeypatch.setattr(catalogue, "_import_all_plugins", lambda before: pytest.fail("asked again"))
+    kept = catalogue.cached_plugin_classes(quiet)
     assert {kind: list(found) for kind, found in kept.items()} == {kind: list(found) for kind, found in run.items()}
     assert all(said(kept[kind][name]) == said(cls) for kind, found in run.items() for name, cls in found.items())
 
@@ -38,8 +38,8 @@ def test_what_is_kept_is_what_the_files_say(tmp_path: Path, monkeypatch: pytest.
 def test_what_was_kept_of_other_files_is_not_taken(held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path))
     (tmp_path / "plugins.json").write_text(held)
-    monkeypatch.setattr(catalogue, "_run", lambda before: {"Attack": {}})
-    assert catalogue.catalogue(quiet) == {"Attack": {}} == catalogue.catalogue(quiet)
-    before = catalogue._files()
+    monkeypatch.setattr(catalogue, "_import_all_plugins", lambda before: {"Attack": {}})
+    assert catalogue.cached_plugin_classes(quiet) == {"Attack": {}} == catalogue.cached_plugin_classes(quiet)
+    before = catalogue._source_files_fingerprint()
     monkeypatch.setattr(catalogue, "_PACKAGES", ("auditor.attacks",))
-    assert catalogue._files() != before
+    assert catalogue._source_files_fingerprint() != before

@@ -24,8 +24,8 @@ from typing import ClassVar
 from auditor.attacks.perplexity import Perplexity
 from auditor.core.nouns import Observation
 from auditor.core.result import OwnSection, OwnTable
-from auditor.plugins.probe import Probe, column
-from auditor.statistics.intervals import estimate
+from auditor.plugins.probe import Probe, value_column
+from auditor.statistics.intervals import estimate_mean_by_unit
 
 HEAD = ("Target", "Setting", "Tokens")
 
@@ -43,10 +43,10 @@ class Lengths(Probe):
             yield Observation(secret.id, {"length": len(secret.suffix)})
 
     def measurements(self, secrets, observations):
-        return [estimate("NAME", column(observations, "length"), "tokens")]
+        return [estimate_mean_by_unit("NAME", value_column(observations, "length"), "tokens")]
 
     def per_secret(self, secrets, observations):
-        return {"NAME": column(observations, "length").tolist()}
+        return {"NAME": value_column(observations, "length").tolist()}
 
     def section(self, findings):
         rows = tuple((f.target, f.setting, f"{f.main.value:.0f} tokens") for f in findings)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Guesses, Query
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.defenses.pmixed import PMixed
 from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel, Rows
@@ -183,8 +183,8 @@ def test_fewer_samples_are_the_first_ones(neox: HuggingFaceModel) -> None:
         assert of_few.total() == 5 and of_few <= of_many
         assert list(of_few) == list(of_many)[: len(of_few)]  # in the order of their first sample
     seen = view(neox)
-    few_noise = seen._uniforms(queries()[0], 5, seen.recipe(Sampling(5, TOP_P.decoding), ""))
-    many_noise = seen._uniforms(queries()[0], 12, seen.recipe(Sampling(12, TOP_P.decoding), ""))
+    few_noise = seen._sampling_noise(queries()[0], 5, seen.recipe(Sampling(5, TOP_P.decoding), ""))
+    many_noise = seen._sampling_noise(queries()[0], 12, seen.recipe(Sampling(12, TOP_P.decoding), ""))
     assert (few_noise == many_noise[:5]).all()
 
 
@@ -206,8 +206,8 @@ def test_everything_else_has_a_stream_of_its_own(neox: HuggingFaceModel, change:
     else:
         query = Query("another", query.prefix, query.length)
     ancestral = Sampling(4, ANCESTRAL)
-    first = base._uniforms(queries()[0], 4, base.recipe(ancestral, ""))
-    second = other._uniforms(query, 4, other.recipe(ancestral, prompt))
+    first = base._sampling_noise(queries()[0], 4, base.recipe(ancestral, ""))
+    second = other._sampling_noise(query, 4, other.recipe(ancestral, prompt))
     assert not (first == second).any()
 
 
@@ -227,10 +227,10 @@ def test_the_claim_setting_draws_ancestrally_and_hides_the_distribution(counting
     with pytest.raises(NotApplicable, match="log-probabilities"):
         seen.mean_nll(counting, pairs)
     for capability in ("distribution", "embeddings"):
-        assert not seen.has(capability)
+        assert not seen.has_capability(capability)
         with pytest.raises(NotApplicable, match="in this setting only sampled tokens come back"):
-            seen.need(capability)
-    seen.need("draw")
+            seen.require_capability(capability)
+    seen.require_capability("draw")
 
 
 def test_the_worst_case_gives_everything(counting: Counting) -> None:
@@ -277,7 +277,7 @@ def test_what_the_target_does_not_give_is_said(counting: Counting) -> None:
     assert all(candidates.token_log_probs is None for candidates in found.values())
     assert all(distribution is False for _, distribution in text.started)
     with pytest.raises(NotApplicable, match="does not give them"):
-        view(text).need("distribution")
+        view(text).require_capability("distribution")
 
 
 # --- budgets ---------------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_a_budget_that_ends_within_a_sample_ends_at_that_token(neox: HuggingFace
     name = free.recipe(TOP_P, "")
     query = queries()[1]  # 4 tokens
     bound.allowance = {(name, query.id): 6}
-    without, within = (seen._uniforms(query, 3, name).reshape(-1, 3) for seen in (free, bound))
+    without, within = (seen._sampling_noise(query, 3, name).reshape(-1, 3) for seen in (free, bound))
     assert (within[:, [0, 2]] == without[:, [0, 2]]).all()
     assert (within[:6, 1] == without[:6, 1]).all() and (within[6:, 1] == -1).all()
 
@@ -436,8 +436,8 @@ def test_samples_of_one_prefix_that_outgrow_memory_are_drawn_in_passes(
 def test_draws_stay_those_of_before_an_access_was_renamed(neox: HuggingFaceModel, setting: Setting, word: str) -> None:
     seen, (query, *_) = view(neox, setting), queries()
     name = seen.recipe(Sampling(5, ANCESTRAL), "")
-    before = uniforms(5, query.length, seen.seed, seen.target_name, word, name.split(" x ", 1)[1], query.id)
-    assert (seen._uniforms(query, 5, name) == before).all()
+    before = secret_uniform_draws(5, query.length, seen.seed, seen.target_name, word, name.split(" x ", 1)[1], query.id)
+    assert (seen._sampling_noise(query, 5, name) == before).all()
 
 
 def drawn(asked: View, some: Sequence[Query], recipe: Sampling) -> list[Candidates]:

@@ -16,7 +16,7 @@ from scipy.stats import binom
 
 from auditor.core.errors import AuditError
 from auditor.privacy import accounting, mixing
-from auditor.privacy.projection import project, project_two_sided
+from auditor.privacy.projection import projection_weight, two_sided_projection_weight
 
 mp.dps = 50
 DELTA = 1e-5
@@ -273,7 +273,7 @@ def test_collapse_lemma(seed: int, q: float, members: int) -> None:
     assert np.abs(collapsed_distribution(public, by_size, q, members) - exact).max() <= 1e-14
     # With one radius for every size a single share says it all
     exact = enumerated_distribution(public, lambda _: by_size(0), q, members)
-    distribution = public + mixing.member_share(q, members) * (by_size(0) - public).sum(0)
+    distribution = public + mixing.member_mixing_weight(q, members) * (by_size(0) - public).sum(0)
     assert np.abs(distribution - exact).max() <= 1e-14
 
 
@@ -307,7 +307,7 @@ def test_distributions_of_neighbours_against_enumeration(members: int, by_subset
             served = weights[: members - 1] if adjacency == "add_remove" and by_subset_size else weights
             ours = mixing.neighbour_distributions(adjacency, public, np.array(distributions), served, 0.4)[i]
             assert np.abs(ours - distribution).max() <= 1e-14, adjacency
-    shares = mixing.mean_weights(weights, 0.4, members)
+    shares = mixing.mean_member_weights(weights, 0.4, members)
     whole = (shares[:, None] * distributions).sum(0) + (1 - shares.sum()) * public
     assert np.abs(whole - mixed(everybody, {})).max() <= 1e-14
 
@@ -321,7 +321,7 @@ def test_distributions_of_eighty_neighbours_keep_their_precision_and_cost_one_pa
     distributions[7] = [1 - 4e-6, 1e-6, 1e-6, 1e-6, 1e-6]
     public, distributions = public / public.sum(), distributions / distributions.sum(-1, keepdims=True)
     weights = rng.uniform(0.2, 0.9, (1, 80))
-    shares = [mpf(mixing.member_share(0.03, 80)) * mpf(w) for w in weights[0]]
+    shares = [mpf(mixing.member_mixing_weight(0.03, 80)) * mpf(w) for w in weights[0]]
     ours = mixing.neighbour_distributions("zero_out", public, distributions, weights, 0.03)
     for i in (0, 7, 79):
         others = [j for j in range(80) if j != i]
@@ -351,11 +351,11 @@ def test_draws_with_replacement_have_the_same_distribution() -> None:
 
 
 def test_member_share_and_subset_sizes() -> None:
-    assert mixing.member_share(0.03, 80) == pytest.approx(0.01140692803851466, rel=1e-14)
+    assert mixing.member_mixing_weight(0.03, 80) == pytest.approx(0.01140692803851466, rel=1e-14)
     assert mixing.subset_size_distribution(0.03, 80)[0] == pytest.approx(0.08744575691882712, rel=1e-13)
     assert mixing.subset_size_distribution(0.3, 2) == pytest.approx([0.49, 0.42, 0.09], rel=1e-13)
-    assert mixing.member_share(1, 4) == 0.25
-    assert mixing.member_share(1e-18, 4) == pytest.approx(1e-18, rel=1e-14)
+    assert mixing.member_mixing_weight(1, 4) == 0.25
+    assert mixing.member_mixing_weight(1e-18, 4) == pytest.approx(1e-18, rel=1e-14)
     assert mixing.subset_size_distribution(1, 2).tolist() == [0, 0, 1]
 
 
@@ -389,12 +389,12 @@ def published_neighbours(
     sizes = range(1, members + 1)
     radius = torch.tensor([3 * mixing.published_beta(8, DELTA, 3, 1024, q, n) for n in sizes], dtype=torch.float64)
     weight_i, weight_o = (
-        project_two_sided(torch.tensor(distribution), torch.tensor(p0), 3, radius).numpy()[:, None]
+        two_sided_projection_weight(torch.tensor(distribution), torch.tensor(p0), 3, radius).numpy()[:, None]
         for distribution in (p_i, p_o)
     )
     weights = np.hstack([weight_i, *[weight_o] * (members - 1)])  # (sizes, N)
     public, distributions = np.exp(p0), np.exp(np.vstack([p_i, *[p_o] * (members - 1)]))
-    shares = mixing.mean_weights(weights, q, members)
+    shares = mixing.mean_member_weights(weights, q, members)
     whole = (shares[:, None] * distributions).sum(0) + (1 - shares.sum()) * public
     served = {"add_remove": weights[: max(1, members - 1)], "zero_out": weights}
     changed = {a: mixing.neighbour_distributions(a, public, distributions, w, q)[0] for a, w in served.items()}  # type: ignore[arg-type]
@@ -639,9 +639,9 @@ def projected(rng: np.random.Generator, members: int, alpha: int, radius: float,
     """A public distribution and projected ones (the last for `replace`), from mild to nearly one-hot."""
     logits = rng.standard_normal((members + 2, 4)) * rng.choice([1.0, 4.0, 10.0, 25.0])
     log_distributions = torch.tensor(logits, dtype=torch.float64).log_softmax(-1)
-    weight = project(log_distributions[1:], log_distributions[:1], alpha, radius, max_weight=-math.expm1(-cap)).numpy()[
-        :, None
-    ]
+    weight = projection_weight(
+        log_distributions[1:], log_distributions[:1], alpha, radius, max_weight=-math.expm1(-cap)
+    ).numpy()[:, None]
     distributions = log_distributions.exp().numpy()
     return np.vstack([distributions[:1], weight * distributions[1:] + (1 - weight) * distributions[:1]])
 
@@ -668,11 +668,11 @@ def worst_of(adjacency: mixing.Adjacency, alpha: int, q: float, members: int, ra
     Three tokens; one member changes, the others say one and the same.
     """
     claim = mixing.sound_query_rdp(adjacency, alpha, q, members, radius, radius)
-    chosen = mixing.mean_weights(np.ones((1, members)), q, members)[0]
+    chosen = mixing.mean_member_weights(np.ones((1, members)), q, members)[0]
 
     def share(logits: np.ndarray) -> float:
         log_distributions = torch.tensor(np.clip(logits, -80, 80).reshape(4, 3)).log_softmax(-1)
-        weight = project(
+        weight = projection_weight(
             log_distributions[1:], log_distributions[:1], alpha, radius, max_weight=-math.expm1(-radius)
         ).numpy()
         public, changed, other, replaced = log_distributions.exp().numpy()
@@ -682,7 +682,7 @@ def worst_of(adjacency: mixing.Adjacency, alpha: int, q: float, members: int, ra
         before = public + chosen * (mine + (members - 1) * others)
         after = {
             "zero_out": public + chosen * (members - 1) * others,
-            "add_remove": public + mixing.member_share(q, max(1, members - 1)) * (members - 1) * others,
+            "add_remove": public + mixing.member_mixing_weight(q, max(1, members - 1)) * (members - 1) * others,
             "replace": public + chosen * (theirs + (members - 1) * others),
         }[adjacency]
         with np.errstate(divide="ignore"):
@@ -713,7 +713,7 @@ def test_no_adversary_exceeds_the_sound_claim(adjacency: mixing.Adjacency) -> No
 def test_sound_claim_is_attained_by_one_member_at_order_2(q: float) -> None:
     """chi^2 of (1-q) public + q member is q^2 that of the member, which the projection fills to the brim."""
     public, distribution = torch.tensor([[0.05, 0.95], [0.9, 0.1]], dtype=torch.float64).log()
-    weight = project(distribution, public, 2, radius=0.3, max_weight=-math.expm1(-0.3)).item()
+    weight = projection_weight(distribution, public, 2, radius=0.3, max_weight=-math.expm1(-0.3)).item()
     assert 0.1 < weight < -math.expm1(-0.3)
     mixed = (1 - q * weight) * public.exp() + q * weight * distribution.exp()
     claim = mixing.sound_query_rdp("add_remove", 2, q, 1, 0.3, 0.3)
@@ -920,8 +920,8 @@ PUBLISHED = {"epsilon": 8, "delta": DELTA, "alpha": 3, "queries": 1024, "q": 0.0
         (lambda: mixing.sound_query_rdp(**{**SOUND, "radius": -1}), "expected radius >= 0, got -1"),
         (lambda: mixing.sound_query_rdp(**{**SOUND, "cap": math.nan}), "expected cap >= 0, got nan"),
         (lambda: mixing.sound_query_rdp(**{**SOUND, "q": 2}), r"expected q in \[0, 1\], got 2"),
-        (lambda: mixing.mean_weights(np.ones((2, 3)), 0.5, 3), "expected weights of 1 or 3 subset sizes, got 2"),
-        (lambda: mixing.member_share(1.5, 3), r"expected q in \[0, 1\], got 1\.5"),
+        (lambda: mixing.mean_member_weights(np.ones((2, 3)), 0.5, 3), "expected weights of 1 or 3 subset sizes, got 2"),
+        (lambda: mixing.member_mixing_weight(1.5, 3), r"expected q in \[0, 1\], got 1\.5"),
         (lambda: accounting.realised_renyi([0.0], [0.0], 1.0), "expected alpha > 1, got 1.0"),
         (lambda: accounting.realised_renyi([0.0, 0.0], [-0.7, -0.7], 2), "of total mass 1, got mass"),
         (lambda: accounting.realised_pure_dp([math.nan, 0.0], [0.0, 0.0]), "of total mass 1, got mass"),

@@ -19,12 +19,12 @@ from auditor.core.errors import AuditError
 from auditor.privacy import gaussian
 from auditor.privacy.gaussian import (
     noise_multiplier_for,
+    noise_scale_divergence,
+    noise_scale_epsilon,
     pld_epsilon,
-    quick_epsilon,
+    quick_rdp_epsilon,
     rdp_epsilon,
     reported_epsilon,
-    scale_divergence,
-    scale_epsilon,
 )
 
 # q, sigma, T, delta, PLD, RDP
@@ -46,7 +46,7 @@ KNOWN = [
 def test_known_answers(q: float, sigma: float, steps: int, delta: float, pld: float, rdp: float) -> None:
     assert pld_epsilon(sigma, q, steps, delta) == pytest.approx(pld, abs=2e-6)
     assert rdp_epsilon(sigma, q, steps, delta) == pytest.approx(rdp, abs=2e-6)
-    assert pld < rdp - 2e-6 <= quick_epsilon(sigma, q, steps, delta) < 1.1 * rdp
+    assert pld < rdp - 2e-6 <= quick_rdp_epsilon(sigma, q, steps, delta) < 1.1 * rdp
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -63,10 +63,10 @@ def test_without_subsampling_it_is_the_exact_gaussian(sigma: float, steps: int) 
 @given(st.floats(0.5, 10), st.floats(0.01, 1), st.integers(1, 40))
 @example_settings(max_examples=8)
 def test_more_noise_and_fewer_steps_cost_less(sigma: float, q: float, steps: int) -> None:
-    here = quick_epsilon(sigma, q, steps, 1e-5)
-    assert quick_epsilon(1.1 * sigma, q, steps, 1e-5) <= here <= quick_epsilon(sigma, q, steps + 1, 1e-5)
-    assert here <= quick_epsilon(sigma, min(1.0, 1.1 * q), steps, 1e-5)
-    assert quick_epsilon(sigma, q, 0, 1e-5) == 0
+    here = quick_rdp_epsilon(sigma, q, steps, 1e-5)
+    assert quick_rdp_epsilon(1.1 * sigma, q, steps, 1e-5) <= here <= quick_rdp_epsilon(sigma, q, steps + 1, 1e-5)
+    assert here <= quick_rdp_epsilon(sigma, min(1.0, 1.1 * q), steps, 1e-5)
+    assert quick_rdp_epsilon(sigma, q, 0, 1e-5) == 0
 
 
 @pytest.mark.parametrize(("epsilon", "q", "steps"), [(3.0, 1.0, 1), (0.1, 0.05, 200), (1.0, 0.01, 1000)])
@@ -161,14 +161,14 @@ def test_divergence_of_two_scales_is_the_integral(order: float, one: float, othe
         return math.exp(order * norm.logpdf(x, scale=one) + (1 - order) * norm.logpdf(x, scale=other))
 
     expected = math.log(quad(integrand, -60, 60, points=[0.0], limit=400)[0]) / (order - 1)
-    assert scale_divergence(order, 1, one, other) == pytest.approx(expected, rel=1e-7)
-    assert scale_divergence(order, 7, one, other) == pytest.approx(7 * expected, rel=1e-7)
+    assert noise_scale_divergence(order, 1, one, other) == pytest.approx(expected, rel=1e-7)
+    assert noise_scale_divergence(order, 7, one, other) == pytest.approx(7 * expected, rel=1e-7)
 
 
 def test_epsilon_of_two_scales_is_exact() -> None:
     """Against the integral of what exceeds e^epsilon, over the squared norm."""
     one, other, delta = 1.0, 0.8, 1e-3
-    epsilon = scale_epsilon(3, one, other, delta)
+    epsilon = noise_scale_epsilon(3, one, other, delta)
 
     def delta_at(a: float, b: float) -> float:
         def above(x: float) -> float:
@@ -178,5 +178,5 @@ def test_epsilon_of_two_scales_is_exact() -> None:
         return float(quad(above, 0, 200, limit=2000, points=np.linspace(1, 60, 40))[0])
 
     assert max(delta_at(one, other), delta_at(other, one)) == pytest.approx(delta, rel=1e-5)
-    assert scale_epsilon(3, 0.7, 0.7, delta) == 0 and scale_epsilon(10**8, 1.0, 0.999, 1e-5) > 40
-    assert scale_divergence(2, 5, 1.0, 0.5) == math.inf
+    assert noise_scale_epsilon(3, 0.7, 0.7, delta) == 0 and noise_scale_epsilon(10**8, 1.0, 0.999, 1e-5) > 40
+    assert noise_scale_divergence(2, 5, 1.0, 0.5) == math.inf

@@ -13,7 +13,12 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.privacy import projection
-from auditor.privacy.projection import largest_weight, log_moments, project, project_two_sided
+from auditor.privacy.projection import (
+    largest_mixing_weight,
+    log_ratio_moments,
+    projection_weight,
+    two_sided_projection_weight,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 scales = st.sampled_from([0.1, 1.0, 4.0, 15.0])
@@ -71,8 +76,10 @@ def test_known_answers(
     forward: float,
     two_sided: float,
 ) -> None:
-    assert project(distribution(*p), distribution(*p0), alpha, radius).item() == pytest.approx(forward, rel=1e-11)
-    assert project_two_sided(distribution(*p), distribution(*p0), alpha, radius).item() == pytest.approx(
+    assert projection_weight(distribution(*p), distribution(*p0), alpha, radius).item() == pytest.approx(
+        forward, rel=1e-11
+    )
+    assert two_sided_projection_weight(distribution(*p), distribution(*p0), alpha, radius).item() == pytest.approx(
         two_sided, rel=1e-11
     )
 
@@ -105,14 +112,14 @@ def test_bisection_twin(alpha: int, seed: int, scale: float, radius: float) -> N
         distributions = [[mp.e ** mpf(x) for x in log_distribution.tolist()] for log_distribution in (log_p, log_p0)]
         p, p0 = ([x / mp.fsum(total) for x in total] for total in distributions)
         forward, two_sided = (bisect(p, p0, alpha, radius, both) for both in (False, True))
-    assert project(log_p, log_p0, alpha, radius).item() == pytest.approx(forward, rel=1e-9)
-    assert project_two_sided(log_p, log_p0, alpha, radius).item() == pytest.approx(two_sided, rel=2e-8)
+    assert projection_weight(log_p, log_p0, alpha, radius).item() == pytest.approx(forward, rel=1e-9)
+    assert two_sided_projection_weight(log_p, log_p0, alpha, radius).item() == pytest.approx(two_sided, rel=2e-8)
 
 
 @pytest.mark.parametrize("alpha", [2, 3, 4, 8, 9, 20])
 def test_log_moments_twin(alpha: int) -> None:
     log_p, log_p0 = random_distributions(0, 1.5, 3, 4)
-    moments = log_moments(log_p, log_p0, alpha)
+    moments = log_ratio_moments(log_p, log_p0, alpha)
     assert moments.shape == (alpha + 1, 3, 4)
     assert moments.dtype == torch.float64
     for k in range(alpha + 1):
@@ -124,8 +131,8 @@ def test_small_divergences_keep_their_digits() -> None:
     """chi^2 = 2 e^2 here, which 1 + chi^2 would round to nothing; the weight is then a square root of a ratio."""
     e = 1e-9
     log_p, log_p0 = torch.log1p(torch.tensor([[2 * e, -2 * e], [0.0, 0.0]], dtype=torch.float64)) + math.log(0.5)
-    assert log_moments(log_p, log_p0, 2)[2].item() == pytest.approx(4 * e**2, rel=1e-9)
-    assert project(log_p, log_p0, 2, e**2).item() == pytest.approx(0.5, rel=1e-9)
+    assert log_ratio_moments(log_p, log_p0, 2)[2].item() == pytest.approx(4 * e**2, rel=1e-9)
+    assert projection_weight(log_p, log_p0, 2, e**2).item() == pytest.approx(0.5, rel=1e-9)
 
 
 # What a weight promises ----------------------------------------------------------------------------------------------
@@ -137,7 +144,7 @@ def test_weight_is_the_largest_within_the_radius(
     seed: int, scale: float, alpha: int, radius: float, max_weight: float
 ) -> None:
     log_p, log_p0 = random_distributions(seed, scale, 5)
-    weight = project(log_p, log_p0, alpha, radius, max_weight)
+    weight = projection_weight(log_p, log_p0, alpha, radius, max_weight)
     assert ((weight >= 0) & (weight <= max_weight)).all()
     reached = divergence(log_mixture(log_p, log_p0, weight), log_p0, alpha)
     assert (reached <= radius * (1 + 1e-10)).all()
@@ -148,7 +155,7 @@ def test_weight_is_the_largest_within_the_radius(
 @settings(deadline=None, max_examples=80)
 def test_two_sided_weight_is_the_largest_within_the_radius(seed: int, scale: float, alpha: int, radius: float) -> None:
     log_p, log_p0 = random_distributions(seed, scale, 5)
-    weight = project_two_sided(log_p, log_p0, alpha, radius)
+    weight = two_sided_projection_weight(log_p, log_p0, alpha, radius)
     assert ((weight >= 0) & (weight <= 1)).all()
     assert (larger_divergence(log_mixture(log_p, log_p0, weight), log_p0, alpha) <= radius * (1 + 1e-9)).all()
     more = weight * (1 + 1e-8)
@@ -159,12 +166,12 @@ def test_two_sided_weight_is_the_largest_within_the_radius(seed: int, scale: flo
 def test_two_sided_search_meets_the_reverse_side() -> None:
     """Both sides must bind somewhere, or the tests above say little."""
     log_p, log_p0 = random_distributions(1, 0.5, 50, vocabulary=50)
-    forward, both = project(log_p, log_p0, 3, 0.1), project_two_sided(log_p, log_p0, 3, 0.1)
+    forward, both = projection_weight(log_p, log_p0, 3, 0.1), two_sided_projection_weight(log_p, log_p0, 3, 0.1)
     assert (both <= forward).all()
     assert 0.05 < (both < forward * (1 - 1e-9)).double().mean() < 0.95
 
 
-@pytest.mark.parametrize("search", [project, project_two_sided])
+@pytest.mark.parametrize("search", [projection_weight, two_sided_projection_weight])
 def test_weight_grows_with_the_radius(search: object) -> None:
     log_p, log_p0 = random_distributions(2, 2.0, 7)
     ladder = torch.logspace(-8, 1.2, 60, dtype=torch.float64)[:, None]
@@ -179,7 +186,7 @@ def test_weight_grows_with_the_radius(search: object) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("alpha", [2, 3, 8, 9, 20])
-@pytest.mark.parametrize("search", [project, project_two_sided])
+@pytest.mark.parametrize("search", [projection_weight, two_sided_projection_weight])
 def test_edges(search: object, alpha: int, dtype: torch.dtype) -> None:
     def weight(p: tuple[float, ...], p0: tuple[float, ...], radius: float) -> float:
         return search(distribution(*p).to(dtype), distribution(*p0).to(dtype), alpha, radius).item()  # type: ignore[operator]
@@ -192,7 +199,7 @@ def test_edges(search: object, alpha: int, dtype: torch.dtype) -> None:
     assert weight((0.5, 0.5, 0), (0.3, 0.7, 0), 3.0) == 1  # a token that neither has is none
     assert weight((0, 0, 1), (0, 0, 1), 0.0) == 1
     assert weight((0.5, 0, 0.5), (0.4, 0, 0.6), 0.01) == weight((0.5, 0.5), (0.4, 0.6), 0.01)
-    if search is project:
+    if search is projection_weight:
         assert weight((0, 0.5, 0.5), (0.2, 0.4, 0.4), 1.0) == 1  # D = log 1.25 at every order
         assert weight((0.5, 0.5, 0), (0.5, 0, 0.5), math.inf) == 1
     else:
@@ -203,47 +210,49 @@ def test_edges(search: object, alpha: int, dtype: torch.dtype) -> None:
 
 def test_cap_is_returned_where_it_fits() -> None:
     log_p, log_p0 = distribution(0.9, 0.05, 0.05), distribution(0.1, 0.6, 0.3)
-    free = project(log_p, log_p0, 3, 0.58).item()
-    assert project(log_p, log_p0, 3, 0.58, max_weight=0.2).item() == 0.2
-    assert project(log_p, log_p0, 3, 0.58, max_weight=0.3).item() == pytest.approx(free, rel=1e-12)
-    assert project(log_p, log_p0, 3, 0.58, max_weight=0.0).item() == 0
+    free = projection_weight(log_p, log_p0, 3, 0.58).item()
+    assert projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.2).item() == 0.2
+    assert projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.3).item() == pytest.approx(free, rel=1e-12)
+    assert projection_weight(log_p, log_p0, 3, 0.58, max_weight=0.0).item() == 0
 
 
 @pytest.mark.parametrize("alpha", [3, 9])
 def test_shapes_broadcast(alpha: int) -> None:
     log_p, log_p0 = random_distributions(3, 2.0, 4, 3)
-    table = project(log_p, log_p0, alpha, 0.2)
+    table = projection_weight(log_p, log_p0, alpha, 0.2)
     assert table.shape == (4, 3)
     assert table.dtype == torch.float64
-    one = project(log_p[2, 1], log_p0[2, 0], alpha, 0.2)
+    one = projection_weight(log_p[2, 1], log_p0[2, 0], alpha, 0.2)
     assert one.shape == ()
     assert one.item() == pytest.approx(table[2, 1].item(), rel=1e-12)
-    turned = project(log_p0, log_p, alpha, 0.2)  # many public distributions, one private
-    assert turned[2, 1].item() == pytest.approx(project(log_p0[2, 0], log_p[2, 1], alpha, 0.2).item(), rel=1e-12)
-    per_member = project(log_p, log_p0, alpha, torch.tensor([0.1, 0.2, 0.3]))
+    turned = projection_weight(log_p0, log_p, alpha, 0.2)  # many public distributions, one private
+    assert turned[2, 1].item() == pytest.approx(
+        projection_weight(log_p0[2, 0], log_p[2, 1], alpha, 0.2).item(), rel=1e-12
+    )
+    per_member = projection_weight(log_p, log_p0, alpha, torch.tensor([0.1, 0.2, 0.3]))
     assert torch.allclose(per_member[:, 1], table[:, 1], rtol=1e-7)
     per_size = torch.tensor([0.05, 0.2], dtype=torch.float64).view(2, 1, 1)
-    for search in (project, project_two_sided):
+    for search in (projection_weight, two_sided_projection_weight):
         assert search(log_p, log_p0, alpha, per_size).shape == (2, 4, 3)
         single = search(log_p, log_p0, alpha, 0.2)
         assert torch.allclose(search(log_p, log_p0, alpha, per_size)[1], single, rtol=1e-12)
-    assert project(log_p[:0], log_p0[:0], alpha, 0.2).shape == (0, 3)
+    assert projection_weight(log_p[:0], log_p0[:0], alpha, 0.2).shape == (0, 3)
 
 
 def test_moments_serve_many_radii() -> None:
     log_p, log_p0 = random_distributions(4, 2.0, 6)
-    moments = log_moments(log_p, log_p0, 4)
+    moments = log_ratio_moments(log_p, log_p0, 4)
     for radius in (0.0, 0.1, 3.0):
-        ours = largest_weight(moments, radius, 0.7)
-        assert torch.allclose(ours, project(log_p, log_p0, 4, radius, 0.7), rtol=1e-11)
+        ours = largest_mixing_weight(moments, radius, 0.7)
+        assert torch.allclose(ours, projection_weight(log_p, log_p0, 4, radius, 0.7), rtol=1e-11)
 
 
 @pytest.mark.parametrize("chunk", [1, 70, 400])
 def test_chunks_change_nothing(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     log_p, log_p0 = random_distributions(5, 2.0, 7, 3)
-    whole = project_two_sided(log_p, log_p0, 3, 0.3)
+    whole = two_sided_projection_weight(log_p, log_p0, 3, 0.3)
     monkeypatch.setattr(projection, "_CHUNK", chunk)
-    assert torch.allclose(project_two_sided(log_p, log_p0, 3, 0.3), whole, rtol=1e-13)
+    assert torch.allclose(two_sided_projection_weight(log_p, log_p0, 3, 0.3), whole, rtol=1e-13)
 
 
 @pytest.mark.parametrize(("chunk", "count"), [(1, 21), (99, 21), (120, 14), (150, 7), (300, 4), (1050, 1)])
@@ -251,7 +260,7 @@ def test_a_chunk_holds_as_much_as_there_is_room_for(chunk: int, count: int, monk
     """And one distribution at least: each lies in one chunk."""
     monkeypatch.setattr(projection, "_CHUNK", chunk)
     seen = torch.zeros(7, 3, 50)
-    chunks = list(projection._chunks(seen.shape))
+    chunks = list(projection._chunk_index_ranges(seen.shape))
     for index in chunks:
         seen[index] += 1
         assert seen[index].numel() <= max(chunk, 50)
@@ -259,7 +268,7 @@ def test_a_chunk_holds_as_much_as_there_is_room_for(chunk: int, count: int, monk
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("search", [project, project_two_sided])
+@pytest.mark.parametrize("search", [projection_weight, two_sided_projection_weight])
 def test_a_search_that_is_cut_short_stays_within_the_radius(
     search: Any, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +276,7 @@ def test_a_search_that_is_cut_short_stays_within_the_radius(
     log_p, log_p0 = random_distributions(1, 2.0, 50)
     monkeypatch.setattr(projection, "_ITERATIONS", steps)
     weight = search(log_p, log_p0, 5, 0.1)
-    reached = larger_divergence if search is project_two_sided else divergence
+    reached = larger_divergence if search is two_sided_projection_weight else divergence
     assert (reached(log_mixture(log_p, log_p0, weight), log_p0, 5) <= 0.1 * (1 + 1e-9)).all()
     monkeypatch.undo()
     assert (weight <= search(log_p, log_p0, 5, 0.1) * (1 + 1e-9)).all() and (weight > 0).all()
@@ -277,7 +286,7 @@ def test_weights_carry_no_gradient_and_inputs_stay_as_they_were() -> None:
     log_p, log_p0 = random_distributions(6, 2.0, 3)
     kept = log_p.clone(), log_p0.clone()
     log_p.requires_grad_()
-    for weight in (project(log_p, log_p0, 3, 0.1), project_two_sided(log_p, log_p0, 3, 0.1)):
+    for weight in (projection_weight(log_p, log_p0, 3, 0.1), two_sided_projection_weight(log_p, log_p0, 3, 0.1)):
         assert not weight.requires_grad
     assert torch.equal(log_p, kept[0])
     assert torch.equal(log_p0, kept[1])
@@ -298,23 +307,27 @@ def test_single_precision_stays_private_and_close(alpha: int, scale: float) -> N
     log_p, log_p0 = (x.float() for x in random_distributions(7, scale, 20, 8, vocabulary=500))
     exact_p, exact_p0 = (x.double().log_softmax(-1) for x in (log_p, log_p0))
     for radius in (2.0, 0.3, 0.01):
-        weight = project(log_p, log_p0, alpha, radius)
+        weight = projection_weight(log_p, log_p0, alpha, radius)
         assert (divergence(log_mixture(exact_p, exact_p0, weight), exact_p0, alpha) <= radius).all()
-        assert (weight <= project(exact_p, exact_p0, alpha, radius)).all()
-        assert torch.allclose(weight, project(exact_p, exact_p0, alpha, radius * (1 - 1e-4)), rtol=0, atol=1e-5)
-        both = project_two_sided(log_p, log_p0, alpha, radius)
+        assert (weight <= projection_weight(exact_p, exact_p0, alpha, radius)).all()
+        assert torch.allclose(
+            weight, projection_weight(exact_p, exact_p0, alpha, radius * (1 - 1e-4)), rtol=0, atol=1e-5
+        )
+        both = two_sided_projection_weight(log_p, log_p0, alpha, radius)
         mixture = log_mixture(exact_p, exact_p0, both)
         assert (larger_divergence(mixture, exact_p0, alpha) <= radius).all()
-        assert torch.allclose(both, project_two_sided(exact_p, exact_p0, alpha, radius * (1 - 1e-4)), rtol=0, atol=1e-5)
+        assert torch.allclose(
+            both, two_sided_projection_weight(exact_p, exact_p0, alpha, radius * (1 - 1e-4)), rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.usefixtures("in_logs")
 def test_both_ways_to_the_moments_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     log_p, log_p0 = random_distributions(8, 2.0, 9)
-    slow = [log_moments(log_p, log_p0, alpha) for alpha in (2, 3, 8)]
+    slow = [log_ratio_moments(log_p, log_p0, alpha) for alpha in (2, 3, 8)]
     monkeypatch.setattr(projection, "_DIRECT_ORDERS", 8)
     for moments, alpha in zip(slow, (2, 3, 8), strict=True):
-        assert torch.allclose(moments, log_moments(log_p, log_p0, alpha), rtol=1e-11, atol=1e-14)
+        assert torch.allclose(moments, log_ratio_moments(log_p, log_p0, alpha), rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.parametrize("alpha", [2, 3, 8])
@@ -323,11 +336,11 @@ def test_ratios_beyond_single_precision(p: float, p0: float, alpha: int) -> None
     """A token that the public model all but excludes, next to an ordinary distribution that needs no such care."""
     private = torch.tensor([[p, math.log1p(-math.exp(p))], [-0.5, math.log1p(-math.exp(-0.5))]], dtype=torch.float64)
     public = torch.tensor([[p0, math.log1p(-math.exp(p0))], [-1.0, math.log1p(-math.exp(-1.0))]], dtype=torch.float64)
-    exact = project(private, public, alpha, 0.5)
-    single = project(private.float(), public.float(), alpha, 0.5)
+    exact = projection_weight(private, public, alpha, 0.5)
+    single = projection_weight(private.float(), public.float(), alpha, 0.5)
     assert (single <= exact).all()
     assert torch.allclose(single, exact, rtol=2e-4 * alpha)
-    if project(private[:1], public[:1], alpha, 0.5).item() < 1:
+    if projection_weight(private[:1], public[:1], alpha, 0.5).item() < 1:
         one_term = math.exp((0.5 * (alpha - 1) - alpha * p + (alpha - 1) * p0) / alpha)
         assert exact[0].item() <= one_term
 
@@ -335,10 +348,12 @@ def test_ratios_beyond_single_precision(p: float, p0: float, alpha: int) -> None
 def test_public_mass_below_single_precision_is_rounded_to_less_weight() -> None:
     """e^-110 is 0 in float32, and a ratio of e^25 does not overflow: the token must not vanish unseen."""
     private, public = torch.tensor([[-85.0, 0.0], [-110.0, 0.0]], dtype=torch.float64)
-    moments = log_moments(private, public, 3)
+    moments = log_ratio_moments(private, public, 3)
     assert moments[3].item() == pytest.approx(math.exp(-35), rel=1e-9)
-    assert (log_moments(private.float(), public.float(), 3) >= moments * (1 - 1e-6)).all()
-    assert project(private.float(), public.float(), 3, 1e-17) <= project(private, public, 3, 1e-17) < 1
+    assert (log_ratio_moments(private.float(), public.float(), 3) >= moments * (1 - 1e-6)).all()
+    assert (
+        projection_weight(private.float(), public.float(), 3, 1e-17) <= projection_weight(private, public, 3, 1e-17) < 1
+    )
 
 
 @pytest.mark.parametrize("alpha", [6, 8, 9, 20, 32])
@@ -348,23 +363,23 @@ def test_high_orders_keep_their_digits_in_single_precision(alpha: int) -> None:
     public = torch.randn(50, 200, dtype=torch.float64, generator=generator).log_softmax(-1)
     falls = 4.0 * (torch.rand(50, 200, dtype=torch.float64, generator=generator) < 0.1)
     private = (public - falls * torch.rand(50, 200, dtype=torch.float64, generator=generator)).log_softmax(-1)
-    single = log_moments(private.float(), public.float(), alpha)
-    assert torch.allclose(single, log_moments(private, public, alpha), rtol=1e-5, atol=1e-12)
+    single = log_ratio_moments(private.float(), public.float(), alpha)
+    assert torch.allclose(single, log_ratio_moments(private, public, alpha), rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize("alpha", [3, 9])
 def test_rounded_mass_is_no_divergence(alpha: int) -> None:
     log_p, log_p0 = random_distributions(10, 0.01, 5)
-    moments = log_moments(log_p, log_p0, alpha)
+    moments = log_ratio_moments(log_p, log_p0, alpha)
     assert 1e-5 < moments[alpha].max() < 1e-2
-    assert torch.allclose(log_moments(log_p + 1e-5, log_p0 - 1e-5, alpha), moments, rtol=1e-3)
+    assert torch.allclose(log_ratio_moments(log_p + 1e-5, log_p0 - 1e-5, alpha), moments, rtol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_renormalised(dtype: torch.dtype) -> None:
     log_p, log_p0 = (x.to(dtype) for x in random_distributions(9, 1.0, 6))
     assert (log_p.float().exp().sum(-1) - 1).abs().max() > 1e-4
-    weight = project(log_p, log_p0, 3, 0.2)
+    weight = projection_weight(log_p, log_p0, 3, 0.2)
     exact_p, exact_p0 = (x.double().log_softmax(-1) for x in (log_p, log_p0))
     reached = divergence(log_mixture(exact_p, exact_p0, weight), exact_p0, 3)
     assert (reached <= 0.2).all()
@@ -394,7 +409,7 @@ def test_what_is_no_distribution_is_refused(
     p: tuple[float, ...], p0: tuple[float, ...], dtype: torch.dtype, alpha: int
 ) -> None:
     log_p, log_p0 = torch.tensor(p, dtype=dtype), torch.tensor(p0, dtype=dtype)
-    for search in (project, project_two_sided):
+    for search in (projection_weight, two_sided_projection_weight):
         with pytest.raises(AuditError, match="expected log-probabilities of total mass 1, got mass"):
             search(log_p, log_p0, alpha, 0.1)
 
@@ -416,7 +431,7 @@ def test_what_is_no_distribution_is_refused(
 def test_bad_options_are_refused(options: dict, sentence: str) -> None:
     arguments = {"log_p": distribution(0.5, 0.5), "log_p0": distribution(0.4, 0.6), "alpha": 3, "radius": 0.1}
     with pytest.raises(AuditError, match=sentence):
-        project(**{**arguments, **options})
+        projection_weight(**{**arguments, **options})
 
 
 @pytest.mark.parametrize("alpha", [2, 4, 8])
@@ -425,6 +440,6 @@ def test_a_public_distribution_that_all_but_excludes_a_token_is_a_distribution(a
     """Where a private distribution makes much of it, the moments leave single precision: in logs they do not."""
     public, private = (torch.tensor([x, 0.0]).log_softmax(-1) for x in (rare, 1.0))
     exact = [distribution.double().log_softmax(-1) for distribution in (private, public)]
-    ours = project(private, public, alpha, 0.3)
-    assert 0 <= ours <= project(*exact, alpha, 0.3) * (1 + 1e-9)
-    assert ours == pytest.approx(float(project(*exact, alpha, 0.3 * (1 - 1e-4))), rel=1e-3, abs=1e-300)
+    ours = projection_weight(private, public, alpha, 0.3)
+    assert 0 <= ours <= projection_weight(*exact, alpha, 0.3) * (1 + 1e-9)
+    assert ours == pytest.approx(float(projection_weight(*exact, alpha, 0.3 * (1 - 1e-4))), rel=1e-3, abs=1e-300)

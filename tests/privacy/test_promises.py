@@ -22,8 +22,8 @@ RECORD = PrivacyRecord(
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    promises.write_privacy(tmp_path, RECORD)
-    assert promises.read_privacy(tmp_path) == RECORD
+    promises.write_privacy_record(tmp_path, RECORD)
+    assert promises.read_privacy_record(tmp_path) == RECORD
 
 
 def test_a_claim_says_in_fields_what_it_says_in_words() -> None:

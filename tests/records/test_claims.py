@@ -13,7 +13,7 @@ from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, TargetRecord
 from auditor.records.claims import CONSISTENT, CONTRADICTED, TOO_WEAK, ClaimEvidence, assess_claim, promised_epsilon
 from auditor.statistics import games
-from auditor.statistics.audited import audit_at_level, audited, measurements_of
+from auditor.statistics.audited import audit_at_level, audit_epsilon_bounds, audit_measurements
 from tests.conftest import methods
 
 
@@ -27,13 +27,13 @@ def proof(m: int, right: float, seed: int = 0, delta: float = 1e-5, level: float
     """An audit of m canaries whose score is right in so large a share."""
     rng = np.random.default_rng(seed)
     coins = rng.random(m) < 0.5
-    return audited((coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, delta, level)[0]
+    return audit_epsilon_bounds((coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, delta, level)[0]
 
 
 def row(audit: Audited | None, **changed: Any) -> Finding:
     made = Finding("dp", "white-box", "epsilon-audit", {}, ("distribution",), "", True, "")
     if audit is not None:
-        made = replace(made, audits=(audit,), measurements=tuple(measurements_of((audit,))))
+        made = replace(made, audits=(audit,), measurements=tuple(audit_measurements((audit,))))
     return replace(made, **changed)
 
 
@@ -59,7 +59,7 @@ def test_the_four_ways() -> None:
     assert stands(claim(1.0), row(FAINT)).verdict == CONSISTENT
     assert stands(claim(8.0), row(LEAKS)).verdict == TOO_WEAK
     assert stands(claim(4.0), row(FEW)).verdict == TOO_WEAK
-    assert stands(claim(1.0)).verdict is None and stands(claim(1.0)).is_told
+    assert stands(claim(1.0)).verdict is None and stands(claim(1.0)).has_anything_to_report
 
 
 def test_at_the_edges() -> None:
@@ -170,8 +170,8 @@ def test_a_nominal_epsilon_is_held_to_the_bound_and_is_no_claim() -> None:
     for nominal, verdict in ((1.0, CONTRADICTED), (4.0, CONSISTENT), (6.35, TOO_WEAK)):
         found = stands(None, row(LEAKS, claim_applies=None), nominal=nominal)
         assert found.verdict == verdict and found.claimed is None
-    assert stands(None, row(LEAKS)).verdict is None and stands(None, row(LEAKS)).is_told
-    assert not stands(None).is_told
+    assert stands(None, row(LEAKS)).verdict is None and stands(None, row(LEAKS)).has_anything_to_report
+    assert not stands(None).has_anything_to_report
     endless = claim(math.inf)
     assert stands(endless, row(LEAKS)).claimed is None and stands(endless, row(LEAKS)).verdict is None
 

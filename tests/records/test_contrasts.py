@@ -12,7 +12,7 @@ from scipy.stats import t as student
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Measurement
-from auditor.records.contrasts import WeightedMetric, contrast
+from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.outcomes import PerSecret
 from auditor.records.replicates import Replicates
 from auditor.statistics import extraction, intervals, judging
@@ -37,14 +37,14 @@ def test_the_mean_over_seeds_of_the_difference_on_the_same_secrets() -> None:
         cell(outcome([1, 1, 0, 0]), outcome([1, 1, 1, 0])),
         cell(outcome([1, 0, 0, 0]), outcome([0, 0, 1, 0])),
     )
-    m = contrast("d", [WeightedMetric(1, "recall", first), WeightedMetric(-1, "recall", second)])
+    m = contrast_over_seeds("d", [WeightedMetric(1, "recall", first), WeightedMetric(-1, "recall", second)])
     assert m.value == pytest.approx(((2 + 3) - (1 + 1)) / 2 / 4) and m.n == 4
     assert m.low <= m.value <= m.high
 
 
 def test_secrets_are_matched_by_id_not_by_place() -> None:
     a, b = outcome([1, 1, 0, 0], ["a", "b", "c", "d"]), outcome([0, 0, 1, 1], ["d", "c", "b", "a"])
-    m = contrast("d", [WeightedMetric(1, "recall", cell(a)), WeightedMetric(-1, "recall", cell(b))])
+    m = contrast_over_seeds("d", [WeightedMetric(1, "recall", cell(a)), WeightedMetric(-1, "recall", cell(b))])
     # Equal on every secret: no resample differs from zero, and what is left is the bound on what was not seen.
     assert m.value == 0 and m.high == -m.low == pytest.approx(1 - 0.025 ** (1 / 4))
 
@@ -54,7 +54,7 @@ def test_pairing_takes_out_what_the_runs_share() -> None:
     easy = rng.random(300) < 0.5
     better = easy.copy()
     better[np.flatnonzero(~easy)[:12]] = True  # 12 of 300 more, and never fewer
-    m = contrast(
+    m = contrast_over_seeds(
         "d",
         [
             WeightedMetric(1, "recall", cell(outcome(list(better)))),
@@ -62,14 +62,14 @@ def test_pairing_takes_out_what_the_runs_share() -> None:
         ],
     )
     assert m.value == pytest.approx(0.04) and m.low > 0.015 and m.high < 0.07
-    alone = contrast("r", [WeightedMetric(1, "recall", cell(outcome(list(better))))])
+    alone = contrast_over_seeds("r", [WeightedMetric(1, "recall", cell(outcome(list(better))))])
     assert alone.high - alone.low > 0.1
 
 
 def test_the_interval_is_the_naive_bootstraps() -> None:
     rng = np.random.default_rng(1)
     hits = rng.random(80) < 0.3
-    m = contrast("r", [WeightedMetric(1, "recall", cell(outcome(list(hits))))])
+    m = contrast_over_seeds("r", [WeightedMetric(1, "recall", cell(outcome(list(hits))))])
     naive = [hits[rng.integers(0, 80, 80)].mean() for _ in range(4000)]
     assert m.low == pytest.approx(np.quantile(naive, 0.025), abs=0.02)
     assert m.high == pytest.approx(np.quantile(naive, 0.975), abs=0.02)
@@ -107,22 +107,22 @@ def judged(n: int = 40) -> Outcome:
         )
         secrets[f"s{i:02d}"] = Secret(f"s{i:02d}", (i,), answer)
         guesses.append(Guesses(f"s{i:02d}", ranked, 20, 40))
-    return judging.judge(guesses, secrets)
+    return judging.judge_guesses(guesses, secrets)
 
 
 def test_statistics_are_the_measurements_of_a_finding() -> None:
     one = judged()
-    measured = {m.name: m for m in extraction.extraction(one)}
+    measured = {m.name: m for m in extraction.extraction_measurements(one)}
     names = [metric.name for metric in METRICS if metric.of_members]
     assert set(names) == set(measured)
     ones = np.ones((1, len(one.ids)), dtype=int)
     for name in names:
         assert float(find_metric(name).resampled(one, ones)[0]) == pytest.approx(measured[name].value), name
-        assert contrast(name, [WeightedMetric(1, name, cell(one))]).unit == measured[name].unit
+        assert contrast_over_seeds(name, [WeightedMetric(1, name, cell(one))]).unit == measured[name].unit
 
 
 def test_what_tells_right_from_wrong_by_hand() -> None:
-    measured = {m.name: m.value for m in extraction.extraction(judged())}
+    measured = {m.name: m.value for m in extraction.extraction_measurements(judged())}
     assert (measured["recall"], measured["recall_top_3"], measured["any_of_k"]) == (0.25, 0.5, 0.75)
     assert measured["count_right"] == 8
     # Right are i = 0, 4, 8, ...: those not divisible by 8 have likelier candidates behind the first.
@@ -134,21 +134,23 @@ def test_what_tells_right_from_wrong_by_hand() -> None:
 def test_without_log_probabilities_nothing_is_said_about_them() -> None:
     secrets = {"a": Secret("a", (1,), (2,)), "b": Secret("b", (1,), (3,))}
     guesses = [Guesses(s, (Guess((2,), 0.5, 3), Guess((4,), 0.2)), 4, 4) for s in secrets]
-    names = {m.name for m in extraction.extraction(judging.judge(guesses, secrets))}
+    names = {m.name for m in extraction.extraction_measurements(judging.judge_guesses(guesses, secrets))}
     assert {"count_right", "score_wrong", "recall_top_3"} <= names
     assert not {"min_probability_right", "right_against_likelihood"} & names
-    blind = contrast("x", [WeightedMetric(1, "min_probability_right", cell(judging.judge(guesses, secrets)))])
+    blind = contrast_over_seeds(
+        "x", [WeightedMetric(1, "min_probability_right", cell(judging.judge_guesses(guesses, secrets)))]
+    )
     assert math.isnan(blind.low) and "too few" in blind.note
 
 
 def test_only_common_seeds_count_and_none_is_refused() -> None:
     a = Replicates("t", "white-box", "a", {0: PerSecret.of(outcome([1, 1, 0])), 1: PerSecret.of(outcome([0, 0, 0]))})
     b = Replicates("t", "white-box", "b", {0: PerSecret.of(outcome([0, 0, 0])), 2: PerSecret.of(outcome([1, 1, 1]))})
-    assert contrast("d", [WeightedMetric(1, "recall", a), WeightedMetric(-1, "recall", b)]).value == pytest.approx(
-        2 / 3
-    )
+    assert contrast_over_seeds(
+        "d", [WeightedMetric(1, "recall", a), WeightedMetric(-1, "recall", b)]
+    ).value == pytest.approx(2 / 3)
     with pytest.raises(AuditError, match="no seed was run at every point"):
-        contrast(
+        contrast_over_seeds(
             "d",
             [
                 WeightedMetric(1, "recall", a),
@@ -162,10 +164,12 @@ def test_other_metrics_combine_their_own_intervals() -> None:
         m = Measurement("perplexity", value, value - half, value + half, 100, "perplexity")
         return Replicates("t", "white-box", "a", measured={0: {"perplexity": m}})
 
-    m = contrast("d", [WeightedMetric(1, "perplexity", held(20, 3)), WeightedMetric(-1, "perplexity", held(12, 4))])
+    m = contrast_over_seeds(
+        "d", [WeightedMetric(1, "perplexity", held(20, 3)), WeightedMetric(-1, "perplexity", held(12, 4))]
+    )
     assert (m.value, m.low, m.high) == (8, 3, 13)  # 3-4-5
     with pytest.raises(AuditError, match="did you mean 'perplexity'"):
-        contrast("d", [WeightedMetric(1, "perplexty", held(20, 3))])
+        contrast_over_seeds("d", [WeightedMetric(1, "perplexty", held(20, 3))])
 
 
 # --- perplexities ----------------------------------------------------------------------------------------------------
@@ -173,7 +177,7 @@ def test_other_metrics_combine_their_own_intervals() -> None:
 
 def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float]) -> Replicates:
     tokens = tokens or [5] * len(nll)
-    held = intervals.perplexity(list(zip(nll, tokens, strict=True)))
+    held = intervals.perplexity_with_interval(list(zip(nll, tokens, strict=True)))
     texts = {"tokens": [float(t) for t in tokens], "perplexity": nll, **more}
     return Replicates("t", "white-box", "a", measured={0: {"perplexity": held}}, heldout={0: texts})
 
@@ -197,9 +201,9 @@ def test_means_of_a_probe_are_paired_by_secret() -> None:
     """Canaries differ by far more than two models of the same ones do: what they share cancels."""
     first = probed([1.0, 5.0, 9.0, 13.0, 17.0, 19.0], [1, 1, 4, 4, 64, 64])
     second = probed([0.5, 4.5, 8.5, 12.5, 16.5, 18.5], [1, 1, 4, 4, 64, 64])
-    both = contrast("d", [WeightedMetric(1, "exposure", first), WeightedMetric(-1, "exposure", second)])
+    both = contrast_over_seeds("d", [WeightedMetric(1, "exposure", first), WeightedMetric(-1, "exposure", second)])
     assert (both.value, both.n, both.unit, both.note) == (pytest.approx(0.5), 6, "bits", "")
-    few = contrast(
+    few = contrast_over_seeds(
         "d", [WeightedMetric(1, "exposure(count=64)", first), WeightedMetric(-1, "exposure(count=64)", second)]
     )
     assert (few.value, few.n) == (pytest.approx(0.5), 2)
@@ -207,7 +211,7 @@ def test_means_of_a_probe_are_paired_by_secret() -> None:
         (first, first, "exposure(count=1)"),  # other canaries
         (first, probed([0.5] * 6, [1, 1, 4, 4, 64, 64], ids="uvwxyz"), "exposure"),
     ):
-        apart = contrast(
+        apart = contrast_over_seeds(
             "d",
             [
                 WeightedMetric(1, "exposure(count=64)" if one is other else metric, one),
@@ -221,10 +225,10 @@ def test_perplexities_of_the_same_texts_are_paired_by_text() -> None:
     rng = np.random.default_rng(0)
     easy = rng.uniform(1, 20, 40)
     one, other = priced(list(easy + 0.2)), priced(list(easy))
-    m = contrast("d", [WeightedMetric(1, "perplexity", one), WeightedMetric(-1, "perplexity", other)])
+    m = contrast_over_seeds("d", [WeightedMetric(1, "perplexity", one), WeightedMetric(-1, "perplexity", other)])
     base = math.exp(easy.sum() / 200)
     assert m.value == pytest.approx(base * math.expm1(0.2 / 5)) and m.n == 40 and m.unit == "perplexity"
-    alone = contrast("p", [WeightedMetric(1, "perplexity", other)])
+    alone = contrast_over_seeds("p", [WeightedMetric(1, "perplexity", other)])
     assert alone.value == pytest.approx(base)
     assert 0 < m.low < m.value < m.high < (alone.high - alone.low) / 2
     left = np.array([math.exp(np.delete(easy, i).sum() / 195) for i in range(40)]) * math.expm1(0.2 / 5)
@@ -238,13 +242,13 @@ def test_perplexities_of_the_same_texts_are_paired_by_text() -> None:
 def test_kinds_of_perplexity_are_paired_with_each_other() -> None:
     nll = [5.0, 10.0] * 6
     cell = priced(nll, subset=[x + 1 for x in nll])
-    m = contrast("d", [WeightedMetric(1, "subset", cell), WeightedMetric(-1, "perplexity", cell)])
+    m = contrast_over_seeds("d", [WeightedMetric(1, "subset", cell), WeightedMetric(-1, "perplexity", cell)])
     assert m.value == pytest.approx(math.exp(1.7) - math.exp(1.5)) and m.low > 0
 
 
 def test_perplexities_of_other_texts_are_not_paired() -> None:
     first, second = priced([5.0, 10.0, 7.0]), priced([5.0, 10.0, 7.0], [5, 5, 6])
-    m = contrast("d", [WeightedMetric(1, "perplexity", first), WeightedMetric(-1, "perplexity", second)])
+    m = contrast_over_seeds("d", [WeightedMetric(1, "perplexity", first), WeightedMetric(-1, "perplexity", second)])
     assert m.note == "not paired"
     with pytest.raises(AuditError, match="unknown metric"):
-        contrast("t", [WeightedMetric(1, "tokens", first)])
+        contrast_over_seeds("t", [WeightedMetric(1, "tokens", first)])

@@ -20,11 +20,11 @@ from auditor.core.result import SCHEMA_VERSION
 from auditor.records import table
 from auditor.records.details import (
     Details,
-    by_group,
-    by_length,
+    prefix_accuracy_by_length,
     read_details,
-    reliability,
-    secret_facts,
+    recall_by_group,
+    score_calibration,
+    secret_fact_columns,
     survival_function,
 )
 from auditor.records.listed import SecretFacts
@@ -44,7 +44,7 @@ GUESSED = ((5, 6, 7, 8), (5, 6, 1, 9), (9, 6), (5, 5, 5, 5))  # leads 4 of 4, 2 
 
 def outcome() -> judging.Outcome:
     guesses = [Guesses(s.id, (Guess(g, 0.5),), 1, len(g)) for s, g in zip(SECRETS, GUESSED, strict=True)]
-    return judging.judge(guesses, {s.id: s for s in SECRETS})
+    return judging.judge_guesses(guesses, {s.id: s for s in SECRETS})
 
 
 EXPOSURE = CellKey("undefended", "white-box", "exposure")
@@ -66,7 +66,7 @@ def folder(path: Path) -> Path:
         Column(HELDOUT, target, "tokens", ["heldout-0", "heldout-1"], [3, 4]),
     ]
     table.write_columns(path, columns)
-    (path / "secrets.json").write_text(json.dumps(secret_facts(SECRETS, "salt")))
+    (path / "secrets.json").write_text(json.dumps(secret_fact_columns(SECRETS, "salt")))
     return path
 
 
@@ -101,7 +101,7 @@ def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) 
 
 
 def test_the_file_is_one_row_a_configuration_secret_and_quantity(tmp_path: Path) -> None:
-    frame = table.read_frame(folder(tmp_path), {"s0": "as0"})
+    frame = table.read_table_as_dataframe(folder(tmp_path), {"s0": "as0"})
     key = ["kind", "target", "setting", "attack", "secret", "quantity", "token"]
     assert list(frame) == [*key[:5], "member", "repeats", *key[5:], "value"] and not frame.duplicated(key).any()
     assert "as0" in set(frame.secret) and "s0" not in set(frame.secret)
@@ -166,19 +166,19 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, change: Callable[[Path],
 def test_recall_by_group_and_first_tokens(tmp_path: Path) -> None:
     found = read_details(folder(tmp_path))
     row = found.rows["undefended", "white-box", "a"]
-    groups = by_group(found, row)
+    groups = recall_by_group(found, row)
     assert {name: (m.value, m.n) for name, m in groups.items()} == {"mail": (0.5, 2), "note": (0.0, 1)}
     assert (groups["mail"].low, groups["mail"].high) == intervals.clopper_pearson(1, 2)
-    lengths = by_length(found, row, (1, 2, 3, 8))
+    lengths = prefix_accuracy_by_length(found, row, (1, 2, 3, 8))
     # members only; at 1 and 2 tokens all three count, beyond that the two that are so long; the last L is the longest
     assert {L: (m.value, m.n) for L, m in lengths.items()} == {1: (2 / 3, 3), 2: (2 / 3, 3), 3: (0.5, 2), 4: (0.5, 2)}
-    assert by_length(found, found.rows["undefended", "white-box", "p"]) == {}
+    assert prefix_accuracy_by_length(found, found.rows["undefended", "white-box", "p"]) == {}
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
 def test_reliability_is_what_a_loop_over_guesses_says(guesses: list[tuple[float, bool]]) -> None:
     score, right = (np.array(column) for column in zip(*guesses, strict=True))
-    found = reliability(score.astype(float), right.astype(bool))
+    found = score_calibration(score.astype(float), right.astype(bool))
     bins: dict[int, list[tuple[float, bool]]] = {}
     for one in guesses:
         bins.setdefault(min(9, int(one[0] * 10)), []).append(one)
@@ -192,13 +192,13 @@ def test_reliability_is_what_a_loop_over_guesses_says(guesses: list[tuple[float,
 
 
 def test_reliability_of_what_is_known() -> None:
-    sure = reliability(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]))
+    sure = score_calibration(np.array([1.0, 1.0, 0.0, 0.0]), np.array([True, True, False, False]))
     assert (sure.error, sure.brier, len(sure.bins)) == (0.0, 0.0, 2)
-    boast = reliability(np.full(10, 0.9), np.arange(10) < 5)
+    boast = score_calibration(np.full(10, 0.9), np.arange(10) < 5)
     assert boast.error == pytest.approx(0.4) and boast.brier == pytest.approx((0.01 + 0.81) / 2)
     for none in (np.array([]), np.array([1.2]), np.array([-0.1]), np.array([math.nan])):
         with pytest.raises(AuditError, match="each a probability"):
-            reliability(none, np.zeros(len(none), dtype=bool))
+            score_calibration(none, np.zeros(len(none), dtype=bool))
 
 
 def test_the_tail_of_exposures() -> None:
@@ -211,4 +211,4 @@ def test_the_tail_of_exposures() -> None:
 
 def test_a_row_of_non_members_alone_has_no_lengths() -> None:
     found = Details((SecretFacts("s3", "as3", False, 0, 4),), {})
-    assert by_length(found, PerSecret.of(outcome().only(np.array([False, False, False, True])))) == {}
+    assert prefix_accuracy_by_length(found, PerSecret.of(outcome().only(np.array([False, False, False, True])))) == {}

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, TokenLogProbs
-from auditor.records.folder import RunFolder, small_batches
+from auditor.records.folder import RunFolder, batch_finished_secrets
 from auditor.runs import states
 
 
@@ -140,7 +140,7 @@ def test_a_run_that_goes_on_reads_what_it_wrote(folder: RunFolder) -> None:
 def test_a_prefix_token_that_is_lost_is_not_taken_for_none(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "name", {})
     assert folder.prefix_token() is None  # nothing was asked yet
-    folder.pin("of the secrets")
+    folder.pin_secrets("of the secrets")
     with pytest.raises(AuditError, match=r"expected .*prefix_token\.json, which says .*: it is missing"):
         folder.prefix_token()
 
@@ -185,12 +185,12 @@ def test_states_come_back(folder: RunFolder) -> None:
         "loss": [0.5, math.inf],
         "on": "target",
     }
-    assert states.load(folder, "a/target") is None
-    states.save(folder, "a/target", state)
-    kept = states.load(RunFolder.reopen(folder.path), "a/target")
+    assert states.load_attack_state(folder, "a/target") is None
+    states.save_attack_state(folder, "a/target", state)
+    kept = states.load_attack_state(RunFolder.reopen(folder.path), "a/target")
     assert kept is not None and torch.equal(kept["prompt"], state["prompt"])
     assert (kept["loss"], kept["on"]) == (state["loss"], state["on"])
-    assert states.load(folder, "a/other") is None
+    assert states.load_attack_state(folder, "a/other") is None
 
 
 def test_a_state_is_there_whole_or_not_at_all(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,20 +198,20 @@ def test_a_state_is_there_whole_or_not_at_all(folder: RunFolder, monkeypatch: py
         file.write(b"half")  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
-    states.save(folder, "a", {"epoch": 1})
+    states.save_attack_state(folder, "a", {"epoch": 1})
     monkeypatch.setattr(torch, "save", dies)
     with pytest.raises(KeyboardInterrupt):
-        states.save(folder, "a", {"epoch": 2})
+        states.save_attack_state(folder, "a", {"epoch": 2})
     with pytest.raises(KeyboardInterrupt):
-        states.save(folder, "b", {"epoch": 2})
-    assert states.load(folder, "a") == {"epoch": 1} and states.load(folder, "b") is None
+        states.save_attack_state(folder, "b", {"epoch": 2})
+    assert states.load_attack_state(folder, "a") == {"epoch": 1} and states.load_attack_state(folder, "b") is None
 
 
 def test_modes(folder: RunFolder) -> None:
     before = os.umask(0)
     try:
         folder.guesses.append(CELL, [answer("s1")])
-        states.save(folder, "a", {})
+        states.save_attack_state(folder, "a", {})
         other = RunFolder.create(folder.path.parent / "open", "n", {})
     finally:
         os.umask(before)
@@ -249,10 +249,10 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path, below: tuple[str, ...]) ->
 
 
 def test_answers_stay_with_the_secrets_they_are_about(folder: RunFolder) -> None:
-    folder.pin("these")
-    folder.pin("these")
+    folder.pin_secrets("these")
+    folder.pin_secrets("these")
     with pytest.raises(AuditError, match="the data has changed"):
-        folder.pin("others")
+        folder.pin_secrets("others")
     assert mode(folder.path / "secrets.sha256") == 0o600
 
 
@@ -320,10 +320,10 @@ def test_what_was_found_out_is_not_discarded(folder: RunFolder, what: str) -> No
     if what == "guesses":
         folder.guesses.append(CELL, [answer("s1")])
     else:
-        states.save(folder, "a", {"epoch": 1})
+        states.save_attack_state(folder, "a", {"epoch": 1})
     folder.discard_if_empty()
     again = RunFolder.reopen(folder.path)
-    assert again.guesses.done(CELL) if what == "guesses" else states.load(again, "a")
+    assert again.guesses.done(CELL) if what == "guesses" else states.load_attack_state(again, "a")
 
 
 def test_a_resumed_run_is_not_discarded(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_batched_loses_nobody_and_waits_for_nobody(count: int, size: int) -> Non
             yield answer(f"s{i}")
 
     seen = []
-    for batch in small_batches(stream(), size):
+    for batch in batch_finished_secrets(stream(), size):
         seen += [g.secret for g in batch]
         assert len(batch) == min(size, count - len(seen) + len(batch)) and taken == len(seen)
     assert seen == [f"s{i}" for i in range(count)]
@@ -374,8 +374,8 @@ def test_observations_come_back_and_a_second_one_takes_the_place_of_the_first(fo
     file.write_bytes(file.read_bytes() + b'{"cell": "t/wor')  # the machine died in the next line
     third = RunFolder.reopen(folder.path)
     assert third.observations.done(CellKey("t", "white-box", "p")) == {"s1": second, "s2": other}
-    third.save_facts(CellKey("t", "white-box", "p"), {"games": 200.0, "covered": math.inf})
-    third.save_facts(CellKey("t", "white-box", "q"), {})
+    third.save_probe_facts(CellKey("t", "white-box", "p"), {"games": 200.0, "covered": math.inf})
+    third.save_probe_facts(CellKey("t", "white-box", "q"), {})
     assert mode(folder.path / "facts.json") == 0o600
     assert third.facts(CellKey("t", "white-box", "p")) == {"games": 200.0, "covered": math.inf}
     assert third.facts(CellKey("t", "white-box", "q")) == {}

@@ -24,7 +24,7 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Finding, Measurement
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.records import details, texts
 from auditor.records import names as naming
 from auditor.records.journal import GUESSES, CellJournal
@@ -49,7 +49,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     tokens = [tuple(tokenizer(row["prefix"] + row["suffix"])["input_ids"]) for row in rows]
-    order = generator("planted")
+    order = keyed_random_generator("planted")
     fit(model, tokens, epochs=40, rate=1e-2, batch=4, block=48, end=0, order=order)
     model.save_pretrained(folder / "model")
     jsonl(folder / "data.jsonl", rows)
@@ -297,7 +297,7 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
     assert call(["report", "run", "--reveal"]) == 0
     said = capfd.readouterr()
     assert "the reports show private text (--reveal)" in said.err and SUFFIX not in said.out + said.err
-    ids = details.aliases(Path("run"))
+    ids = details.secret_alias_by_id(Path("run"))
     for page in pages:
         text = page.read_text()
         assert "shows private text" in text and "holds no text" not in text
@@ -316,11 +316,14 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
 
 
 def test_tokens_without_a_tokenizer_are_shown_as_numbers(tmp_path: Path) -> None:
-    from auditor.runs.collector import decoder
+    from auditor.runs.collector import make_token_decoder
 
     secret = Secret("example-000001", (5, 6, 7), (8, 9))
     texts.write_texts(
-        tmp_path, [secret], {"a/b/c": {secret.id: Guesses(secret.id, (Guess((8, 1), 0.0),), 1, 2)}}, decoder(None)
+        tmp_path,
+        [secret],
+        {"a/b/c": {secret.id: Guesses(secret.id, (Guess((8, 1), 0.0),), 1, 2)}},
+        make_token_decoder(None),
     )
     held = texts.read_texts(tmp_path)["example-000001"]
     assert (held.prefix, held.suffix, held.pieces, held.guesses) == ("5 6 7 ", "8 9 ", ("8 ", "9 "), {"a/b/c": "8 1 "})
@@ -334,12 +337,12 @@ def test_pieces_are_the_text_token_by_token(suffix: str, prefix: str) -> None:
 
     context, tokens = prefix.encode(errors="ignore"), suffix.encode()
     found = texts.decoded_pieces(decode, context, tokens)
-    assert "".join(found) == texts.decoded_addition(decode, context, tokens) == suffix and len(found) == len(tokens)
+    assert "".join(found) == texts.decode_continuation(decode, context, tokens) == suffix and len(found) == len(tokens)
 
 
 def test_a_space_that_a_tokenizer_trims_is_kept() -> None:
     words = ["", " my", " own", " secret"]
-    assert texts.decoded_addition(lambda ids: "".join(words[i] for i in ids).lstrip(), [1], [2, 3]) == " own secret"
+    assert texts.decode_continuation(lambda ids: "".join(words[i] for i in ids).lstrip(), [1], [2, 3]) == " own secret"
 
 
 # --- aliases ----------------------------------------------------------------------------------------------------------
@@ -369,9 +372,9 @@ def test_a_sentence_that_names_a_row_is_refused_and_not_repeated(where: str) -> 
             return replace(empty, measurements=(Measurement("x", 1.0, 1.0, 1.0, 1, note=said),))
         return replace(empty, **{where: ("holds", said)})
 
-    naming.refuse_ids(finding("worst at s0123456789ab, not at row-0000012"), SECRETS)
+    naming.refuse_secret_ids(finding("worst at s0123456789ab, not at row-0000012"), SECRETS)
     with pytest.raises(AuditError, match=r"expected mine to name secrets in its sentences by `secret\.alias`") as error:
-        naming.refuse_ids(finding("worst at (row-000012)."), SECRETS)
+        naming.refuse_secret_ids(finding("worst at (row-000012)."), SECRETS)
     assert "row-" not in str(error.value)
 
 
@@ -410,7 +413,7 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
     assert call([*command, "-o", "again"]) == 0
     monkeypatch.setenv("AUDIT_SALT", "another one, of the team")
     assert call([*command, "-o", "team"]) == 0
-    own, again, team = (details.aliases(Path(name)) for name in ("own", "again", "team"))
+    own, again, team = (details.secret_alias_by_id(Path(name)) for name in ("own", "again", "team"))
     assert own == again and set(own) == set(team) and not set(own.values()) & set(team.values())
     assert measured(Path("own")) == measured(Path("team"))
     assert Path("own/guesses.jsonl").read_text() == Path("team/guesses.jsonl").read_text()
@@ -454,4 +457,4 @@ def test_a_record_keeps_its_alias_when_rows_move(world: Path, outside: Path) -> 
 def test_a_salt_that_cannot_be_kept_is_refused(outside: Path, monkeypatch: Patch) -> None:
     (outside / "cache" / "salt").mkdir()
     with pytest.raises(AuditError, match=r"cannot keep a salt in .* set AUDIT_SALT"):
-        naming.salt()
+        naming.load_alias_salt()

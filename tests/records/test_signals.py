@@ -10,7 +10,7 @@ import pytest
 from auditor.core.result import RELEASED_TEXT, AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.gate.policy import parse_limits
 from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SHOWN, Signal, assess_signals
-from auditor.statistics.intervals import clopper_pearson, excess, excess_mean
+from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, share_excess_over_nonmembers
 from tests.conftest import methods
 
 N, OTHERS = 60, 40
@@ -49,7 +49,7 @@ def test_the_smallest_leak_that_would_have_been_shown_is_the_smallest(hits: int,
     """Against a search over all that could have been seen, by the row's own excess."""
 
     def counted(k: int) -> Signal:
-        left = excess("excess_recall", *(_ones(a, b) for a, b in ((k, N), (others, OTHERS))))
+        left = share_excess_over_nonmembers("excess_recall", *(_ones(a, b) for a, b in ((k, N), (others, OTHERS))))
         return signal(run(row(share("recall", k, N), share("recall_nonmembers", others, OTHERS), left)), "verbatim")
 
     least = next(k for k in range(N + 1) if counted(k).status == SHOWN)
@@ -69,7 +69,7 @@ def test_what_released_text_tells_is_one_question_with_one_level() -> None:
     """Four numbers at 5%: each is held to 1.25%, and says the smallest that would have been shown so."""
 
     def told(hits: int, low: float) -> AuditResult:
-        left = excess("excess_recall", _ones(hits, N), _ones(0, OTHERS))
+        left = share_excess_over_nonmembers("excess_recall", _ones(hits, N), _ones(0, OTHERS))
         text = row(share("recall", hits, N), share("recall_nonmembers", 0, OTHERS), left)
         nearly = row(share("near_verbatim_recall", 0, N), share("near_verbatim_recall_nonmembers", 0, OTHERS))
         rate = Measurement("tpr_at_1pct_fpr", 0.0, 0.0, 0.02, N)
@@ -93,7 +93,8 @@ def test_a_mean_probability_is_held_to_the_interval_of_its_baseline() -> None:
     def found(value: float) -> Signal:
         own = probability("extraction_probability", value, 0.03, N)
         return signal(
-            run(row(own, strangers, excess_mean("excess_extraction_probability", own, strangers))), "probability"
+            run(row(own, strangers, mean_excess_over_nonmembers("excess_extraction_probability", own, strangers))),
+            "probability",
         )
 
     assert [found(p).status for p in (0.03, 0.2)] == [NOT_SHOWN, SHOWN]
@@ -141,7 +142,7 @@ def test_members_of_another_kind_are_a_doubt_and_no_membership() -> None:
     found = signal(result, "membership")
     assert found.status == NOT_TESTED and "differ in kind" in found.why
     (doubt,) = assess_signals(result).doubts["undefended"]
-    assert doubt.kind == "non-members" and not assess_signals(result).reassures("undefended")
+    assert doubt.kind == "non-members" and not assess_signals(result).shows_no_leakage("undefended")
 
 
 def test_greedy_hits_stand_beside_those_of_non_members() -> None:
@@ -159,7 +160,7 @@ def test_what_was_not_tested_says_why() -> None:
     assert {s.kind.name for s in assess_signals(run()).signals if s.status == NOT_TESTED} == {
         s.kind.name for s in assess_signals(run()).signals
     }
-    assert not assess_signals(run()).reassures("undefended")  # of nothing nothing follows
+    assert not assess_signals(run()).shows_no_leakage("undefended")  # of nothing nothing follows
 
 
 def test_greedy_decoding_behind_a_defense_is_not_tested_and_says_so() -> None:
@@ -185,7 +186,7 @@ def test_controls_are_no_targets_of_their_own() -> None:
     ],
 )
 def test_the_gate_is_about_what_leaks_and_no_gate_that_holds(finding: Finding, limit: str) -> None:
-    gated = assess_signals(run(finding)).gated()
+    gated = assess_signals(run(finding)).signal_for_gate()
     assert gated is not None and gated.gate_rule == limit
     (rule,) = parse_limits([limit])
     m, most = gated.measured, float(limit.rpartition("=")[2])
@@ -195,11 +196,11 @@ def test_the_gate_is_about_what_leaks_and_no_gate_that_holds(finding: Finding, l
 
 def test_no_gate_is_proposed_where_none_is_about_what_leaks() -> None:
     quiet = row(share("recall", 0, N))
-    assert assess_signals(run(quiet, greedy_recall={"1": share("greedy", 2, N)})).gated() is None
+    assert assess_signals(run(quiet, greedy_recall={"1": share("greedy", 2, N)})).signal_for_gate() is None
 
 
 def test_a_defended_target_that_leaks_is_what_the_gate_is_about() -> None:
     leaks = row(share("recall", 30, N))
     defended = row(auc(0.6, 0.7), target="pmixed")
-    gated = assess_signals(run(leaks, defended)).gated()
+    gated = assess_signals(run(leaks, defended)).signal_for_gate()
     assert gated is not None and (gated.target, gated.gate_rule) == ("pmixed", "membership_auc=0.6")

@@ -140,7 +140,7 @@ def test_an_honest_server_raises_no_alarm(lying: Served, wire: MakeWire, leaky: 
     ],
 )
 def test_what_a_server_says_of_an_answer(choice: dict[str, Any], kind: str) -> None:
-    assert withheld.withheld_by_choice(choice) == kind
+    assert withheld.withheld_kind_from_server(choice) == kind
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ def test_what_a_server_says_of_an_answer(choice: dict[str, Any], kind: str) -> N
     ],
 )
 def test_what_a_text_says_of_itself(text: str, kind: str) -> None:
-    assert withheld.withheld_by_text(text, "My number", None) == kind
+    assert withheld.withheld_kind_from_text(text, "My number", None) == kind
 
 
 def test_a_mark_that_was_drawn_or_given_is_the_models_own() -> None:
-    assert withheld.withheld_by_text(" is [REDACTED]", "Mail from [REDACTED]", None) == ""
-    assert withheld.withheld_by_text(" is [REDACTED]", "Mail", " is [REDACTED]") == ""
-    assert withheld.withheld_by_text(" is [REDACTED]", "Mail", " is 4711") == withheld.REDACTED
+    assert withheld.withheld_kind_from_text(" is [REDACTED]", "Mail from [REDACTED]", None) == ""
+    assert withheld.withheld_kind_from_text(" is [REDACTED]", "Mail", " is [REDACTED]") == ""
+    assert withheld.withheld_kind_from_text(" is [REDACTED]", "Mail", " is 4711") == withheld.REDACTED
 
 
 # --- honest servers, many of them -------------------------------------------------------------------------------------
@@ -186,11 +186,11 @@ class Honest:
 
     def watched(self) -> None:
         seen = Watch(self.draw, self.score, [(i, *range(39)) for i in range(len(watch.TEXTS))])
-        seen.begin()
+        seen.ask_initial_sentinels()
         for i in range(100, 500):
             context = (i, *range(49))
-            seen.saw_drawn(context, 8, self.draw([Drawn(context, 8, "")])[0])
-            seen.saw_scored(context, self.score([context])[0] or ())
+            seen.note_greedy_answer(context, 8, self.draw([Drawn(context, 8, "")])[0])
+            seen.note_scored_text(context, self.score([context])[0] or ())
             seen.asked(2)
         seen.finish()
 

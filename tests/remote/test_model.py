@@ -22,7 +22,7 @@ from auditor.attacks.untargeted import Untargeted
 from auditor.attacks.zlib import Zlib
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Query, Secret
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel, perplexity_nll
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
@@ -46,7 +46,7 @@ def remote(served: Served, wire: MakeWire, local: HuggingFaceModel) -> RemoteMod
 
 
 def noise(samples: int, length: int) -> np.ndarray:
-    return np.stack([uniforms(samples, length, "remote", i) for i in range(len(PREFIXES))])
+    return np.stack([secret_uniform_draws(samples, length, "remote", i) for i in range(len(PREFIXES))])
 
 
 def queries() -> list[Query]:
@@ -259,7 +259,7 @@ DECODINGS = [{}, {"temperature": 1.3, "top_p": 0.95}, {"top_k": 40}, {"temperatu
 def test_extraction_probability_by_the_likeliest_tokens_is_a_bracket_around_that_at_hand(
     remote: RemoteModel, local: HuggingFaceModel, options: dict[str, Any], prefix_token: tuple[int, ...]
 ) -> None:
-    noise = np.stack([uniforms(1, 3, "likely", i) for i in range(len(PREFIXES))])
+    noise = np.stack([secret_uniform_draws(1, 3, "likely", i) for i in range(len(PREFIXES))])
     likely = torch.cat([own.suffixes for own in sample(local, PREFIXES, 3, Decoding(0.3), noise)]).tolist()
     texts = [(p, s) for p, own in zip(PREFIXES.tolist(), likely, strict=True) for s in (own, [1, 2, 3])]
     secrets = [Secret(f"s{i}", tuple(p), tuple(s), member=i < 4) for i, (p, s) in enumerate(texts)]

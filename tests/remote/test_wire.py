@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote.answers import AnswerStore, Spent
 from auditor.remote.model import RemoteModel
-from auditor.remote.pace import Pace, retry_after, seconds_to_renewal
+from auditor.remote.pace import Pace, rate_limit_reset_seconds, retry_after
 from auditor.remote.wire import PATIENCE, Patience, Question, Wire
 from tests.remote.conftest import QUICK
 from tests.remote.server import Server
@@ -33,7 +33,7 @@ from tests.remote.server import Server
 Served = Callable[..., tuple[Server, str]]
 MakeWire = Callable[..., Wire]
 PREFIXES = torch.arange(1, 41).view(10, 4)
-NOISE = torch.from_numpy(np.stack([uniforms(4, 5, "wire", i) for i in range(len(PREFIXES))]))
+NOISE = torch.from_numpy(np.stack([secret_uniform_draws(4, 5, "wire", i) for i in range(len(PREFIXES))]))
 
 FAULTS: dict[str, Any] = {
     "429": (429, {}),
@@ -215,7 +215,7 @@ def test_a_date_to_wait_for_is_read() -> None:
     ],
 )
 def test_a_limit_that_is_used_up_is_waited_for(headers: dict[str, str], seconds: float) -> None:
-    assert seconds_to_renewal(headers) == pytest.approx(seconds)
+    assert rate_limit_reset_seconds(headers) == pytest.approx(seconds)
 
 
 def test_rate_limit_headers_of_an_answer_are_obeyed(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
@@ -286,12 +286,12 @@ _KILLED = """
 import sys, torch
 from pathlib import Path
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models.loading import tokenizer_beside
+from auditor.models.loading import load_tokenizer_if_present
 from auditor.remote.answers import AnswerStore
 from auditor.remote.model import RemoteModel
 from auditor.remote.wire import Ledger, Wire
 url, store, folder = sys.argv[1:]
-tokenizer = tokenizer_beside(folder, LoadingOptions())
+tokenizer = load_tokenizer_if_present(folder, LoadingOptions())
 model = RemoteModel(Wire(url, Ledger(AnswerStore(Path(store)), "run", None)), "tiny", tokenizer)
 prefixes = torch.arange(1, 41).view(10, 4)
 model.token_log_probs(prefixes, prefixes)

@@ -334,7 +334,7 @@ def detailed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Details]:
     """A page of 200 secrets, and what it should show."""
     details = detailed_run(lab_run(), 200, length=12)
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(html.render(lab_run(), details), encoding="utf-8")
+    path.write_text(html.render_html_report(lab_run(), details), encoding="utf-8")
     return path, details
 
 
@@ -342,7 +342,7 @@ def detailed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Details]:
 def ten_thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of 10,000 secrets."""
     path = tmp_path_factory.mktemp("large") / "report.html"
-    path.write_text(html.render(lab_run(), detailed_run(lab_run(), 10_000)), encoding="utf-8")
+    path.write_text(html.render_html_report(lab_run(), detailed_run(lab_run(), 10_000)), encoding="utf-8")
     return path
 
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
 from auditor.reports import claims, html, markdown, terminal, words
-from auditor.reports.verdict import verdict, verdict_by_question
+from auditor.reports.verdict import verdict_by_question, verdict_paragraph
 from auditor.statistics import games
-from auditor.statistics.audited import audited, measurements_of
+from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 
 CLAIM = Claim({"add_remove": 1.0}, 1e-5, "add_remove", "record", None, "theorem", "sound", any_access=True)
 
@@ -22,11 +22,11 @@ CLAIM = Claim({"add_remove": 1.0}, 1e-5, "add_remove", "record", None, "theorem"
 def audit(m: int = 1000, right: float = 0.95) -> tuple[Audited, ...]:
     rng = np.random.default_rng(0)
     coins = rng.random(m) < 0.5
-    return audited((coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, 1e-5)
+    return audit_epsilon_bounds((coins == (rng.random(m) < right)) + rng.random(m) / 10, coins, 1e-5)
 
 
 def row(found: tuple[Audited, ...], **changed: object) -> Finding:
-    measured = tuple(measurements_of(found)) if found else ()
+    measured = tuple(audit_measurements(found)) if found else ()
     made = Finding("dp", "white-box", "epsilon-audit", {}, ("distribution",), "", True, "", measured, audits=found)
     return replace(made, **changed)
 
@@ -39,7 +39,11 @@ def run(result: AuditResult, epsilon: float | None, *rows: Finding, nominal: flo
 
 
 def said(result: AuditResult) -> str:
-    return next(claims.sentence(stands) for stands in claims.claims_to_report(result) if stands.target.name == "dp")
+    return next(
+        claims.claim_verdict_sentence(stands)
+        for stands in claims.claims_to_report(result)
+        if stands.target.name == "dp"
+    )
 
 
 FOUND = "audited ε ≥ 2.48 (epsilon-audit, add/remove, record, δ 1e-5, 474 of 500 guesses right, 1,000 canaries"
@@ -62,8 +66,11 @@ def test_consistent_states_its_power_wherever_it_is_said(result: AuditResult) ->
     """The screen, the page, Markdown, and the answers to the EDPB's questions."""
     audited_run = run(result, 4.0, row(audit()))
     (dp,) = (stands for stands in claims.claims_to_report(audited_run) if stands.target.name == "dp")
-    page, plain = html.render(audited_run), " ".join(markdown.render(audited_run).replace("\\", "").split())
-    for said_there in (claims.sentence(dp), claims.brief(dp), page, plain):
+    page, plain = (
+        html.render_html_report(audited_run),
+        " ".join(markdown.render_markdown_report(audited_run).replace("\\", "").split()),
+    )
+    for said_there in (claims.claim_verdict_sentence(dp), claims.claim_summary_phrase(dp), page, plain):
         assert POWER in said_there and "consistent" not in said_there.replace(CAUGHT, "").replace(
             "is consistent wh", ""
         )
@@ -76,7 +83,9 @@ def test_what_was_not_audited_says_which_command_would(result: AuditResult) -> N
     )
     missing = said(run(result, 1.0, row((), not_applicable="no coins")))
     assert "was not audited (epsilon-audit: no coins): `audit run" in missing
-    served = next(claims.sentence(s) for s in claims.claims_to_report(result) if s.target.name == "pmixed")
+    served = next(
+        claims.claim_verdict_sentence(s) for s in claims.claims_to_report(result) if s.target.name == "pmixed"
+    )
     assert served.endswith("this claim was not audited: `audit run --attack prediction-audit` would.")
 
 
@@ -119,11 +128,11 @@ def test_games_are_not_called_canaries(result: AuditResult) -> None:
 def test_every_report_carries_it(result: AuditResult) -> None:
     audited_run = run(result, 1.0, row(audit()))
     sentence = said(audited_run)
-    assert sentence in verdict(audited_run)
+    assert sentence in verdict_paragraph(audited_run)
     assert sentence in dict(verdict_by_question(audited_run))["What is promised"]
-    assert sentence in html.render(audited_run)
-    plain = " ".join(markdown.render(audited_run).replace("\\", "").split())
-    assert sentence in plain and "Claims against evidence" in html.render(audited_run)
+    assert sentence in html.render_html_report(audited_run)
+    plain = " ".join(markdown.render_markdown_report(audited_run).replace("\\", "").split())
+    assert sentence in plain and "Claims against evidence" in html.render_html_report(audited_run)
     console = Console(file=io.StringIO(), width=80)
     console.print(terminal.summary(audited_run))
     shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
@@ -131,14 +140,14 @@ def test_every_report_carries_it(result: AuditResult) -> None:
 
 
 def test_the_table(result: AuditResult) -> None:
-    table = claims.table(run(result, 1.0, row(audit())))
+    table = claims.claim_audit_table(run(result, 1.0, row(audit())))
     assert table is not None and "Claims against evidence" in table.caption
     lines = {group.title: group.rows for group in table.groups}
     assert lines["DP-SGD"] == (
         ("1", words.NOTHING, "epsilon-audit, δ 1e-5", "2.48", "5.79", "1,000", "claim contradicted"),
     )
     assert all(line[-1] == "not audited" for line in lines["PMixED (sound)"])
-    assert claims.table(replace(result, targets=(), findings=())) is None
+    assert claims.claim_audit_table(replace(result, targets=(), findings=())) is None
 
 
 def test_no_report_calls_a_model_private(result: AuditResult) -> None:
@@ -149,5 +158,5 @@ def test_no_report_calls_a_model_private(result: AuditResult) -> None:
 def test_a_transcript_is_no_private_release(result: AuditResult) -> None:
     """Said where claims about drawn tokens stand; weights were drawn by secret randomness."""
     said = "What this audit drew is no private release: it follows from --seed"
-    assert said in html.render(result)
-    assert said not in html.render(run(replace(result, targets=()), 1.0))
+    assert said in html.render_html_report(result)
+    assert said not in html.render_html_report(run(replace(result, targets=()), 1.0))

@@ -37,13 +37,13 @@ def test_all_outputs_come_from_one_decision(outcomes: list[Any], reading: Readin
     bad = any(o == "failed" or (o == "inconclusive" and reading == "fail") for o in outcomes) or not outcomes
     unsure = not bad and reading == "report" and "inconclusive" in outcomes
     assert made.exit_code == (1 if bad else 4 if unsure else 0)
-    suite = ET.fromstring(decision.junit(made))
+    suite = ET.fromstring(decision.decision_junit_xml(made))
     counts = {kind: int(suite.get(kind, "")) for kind in ("tests", "failures", "errors", "skipped")}
     assert (counts["failures"] + counts["errors"] > 0) == (made.exit_code != 0)
     assert (counts["failures"] > 0) == (made.exit_code == 1)
     assert counts["tests"] == max(1, len(outcomes)) == len(suite.findall(".//testcase"))
     assert all(len(suite.findall(f".//{tag}")) == counts[f"{tag}s"] for tag in ("failure", "error"))
-    said = list(decision.lines(made))
+    said = list(decision.ruling_terminal_lines(made))
     assert said[0].startswith("no rule compares with base: ")  # it was given one
     assert said[-1].startswith(f"gate {made.verdict}: ") and len(said) == len(outcomes) + 2
     assert f"gate {made.verdict}: " in decision.markdown(made)
@@ -59,13 +59,15 @@ def test_hostile_names_stay_text() -> None:
     made = Decision(
         HOSTILE, HOSTILE, (ruling("failed", HOSTILE), ruling("inconclusive", HOSTILE), ruling("held", HOSTILE))
     )
-    suite = ET.fromstring(decision.junit(made).encode())  # a parser takes it, and finds no element of theirs
+    suite = ET.fromstring(
+        decision.decision_junit_xml(made).encode()
+    )  # a parser takes it, and finds no element of theirs
     assert {e.tag for e in suite.iter()} == {"testsuites", "testsuite", "testcase", "failure", "error", "system-out"}
     text = decision.markdown(made)
     assert "<script>" not in text and "\x1b" not in text and "\u202e" not in text and "\n# x" not in text
     widths = {line.count("|") - line.count("\\|") for line in text.splitlines() if line.startswith("|")}
     assert widths == {8}
-    for line in decision.lines(made):
+    for line in decision.ruling_terminal_lines(made):
         assert line.isprintable()
 
 
@@ -83,10 +85,10 @@ def compared(name: str) -> Comparison:
 
 def test_a_comparison_in_every_form() -> None:
     made = compared("first")
-    for text in (comparison.markdown(made), comparison.page(made), shown(made)):
+    for text in (comparison.markdown(made), comparison.render_comparison_page(made), shown(made)):
         flat = " ".join(text.split())
         assert "leaks least" in flat and "−20%" in flat
-    rows = list(csv.DictReader(io.StringIO(comparison.sheet(made))))
+    rows = list(csv.DictReader(io.StringIO(comparison.comparison_csv(made))))
     assert [(row["run"], row["value"], row["difference"], row["best"]) for row in rows] == [
         ("first", "0.4", "", "0"),
         ("b", "0.2", "-0.2", "1"),
@@ -96,7 +98,7 @@ def test_a_comparison_in_every_form() -> None:
 
 def shown(made: Comparison) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
-    for block in comparison.terminal(made):
+    for block in comparison.terminal_comparison_blocks(made):
         console.print(block)
     return console.export_text()
 
@@ -104,10 +106,10 @@ def shown(made: Comparison) -> str:
 @pytest.mark.parametrize("name", [HOSTILE, "=HYPERLINK(1)", "@x", "-1", "[bold]x"])
 def test_hostile_names_in_a_comparison(name: str) -> None:
     made = compared(name)
-    page = comparison.page(made)
+    page = comparison.render_comparison_page(made)
     assert "<script>" not in page and "\x1b" not in page and "default-src 'none'" in page
     assert "<script>" not in comparison.markdown(made)
-    for row in csv.reader(io.StringIO(comparison.sheet(made))):
+    for row in csv.reader(io.StringIO(comparison.comparison_csv(made))):
         texts = [*row[:5], row[-1]]
         assert not any(cell.startswith(("=", "+", "-", "@")) for cell in texts)
     assert "\x1b" not in shown(made)

@@ -15,7 +15,7 @@ from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult
 from auditor.gate import kept
-from auditor.gate.decide import decide, read_run
+from auditor.gate.decide import apply_policy, read_run
 from auditor.gate.policy import Policy, parse_rule
 from auditor.reports import edpb, html, markdown
 from auditor.reports.edpb import EdpbEvidence
@@ -41,7 +41,9 @@ def planted(value: Any, name: str = "") -> Any:
 def rows(e: EdpbEvidence) -> dict[str, str]:
     """The answers by question."""
     found = re.findall(
-        r"^\| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]* \|$", markdown.page(edpb.edpb_document(e)), re.MULTILINE
+        r"^\| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]* \|$",
+        markdown.render_markdown_document(edpb.edpb_document(e)),
+        re.MULTILINE,
     )
     return {asked: answer.replace("\\", "") for asked, answer in found}
 
@@ -100,14 +102,14 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
     )
     assert PLANTED in json.dumps(to_json(told))
     document = edpb.edpb_document(EdpbEvidence(told, "0" * 64))
-    for text in (markdown.page(document), html.page(document)):
+    for text in (markdown.render_markdown_document(document), html.render_html_document(document)):
         assert PLANTED not in text and "-c5" not in text and "a" * 64 in text
 
 
 def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) -> None:
     plan = Plan.of(attack=(ROW.attack,), setting="white-box", model=PLANTED, data=PLANTED).to_json()
     finished(tmp_path, outcome(out=200), name=PLANTED, plan=plan)
-    kept.save_decision(tmp_path, decide(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
+    kept.save_decision(tmp_path, apply_policy(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
     assert call(["report", str(tmp_path), "--format", "edpb"]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / "edpb.md"), str(tmp_path / "edpb.html")]
     for path in (tmp_path / "edpb.md", tmp_path / "edpb.html"):

@@ -26,7 +26,7 @@ def from_csv(text: str) -> pd.DataFrame:
 
 
 def test_a_row_a_measurement(with_probe: AuditResult) -> None:
-    sheet = export.measurements([with_probe])
+    sheet = export.measurement_sheet([with_probe])
     table, typed = from_csv(export.to_csv(sheet)), pd.read_parquet(io.BytesIO(export.to_parquet(sheet)))
     assert list(table.columns) == list(typed.columns) and len(table) == len(typed)
     assert not table.duplicated(KEY).any()
@@ -54,14 +54,14 @@ def test_what_json_has_no_word_for_and_what_is_not_there(result: AuditResult) ->
     """uniform mixing's epsilon is infinite; a NaN stays one; an empty run is a head without rows."""
     odd = Measurement("recall", math.nan, -math.inf, math.inf, 0)
     strange = replace(result, findings=(replace(result.findings[-1], measurements=(odd,), by_repeats={}),))
-    sheet = export.measurements([strange])
+    sheet = export.measurement_sheet([strange])
     for frame in (
         pd.read_csv(io.StringIO(export.to_csv(sheet))),
         pd.read_parquet(io.BytesIO(export.to_parquet(sheet))),
     ):
         row = frame.iloc[0]
         assert math.isnan(row["value"]) and (row["low"], row["high"], row["epsilon"]) == (-math.inf, math.inf, math.inf)
-    empty = export.measurements([replace(result, findings=())])
+    empty = export.measurement_sheet([replace(result, findings=())])
     assert len(pd.read_parquet(io.BytesIO(export.to_parquet(empty)))) == 0
     assert export.to_csv(empty).count("\n") == 1
 
@@ -75,7 +75,7 @@ def run(result: AuditResult) -> Run:
 
 
 def test_a_row_a_secret(result: AuditResult) -> None:
-    sheet = export.secrets([run(result)])
+    sheet = export.per_secret_sheet([run(result)])
     table, typed = from_csv(export.to_csv(sheet)), pd.read_parquet(io.BytesIO(export.to_parquet(sheet)))
     assert len(table) == len(typed) == 6
     row = typed[(typed["secret"] == "a") & (typed["attack"] == "ethicist")].iloc[0]
@@ -102,8 +102,8 @@ def test_latex_tables_are_whole(with_probe: AuditResult) -> None:
 
 
 def test_the_command(result: AuditResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files.write(tmp_path / "run", result)
-    files.write(tmp_path / "other", replace(result, name="other", seed=1))
+    files.write_run_reports(tmp_path / "run", result)
+    files.write_run_reports(tmp_path / "other", replace(result, name="other", seed=1))
     named = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "parquet", "latex")}
     flags = [word for kind, path in named.items() for word in (f"--{kind}", str(path))]
     assert call(["export", str(tmp_path / "run"), str(tmp_path / "other"), *flags]) == 0

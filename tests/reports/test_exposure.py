@@ -11,8 +11,8 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import html, markdown, words
 from auditor.reports.blocks import Figure
 from auditor.reports.contents import markdown_document
-from auditor.reports.plots import svg
-from auditor.reports.verdict import verdict
+from auditor.reports.plots import render_plot_svg
+from auditor.reports.verdict import verdict_paragraph
 from tests.reports.conftest import finding, share
 
 
@@ -53,7 +53,7 @@ def test_the_figure_compares_targets_with_what_they_cost_and_claim(with_exposure
         ("16", "19.9", "[15.9–19.9]", "6"),
     )
     assert re.search(r"PMixED \(sound\) · PPL [\d.]+ · ε 8", groups["PMixED (sound)"].title)
-    picture = svg(drawn, {})
+    picture = render_plot_svg(drawn, {})
     assert groups["PMixED (sound)"].title in picture and "never inserted, on average" in picture
     assert "Exposure, bits" in picture and "100%" not in picture
     assert "exposure-claim" not in figures(with_exposure)
@@ -71,13 +71,13 @@ def test_a_claim_that_is_not_proved_is_not_called_one(with_exposure: AuditResult
     assert target.claim is not None
     doubtful = replace(target, claim=replace(target.claim, status="sound, it says", sound=False))
     changed = replace(with_exposure, targets=tuple(doubtful if t is target else t for t in with_exposure.targets))
-    assert "claimed ε 8" in words.with_costs(changed, "pmixed")
+    assert "claimed ε 8" in words.target_title_with_costs(changed, "pmixed")
 
 
 def test_reports_say_it_in_words(with_exposure: AuditResult) -> None:
-    text = verdict(with_exposure)
+    text = verdict_paragraph(with_exposure)
     assert "exposure of canaries, mean bits 14.4 [10.4–18.4], white-box" in text
     assert "PMixED (sound): Shown: 3/18 (17% [4–41]) canaries more exposed than chance allows" in text
-    for rendered in (html.render(with_exposure), markdown.render(with_exposure)):
+    for rendered in (html.render_html_report(with_exposure), markdown.render_markdown_report(with_exposure)):
         assert "2 never (controls), 6 inserted once, 6 inserted 4 times" in rendered.replace("\\", "")
         assert "says nothing of one record" in rendered

@@ -20,12 +20,12 @@ from auditor.reports import files
 
 
 def test_round_trip(tmp_path: Path, result: AuditResult) -> None:
-    files.write(tmp_path / "run", result)
+    files.write_run_reports(tmp_path / "run", result)
     assert saved.read_result(tmp_path / "run") == result
 
 
 def test_files_are_private_and_nothing_else_is_left(tmp_path: Path, result: AuditResult) -> None:
-    files.write(tmp_path, result)
+    files.write_run_reports(tmp_path, result)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("journals.json", "manifest.json", "report.html", "report.md", "result.json")
     ]
@@ -33,14 +33,14 @@ def test_files_are_private_and_nothing_else_is_left(tmp_path: Path, result: Audi
 
 
 def test_rendering_again_changes_nothing(tmp_path: Path, result: AuditResult) -> None:
-    files.write(tmp_path, result)
+    files.write_run_reports(tmp_path, result)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert files.render_all(tmp_path) == (tmp_path / "report.html", tmp_path / "report.md")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_rendering_needs_no_torch(tmp_path: Path, result: AuditResult) -> None:
-    files.write(tmp_path, result)
+    files.write_run_reports(tmp_path, result)
     code = (
         "import sys; from pathlib import Path; from auditor.reports import files, terminal; "
         "folder = Path(sys.argv[1]); files.render_all(folder); terminal.summary(files.read_result(folder), folder); "
@@ -71,7 +71,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, content: str | None, mes
 
 
 def test_a_wrong_field_is_named(tmp_path: Path, result: AuditResult) -> None:
-    files.write(tmp_path, result)
+    files.write_run_reports(tmp_path, result)
     raw = json.loads((tmp_path / "result.json").read_text())
     raw["findings"][0]["measurements"][0]["n"] = "many"
     (tmp_path / "result.json").write_text(json.dumps(raw))
@@ -87,13 +87,13 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, result: AuditResult) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AuditError, match="cannot be written"):
-        files.write(tmp_path / "file" / "run", result)
+        files.write_run_reports(tmp_path / "file" / "run", result)
 
 
 def test_a_failed_write_keeps_the_old_file(
     tmp_path: Path, result: AuditResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files.write(tmp_path, result)
+    files.write_run_reports(tmp_path, result)
     before = (tmp_path / "result.json").read_bytes()
 
     def full(source: str, target: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_failed_write_keeps_the_old_file(
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(AuditError, match="No space left on device"):
-        files.write(tmp_path, result)
+        files.write_run_reports(tmp_path, result)
     assert (tmp_path / "result.json").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 5
 
@@ -111,7 +111,7 @@ def test_a_folder_with_a_result_has_its_reports(
     tmp_path: Path, result: AuditResult, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     """Killed after any number of writes: a sweep takes a folder with a result for finished, and never renders it."""
-    left, replace = [None] * writes, disk.replace
+    left, replace = [None] * writes, disk.replace_atomically
 
     def killed(*given: object, **more: object) -> None:
         if not left:
@@ -119,8 +119,8 @@ def test_a_folder_with_a_result_has_its_reports(
         left.pop()
         replace(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(disk, "replace", killed)
+    monkeypatch.setattr(disk, "replace_atomically", killed)
     with contextlib.suppress(KeyboardInterrupt):
-        files.write(tmp_path, result)
+        files.write_run_reports(tmp_path, result)
     there = {path.name for path in tmp_path.iterdir()}
     assert len(there) == min(writes, 5) and ("result.json" not in there or len(there) == 5)

@@ -96,7 +96,7 @@ def test_a_record_survives_json(result: AuditResult) -> None:
 
 
 def test_series_say_what_is_proved_and_what_only_measures_well() -> None:
-    [figure, _] = frontier.figures([FOUND, BITS])
+    [figure, _] = frontier.frontier_figures([FOUND, BITS])
     kinds = [(s.label, s.kind, len(s.points)) for s in figure.series]
     assert kinds == [
         ("Undefended", MEASURED, 1),
@@ -111,7 +111,7 @@ def test_series_say_what_is_proved_and_what_only_measures_well() -> None:
 
 def test_reports_show_it(result: AuditResult) -> None:
     held = replace(result, frontiers=(FOUND, BITS))
-    page, text = html.render(held), markdown.render(held)
+    page, text = html.render_html_report(held), markdown.render_markdown_report(held)
     assert "What leaks least at the same usefulness" in page and "What leaks least at the same usefulness" in text
     plots = [p for p in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if "frontier-e" in p[:200]]
     assert len(plots) == 2
@@ -121,11 +121,11 @@ def test_reports_show_it(result: AuditResult) -> None:
         assert all(name in plot for name in (PROVED, MEASURED, CORNERS, "perplexity within 10% of undefended"))
     assert "leaks least" in text and "the reference is the target itself" in text
     assert "<i>" not in page.replace("</i>", "").split("What leaks least", 1)[1].split("<section", 1)[0]
-    assert "What leaks least" not in html.render(result)
+    assert "What leaks least" not in html.render_html_report(result)
 
 
 def test_files_parse_back(tmp_path: Path) -> None:
-    paths = frontier.write(tmp_path, (FOUND, BITS))
+    paths = frontier.write_frontier_files(tmp_path, (FOUND, BITS))
     assert {path.suffix for path in paths} == {".svg", ".png", ".md", ".csv", ".tex", ".json"}
     with open(tmp_path / "frontier.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -142,7 +142,7 @@ def test_files_parse_back(tmp_path: Path) -> None:
 
 
 def test_latex_has_a_cell_for_every_column(tmp_path: Path) -> None:
-    frontier.write(tmp_path, (FOUND,))
+    frontier.write_frontier_files(tmp_path, (FOUND,))
     lines = [line for line in (tmp_path / "frontier.tex").read_text().splitlines() if line.endswith(r"\\")]
     cells = [re.split(r"(?<!\\)&", line) for line in lines]
     assert {len(row) for row in cells} == {len(frontier.HEAD)} and len(cells) == 6
@@ -150,7 +150,7 @@ def test_latex_has_a_cell_for_every_column(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_of_nothing(tmp_path: Path) -> None:
-    assert frontier.write(tmp_path, ()) == [] and not list(tmp_path.iterdir())
+    assert frontier.write_frontier_files(tmp_path, ()) == [] and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("metric", ["exposure", "extraction_probability"])
@@ -158,12 +158,14 @@ def test_a_picture_is_the_same_bytes_again(tmp_path: Path, metric: str) -> None:
     made = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        frontier.write(tmp_path / name, (replace(FOUND, metric=metric),))
+        frontier.write_frontier_files(tmp_path / name, (replace(FOUND, metric=metric),))
         made.append((tmp_path / name / "frontier.svg").read_bytes())
     assert made[0] == made[1]
 
 
 def test_csv_is_inert() -> None:
     evil = replace(FOUND, points=(replace(FOUND.points[0], label="=cmd()"),))
-    assert "\n=cmd" not in frontier.sheet([evil]) and ",=cmd" not in frontier.sheet([evil])
-    assert list(csv.reader(io.StringIO(frontier.sheet([evil]))))
+    assert "\n=cmd" not in frontier.machine_readable_csv([evil]) and ",=cmd" not in frontier.machine_readable_csv(
+        [evil]
+    )
+    assert list(csv.reader(io.StringIO(frontier.machine_readable_csv([evil]))))

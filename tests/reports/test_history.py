@@ -19,8 +19,8 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.result import AuditResult, Finding
 from auditor.gate import kept
-from auditor.gate.decide import decide, read_run
-from auditor.gate.history import History, history
+from auditor.gate.decide import apply_policy, read_run
+from auditor.gate.history import History, build_run_history
 from auditor.gate.policy import Policy, parse_rule
 from auditor.reports import history as reports
 from tests.gate.world import whole
@@ -94,7 +94,7 @@ def test_runs_stand_in_the_order_of_their_dates_and_what_cannot_be_compared_apar
         made("other", 5, family="gpt2"),
         made("older", 1, family="gpt2"),
     )
-    found = history([late, other, early, older])
+    found = build_run_history([late, other, early, older])
     assert names(found) == [["early", "late"], ["older", "other"]]
     assert found.lines[0].why == "" and "model family 'gpt2' against 'neox'" in found.lines[1].why
     first, change = found.lines[0].changes
@@ -120,7 +120,7 @@ def test_every_two_runs_of_a_line_can_be_compared(made: Maker) -> None:
     runs = [made("a", 1), made("b", 2), made("c", 3)]
     only(runs[0], "", samples=3)
     only(runs[2], "ethicist")
-    found = history(runs)
+    found = build_run_history(runs)
     assert names(found) == [["b", "c"], ["a"]]
     assert "attack settings: perplexity.samples 3 against 10" in found.lines[1].why
 
@@ -135,7 +135,7 @@ def test_checkpoints_stand_in_the_order_of_their_steps(made: Maker) -> None:
         made("c", 3, **plan(model="pythia", revision="step143000")),
         made("d", 4, **plan(model="gpt2-1558")),
     ]
-    found = history(runs, "checkpoint")
+    found = build_run_history(runs, "checkpoint")
     assert names(found) == [["b", "a", "c"]]
     assert [entry.label for entry in found.entries] == ["checkpoint-90", "checkpoint-1000", "step143000"]
     assert [Path(name).name for name, _ in found.left_out] == ["d"]
@@ -146,14 +146,14 @@ def test_commits_stand_in_the_order_in_which_they_were_first_audited(made: Maker
         made(name, day, environment={"commit": commit})
         for day, (name, commit) in enumerate(("af", "bc", "cf", "dc"), 1)
     ]
-    assert names(history(runs, "commit")) == [["a", "c", "b", "d"]]
+    assert names(build_run_history(runs, "commit")) == [["a", "c", "b", "d"]]
 
 
 def test_a_folder_is_one_run_whatever_it_is_called(made: Maker, tmp_path: Path) -> None:
     run = made("run", 1)
     (tmp_path / "latest").symlink_to("run")
     for given in ([tmp_path / "latest", run], [run, tmp_path / "latest", run]):
-        assert names(history(given)) == [["run"]]
+        assert names(build_run_history(given)) == [["run"]]
 
 
 def test_what_holds_no_result_is_left_out_and_said(made: Maker, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_what_holds_no_result_is_left_out_and_said(made: Maker, tmp_path: Path) 
     whole(torn)
     edited = made("edited", 4)
     repacked(edited)
-    found = history([run, tmp_path / "begun", tmp_path / "grid", torn, edited])
+    found = build_run_history([run, tmp_path / "begun", tmp_path / "grid", torn, edited])
     assert names(found) == [["run"]]
     begun, grid, other, later = (why for _, why in found.left_out)
     assert other.startswith("its result contradicts itself: recall is 0.51875, secrets.parquet makes it 0")
@@ -185,9 +185,9 @@ def rules(*sentences: str) -> Policy:
 def test_a_decision_is_kept_once_and_only_of_this_result(made: Maker) -> None:
     run = made("run", 1)
     for limit in ("0.01", "0.9", "0.01"):
-        kept.save_decision(run, decide(read_run(run), rules(f"recall <= {limit}")))
+        kept.save_decision(run, apply_policy(read_run(run), rules(f"recall <= {limit}")))
     assert [one.decision.verdict for one in kept.load_decisions(run)] == ["held", "failed"]
-    assert kept.load_decisions(run)[1].decision == decide(read_run(run), rules("recall <= 0.01"))
+    assert kept.load_decisions(run)[1].decision == apply_policy(read_run(run), rules("recall <= 0.01"))
     (run / "result.json").write_text((run / "result.json").read_text() + " ")  # as if it had run again
     assert kept.load_decisions(run) == ()
 
@@ -207,7 +207,7 @@ def test_an_edited_or_removed_decision_is_noticed(made: Maker, capsys: Said, nam
     """By every later gate, and by the history; nothing is then added behind it."""
     run, other = made("run", 1), made("other", 2)
     for limit in ("0.01", "0.9", "0.02"):
-        kept.save_decision(run, decide(read_run(run), rules(f"recall <= {limit}")))
+        kept.save_decision(run, apply_policy(read_run(run), rules(f"recall <= {limit}")))
     decisions = run / "decisions.jsonl"
     decisions.write_text("".join(DECISION_EDITS[name](decisions.read_text().splitlines(keepends=True))))
     edited = decisions.read_bytes()
@@ -217,7 +217,7 @@ def test_an_edited_or_removed_decision_is_noticed(made: Maker, capsys: Said, nam
         assert "decisions.jsonl: " in said.out and "was edited or taken away: restore it, or audit again" in said.out
         assert "audit history will not know of this decision" in said.err
     assert decisions.read_bytes() == edited
-    found = history([run, other])
+    found = build_run_history([run, other])
     assert names(found) == [["other"]] and "was edited or taken away" in found.left_out[0][1]
     with pytest.raises(AuditError, match="was edited or taken away"):
         kept.load_decisions(run)
@@ -227,8 +227,8 @@ def test_an_edited_or_removed_decision_is_noticed(made: Maker, capsys: Said, nam
 def test_a_gate_that_is_killed_while_it_keeps_breaks_no_chain(
     made: Maker, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
-    run, left, own = made("run", 1), [None] * writes, (disk.replace, disk.append)
-    decision = decide(read_run(run), rules("recall <= 0.9"))
+    run, left, own = made("run", 1), [None] * writes, (disk.replace_atomically, disk.append_durably)
+    decision = apply_policy(read_run(run), rules("recall <= 0.9"))
     kept.save_decision(run, decision)
 
     def killed(write: Callable[..., Any]) -> Callable[..., Any]:
@@ -241,13 +241,13 @@ def test_a_gate_that_is_killed_while_it_keeps_breaks_no_chain(
         return tried
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "replace", killed(own[0]))
-        patched.setattr(disk, "append", killed(own[1]))
+        patched.setattr(disk, "replace_atomically", killed(own[0]))
+        patched.setattr(disk, "append_durably", killed(own[1]))
         with contextlib.suppress(KeyboardInterrupt):
             kept.save_decision(run, decision)
-    assert not kept.why_decisions_edited(run)
+    assert not kept.decision_edits_sentence(run)
     kept.save_decision(run, decision)
-    assert not kept.why_decisions_edited(run)
+    assert not kept.decision_edits_sentence(run)
     assert len((run / "decisions.jsonl").read_text().splitlines()) == (3 if writes > 1 else 2)
 
 
@@ -266,7 +266,7 @@ def test_a_gate_that_cannot_be_kept_decides_all_the_same_and_says_so(
         raise AuditError(f"{path}: cannot be written: No space left on device")
 
     run = made("run", 1)
-    monkeypatch.setattr(disk, "append", full)
+    monkeypatch.setattr(disk, "append_durably", full)
     assert call(["gate", str(run), "--max", "recall=0.9"]) == 0
     assert "audit history will not know of this decision" in capsys.readouterr().err
 
@@ -314,8 +314,8 @@ def test_nothing_that_a_run_says_breaks_out(made: Maker, result: AuditResult, tm
         json.dumps(to_json(replace(read_run(runs[2]).result, findings=tuple(rows), targets=bad.targets)))
     )
     whole(runs[2])
-    kept.save_decision(runs[1], replace(decide(read_run(runs[1]), rules("recall <= 0.01")), baseline=HOSTILE))
-    page = Page(reports.page(history(runs), tmp_path))
+    kept.save_decision(runs[1], replace(apply_policy(read_run(runs[1]), rules("recall <= 0.01")), baseline=HOSTILE))
+    page = Page(reports.render_history_page(build_run_history(runs), tmp_path))
     assert not page.all("script") and not page.all("img") and "alert(1)" in "".join(page.text)
     assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
     assert "\x1b" not in "".join(page.text) and "\u202e" not in "".join(page.text)
@@ -324,8 +324,10 @@ def test_nothing_that_a_run_says_breaks_out(made: Maker, result: AuditResult, tm
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_the_page_in_a_browser(browser: Any, made: Maker, tmp_path: Path, width: int, dark: bool) -> None:
     runs = [made(f"run-{i}", i + 1, i) for i in range(7)]
-    kept.save_decision(runs[-1], decide(read_run(runs[-1]), rules("recall <= 0.01")))
-    (tmp_path / "history.html").write_text(reports.page(history(runs), tmp_path), encoding="utf-8")
+    kept.save_decision(runs[-1], apply_policy(read_run(runs[-1]), rules("recall <= 0.01")))
+    (tmp_path / "history.html").write_text(
+        reports.render_history_page(build_run_history(runs), tmp_path), encoding="utf-8"
+    )
     browser.open(tmp_path / "history.html", width, dark=dark)
     assert browser.evaluate("document.scrollingElement.scrollWidth") <= width
     assert browser.evaluate(CONTRAST) >= 4.5

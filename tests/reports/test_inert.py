@@ -51,38 +51,47 @@ def payloads(test: object) -> object:
 
 @payloads
 def test_a_clean_line_is_printable_bounded_and_stays_so(text: str) -> None:
-    line = inert.clean(text)
+    line = inert.to_printable_line(text)
     assert not BAD.search(line) and len(line) <= inert.LONGEST
-    assert line == inert.clean(line) == line.strip()
+    assert line == inert.to_printable_line(line) == line.strip()
     line.encode("utf-8")
 
 
 @given(st.text(st.characters(categories=("L", "N", "P", "S")), max_size=80))
 def test_what_can_be_read_is_kept(text: str) -> None:
     kept = "".join(c for c in text if unicodedata.category(c) != "Cf" and c not in "\ufffe\uffff")
-    assert inert.clean(text) == kept and inert.visible(text) == text
+    assert inert.to_printable_line(text) == kept and inert.show_invisible_characters(text) == text
 
 
 @given(st.text(st.characters(), max_size=80), st.text(st.characters(), max_size=80))
 def test_visible_text_loses_nothing(one: str, other: str) -> None:
     plain = {c for c in one + other if c not in "‹›↵"}
     first, second = ("".join(c for c in text if c in plain) for text in (one, other))
-    assert (inert.visible(first) == inert.visible(second)) == (first == second)
-    assert not BAD.search(inert.visible(first))
+    assert (inert.show_invisible_characters(first) == inert.show_invisible_characters(second)) == (first == second)
+    assert not BAD.search(inert.show_invisible_characters(first))
 
 
 def test_visible_text_shows_what_is_not_seen() -> None:
-    assert inert.visible("a  b\n\x00\x1b\u202e\ud800é") == "a  b↵‹U+0000›‹U+001B›‹U+202E›‹U+D800›é"
+    assert inert.show_invisible_characters("a  b\n\x00\x1b\u202e\ud800é") == "a  b↵‹U+0000›‹U+001B›‹U+202E›‹U+D800›é"
 
 
-@pytest.mark.parametrize("make", [inert.clean, inert.visible, inert.markdown, inert.latex, inert.cell])
+@pytest.mark.parametrize(
+    "make",
+    [
+        inert.to_printable_line,
+        inert.show_invisible_characters,
+        inert.escape_for_markdown,
+        inert.escape_for_latex,
+        inert.escape_csv_cell,
+    ],
+)
 def test_a_megabyte_is_cut_and_counted_quickly(make: object) -> None:
     start = time.perf_counter()
     for filler in ("x", "\x1b]", "\x1b[0", "[", ";", "=", " ", "@", "&", "\n"):
         text = make(filler * (1_000_000 // len(filler)))  # type: ignore[operator]
         assert len(text) < 10 * inert.LONGEST
     assert time.perf_counter() - start < 20
-    assert "1,000,000 characters" in inert.clean("x" * 1_000_000)
+    assert "1,000,000 characters" in inert.to_printable_line("x" * 1_000_000)
 
 
 class Elements(HTMLParser):
@@ -104,16 +113,20 @@ class Elements(HTMLParser):
 
 @payloads
 def test_html_holds_it_as_text_and_in_attributes(text: str) -> None:
-    escaped = inert.html(text)
+    escaped = inert.escape_for_html(text)
     page = Elements(f"<p title=\"{escaped}\" lang='{escaped}'>{escaped}</p>")
-    assert page.tags == ["p"] and page.text == inert.printable(text)
-    assert page.values == [inert.printable(text)] * 2
+    assert page.tags == ["p"] and page.text == inert.strip_unprintable(text)
+    assert page.values == [inert.strip_unprintable(text)] * 2
     assert not BAD.search(page.text.replace("\n", ""))
 
 
 @payloads
 def test_markdown_shows_it_as_it_stands(text: str) -> None:
-    for source in (inert.markdown(text), f"- {inert.markdown(text)}", f"> {inert.markdown(text)}"):
+    for source in (
+        inert.escape_for_markdown(text),
+        f"- {inert.escape_for_markdown(text)}",
+        f"> {inert.escape_for_markdown(text)}",
+    ):
         tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(source)
         inline = [child for token in tokens for child in token.children or []]
         allowed = {"text", "text_special", "softbreak"}
@@ -124,20 +137,20 @@ def test_markdown_shows_it_as_it_stands(text: str) -> None:
         }
         assert {token.type for token in tokens} <= blocks | structure
         seen = "".join(child.content for child in inline).replace("\u200b", "")
-        assert seen == inert.clean(text)
+        assert seen == inert.to_printable_line(text)
 
 
 @payloads
 def test_github_finds_nothing_to_link_or_notify(text: str) -> None:
     # What GitHub looks for in rendered text: GFM 6.9 autolinks, mentions, issues.
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(inert.markdown(text))
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(inert.escape_for_markdown(text))
     seen = "".join(child.content for token in tokens for child in token.children or [])
     assert not re.search(r"https?://|ftp://|\bwww\.|@\w|#\d|\bGH-\d", seen, re.IGNORECASE)
 
 
 @payloads
 def test_no_pipe_makes_a_cell(text: str) -> None:
-    source = f"| a | b |\n| --- | --- |\n| {inert.markdown(text)} | c |"
+    source = f"| a | b |\n| --- | --- |\n| {inert.escape_for_markdown(text)} | c |"
     tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(source)
     assert sum(token.type == "td_open" for token in tokens) == 2
 
@@ -149,26 +162,30 @@ def test_a_spreadsheet_runs_nothing(text: str) -> None:
     for cell in (rows[0][1], rows[1][0]):
         for part in (cell, *cell.split(";")):  # where `;` separates cells
             assert not part.lstrip().startswith(("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠"))
-        assert cell.replace("'", "") == inert.clean(text).replace("'", "")
+        assert cell.replace("'", "") == inert.to_printable_line(text).replace("'", "")
 
 
 @payloads
 def test_a_terminal_prints_text_not_markup(text: str) -> None:
     out = io.StringIO()
-    Console(file=out, width=10**7, force_terminal=True, color_system=None).print(inert.terminal(text), soft_wrap=True)
-    assert out.getvalue() == inert.clean(text) + "\n"
+    Console(file=out, width=10**7, force_terminal=True, color_system=None).print(
+        inert.escape_for_terminal(text), soft_wrap=True
+    )
+    assert out.getvalue() == inert.to_printable_line(text) + "\n"
 
 
 @given(NASTY)
 def test_latex_leaves_no_command(text: str) -> None:
     left = re.sub(
-        r"\\(?:text\w+|ldots|varepsilon|delta|Delta|geq|leq|times|infty)(?:\{\})?|\\[&%$#_{}]", "", inert.latex(text)
+        r"\\(?:text\w+|ldots|varepsilon|delta|Delta|geq|leq|times|infty)(?:\{\})?|\\[&%$#_{}]",
+        "",
+        inert.escape_for_latex(text),
     )
     assert "\\" not in left and not re.search("[%#&~^<>_]", left)
 
 
 def test_what_is_said_is_one_inert_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert console.say("error: '\x1b[2J[red]no[/red]\u202e\nsecond' " + "y" * 10**6, 2) == 2
+    assert console.print_line_to_stderr("error: '\x1b[2J[red]no[/red]\u202e\nsecond' " + "y" * 10**6, 2) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "[red]no[/red] second" in said and not BAD.search(said[:-1])
     assert len(said) < 5000

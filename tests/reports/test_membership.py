@@ -12,18 +12,18 @@ from rich.console import Console
 
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.records import details as detailed
 from auditor.records.details import Details
 from auditor.records.outcomes import PerSecret
 from auditor.reports import html, markdown
 from auditor.reports.blocks import Figure, Table
 from auditor.reports.contents import page_document
-from auditor.reports.plots import svg
+from auditor.reports.plots import render_plot_svg
 from auditor.reports.terminal import summary
-from auditor.reports.verdict import headline, verdict
+from auditor.reports.verdict import headline, verdict_paragraph
 from auditor.statistics import roc
-from auditor.statistics.metrics import auc_of, rate_of, score_of
+from auditor.statistics.metrics import auc_name, score_column, tpr_name
 from tests.reports.conftest import finding
 from tests.rows import write_rows
 
@@ -31,11 +31,11 @@ OBJECTION = "Members and non-members differ in kind: without any model, their to
 
 
 def auc(name: str, value: float, reach: float = 0.05) -> Measurement:
-    return Measurement(auc_of(name), value, value - reach, value + reach, 400, "AUC", "EZ-MIA" if not name else "")
+    return Measurement(auc_name(name), value, value - reach, value + reach, 400, "AUC", "EZ-MIA" if not name else "")
 
 
 def row(blind: float = 0.51, reference: float = 0.48) -> Finding:
-    found = [auc("", 0.8), Measurement(rate_of("", 0.01), 0.25, 0.1, 0.4, 300, "share", "75/300 above 2")]
+    found = [auc("", 0.8), Measurement(tpr_name("", 0.01), 0.25, 0.1, 0.4, 300, "share", "75/300 above 2")]
     controls = [auc("blind", blind), auc("reference_alone", reference)]
     by_repeats = {"1": auc("", 0.6), "64": auc("", 0.99, 0.01)}
     probed = replace(finding("undefended", "white-box", "ethicist"), attack="membership", curve=(), drawn=0)
@@ -55,16 +55,16 @@ def said_on_the_terminal(result: AuditResult) -> str:
 def test_an_objection_of_the_blind_baseline_is_the_first_thing_said_everywhere(result: AuditResult) -> None:
     told = with_row(result, row(blind=0.8))
     opening = f"{OBJECTION} (AUC 0.800 [0.750–0.850]), so no membership number here means what it says"
-    for text in (headline(told), verdict(told), said_on_the_terminal(told)):
+    for text in (headline(told), verdict_paragraph(told), said_on_the_terminal(told)):
         assert text.startswith(opening)
-    assert markdown.render(told).split("\n\n")[1].startswith("**Members and non-members differ in kind")
-    shown = html.render(told)
+    assert markdown.render_markdown_report(told).split("\n\n")[1].startswith("**Members and non-members differ in kind")
+    shown = html.render_html_report(told)
     assert shown.index(OBJECTION) < shown.index("verbatim")
 
 
 def test_a_blind_baseline_that_may_be_chance_says_nothing(result: AuditResult) -> None:
     quiet = with_row(result, row())
-    assert "differ in kind" not in headline(quiet) + verdict(quiet)
+    assert "differ in kind" not in headline(quiet) + verdict_paragraph(quiet)
     assert headline(result).partition(". ")[0] in headline(quiet)
     assert "differ in kind" not in headline(with_row(result, row(blind=0.2)))
 
@@ -89,16 +89,16 @@ def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show
         "75/300 above 2",
     )
     assert repeats.groups[0].rows[1] == ("64", "0.990", "[0.980–1.00]", "400")
-    assert "main: EZ-MIA" in markdown.render(with_row(result, row()))
+    assert "main: EZ-MIA" in markdown.render_markdown_report(with_row(result, row()))
     assert not any(s.id in ("membership", "roc") for s in page_document(result).sections)
 
 
 def scores() -> dict[str, np.ndarray]:
-    noise = generator("scores")
+    noise = keyed_random_generator("scores")
     return {name: np.concatenate([noise.normal(shift, 1, 30), noise.normal(0, 1, 20)]) for name, shift in NAMED.items()}
 
 
-NAMED = {score_of(""): 2.0, score_of("blind"): 0.0, score_of("stacked"): 1.0}
+NAMED = {score_column(""): 2.0, score_column("blind"): 0.0, score_column("stacked"): 1.0}
 
 
 def kept() -> Details:
@@ -114,10 +114,10 @@ def figure(result: AuditResult, details: Details) -> Figure:
 def test_the_curve_is_drawn_from_the_kept_scores_beside_the_blind_one_and_chance(result: AuditResult) -> None:
     drawn = figure(result, kept())
     assert [series.kind for series in drawn.series] == ["EZ-MIA", "blind baseline", "stacked"]
-    main = scores()[score_of("")]
-    expected = roc.curve(main[:30], main[30:])
+    main = scores()[score_column("")]
+    expected = roc.roc_curve_points(main[:30], main[30:])
     assert [(p.x, p.y) for p in drawn.series[0].points] == expected
-    picture = svg(drawn, {})
+    picture = render_plot_svg(drawn, {})
     assert "chance" in picture and "blind baseline" in picture and "Members found" in picture
     assert "10%" in picture and "100%" in picture
 
@@ -140,12 +140,14 @@ def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None
 def test_the_names_are_those_of_the_table(name: str) -> None:
     from auditor.statistics.metrics import find_metric
 
-    assert find_metric(auc_of(name)).unit == "AUC" and find_metric(auc_of(name)).scores == score_of(name)
-    assert find_metric(rate_of(name, 0.001)).rate == 0.001 and "0.1%" in find_metric(rate_of(name, 0.001)).title
+    assert find_metric(auc_name(name)).unit == "AUC" and find_metric(auc_name(name)).scores == score_column(name)
+    assert find_metric(tpr_name(name, 0.001)).rate == 0.001 and "0.1%" in find_metric(tpr_name(name, 0.001)).title
 
 
 def test_members_that_score_lower_than_others_are_told_apart_too(result: AuditResult) -> None:
     found = row()
     reversed_ = replace(found, measurements=(auc("", 0.1), *found.measurements[1:]))
     said = "members score lower than others, so read the other way 0.9"
-    assert said in html.render(with_row(result, reversed_)) and said not in html.render(with_row(result, found))
+    assert said in html.render_html_report(with_row(result, reversed_)) and said not in html.render_html_report(
+        with_row(result, found)
+    )

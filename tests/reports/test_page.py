@@ -41,7 +41,7 @@ CONTRAST = """(() => {
 @pytest.fixture
 def page(tmp_path: Path, result: AuditResult) -> Path:
     path = tmp_path / "report.html"
-    path.write_text(html.render(result), encoding="utf-8")
+    path.write_text(html.render_html_report(result), encoding="utf-8")
     return path
 
 
@@ -67,7 +67,9 @@ def test_a_long_word_does_not_widen_the_page(browser: Any, tmp_path: Path, resul
     word = "x" * 500
     targets = tuple(replace(target, title=word, description=word) for target in result.targets)
     path = tmp_path / "report.html"
-    path.write_text(html.render(replace(result, name=word, command=word, targets=targets)), encoding="utf-8")
+    path.write_text(
+        html.render_html_report(replace(result, name=word, command=word, targets=targets)), encoding="utf-8"
+    )
     browser.open(path, 390)
     assert browser.evaluate("document.scrollingElement.scrollWidth") <= 390
 
@@ -185,7 +187,7 @@ def test_hostile_names_stay_text_in_the_browser(
     details = secret_by_secret(result, 5, length=3, name=hostile_text + "{}", group=hostile_text + "{}")
     said = SecretText("a", hostile_text, (hostile_text, "<b>b</b>", "x" * 1_000_000))
     path = tmp_path / "report.html"
-    page = html.render(
+    page = html.render_html_report(
         replace(result, plan={"group_column": hostile_text}), details, texts={s.id: said for s in details.secrets}
     )
     path.write_text(page, encoding="utf-8")

@@ -50,7 +50,7 @@ def printed(
     request: pytest.FixtureRequest, browser: Any, lab: AuditResult, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Printed]:
     page, shown = tmp_path_factory.mktemp("printed") / "report.html", lab_of_readme(lab)
-    page.write_text(html.render(shown, detailed_run(shown, 480, length=24)), encoding="utf-8")
+    page.write_text(html.render_html_report(shown, detailed_run(shown, 480, length=24)), encoding="utf-8")
     return on_paper(browser, page, request.param)
 
 
@@ -67,7 +67,9 @@ def test_two_pages_for_the_decision_then_the_annex(printed: list[Printed]) -> No
 def test_the_annex_begins_on_a_page_of_its_own(browser: Any, tmp_path: Path, result: AuditResult) -> None:
     """Also where the part for the decision ends in the middle of one."""
     page, one = tmp_path / "report.html", lab_of_readme(result)
-    page.write_text(html.render(replace(one, findings=one.findings[:1], targets=one.targets[:1])), encoding="utf-8")
+    page.write_text(
+        html.render_html_report(replace(one, findings=one.findings[:1], targets=one.targets[:1])), encoding="utf-8"
+    )
     texts = [text for text, _ in on_paper(browser, page, "A4")]
     (annex,) = (i for i, text in enumerate(texts) if "For fixing the model" in text)
     assert texts[annex].startswith("For fixing the model")

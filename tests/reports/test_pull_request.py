@@ -40,7 +40,7 @@ def compared(*deltas: float | None, name: str = "main", runs: int = 2) -> Compar
 
 
 def test_verdict_results_and_claims_are_seen_and_the_rest_is_folded(result: AuditResult) -> None:
-    text = markdown.render(result)
+    text = markdown.render_markdown_report(result)
     assert "PMixED (sound): inconclusive" in seen(text) and "166/320 (52% [46–57])" in seen(text)
     assert [line[4:] for line in text.splitlines() if line.startswith("### ")][:3] == [
         *("What to do now", "Signal by signal", "Results")
@@ -54,12 +54,12 @@ def test_verdict_results_and_claims_are_seen_and_the_rest_is_folded(result: Audi
 
 def test_a_broken_claim_need_not_be_unfolded(result: AuditResult) -> None:
     broken = replace(result.findings[4], notes=("holds with margin 1%",), violations=("3 tokens were not charged",))
-    text = seen(markdown.render(replace(result, findings=(*result.findings[:4], broken))))
+    text = seen(markdown.render_markdown_report(replace(result, findings=(*result.findings[:4], broken))))
     assert "- PMixED (sound), ethicist: VIOLATED: 3 tokens were not charged" in text and "holds with" not in text
 
 
 def test_what_changed_is_said_worst_first(result: AuditResult) -> None:
-    text = seen(markdown.render(result, compared(0.0, -0.3, 0.25, None)))
+    text = seen(markdown.render_markdown_report(result, compared(0.0, -0.3, 0.25, None)))
     assert "### Since main\n" in text
     assert "1 of 4 configurations leak more, 1 less, 1 show no change, 1 not compared." in text
     rows = [line for line in text.splitlines() if line.startswith("| undefended, white-box")]
@@ -69,7 +69,9 @@ def test_what_changed_is_said_worst_first(result: AuditResult) -> None:
 
 
 def test_touching_zero_is_no_change(result: AuditResult) -> None:
-    assert "0 of 1 configuration leaks more, 0 less, 1 show no change" in markdown.render(result, compared(0.1))
+    assert "0 of 1 configuration leaks more, 0 less, 1 show no change" in markdown.render_markdown_report(
+        result, compared(0.1)
+    )
 
 
 @pytest.mark.parametrize(("name", "rows"), [("n", 60), ("&" * 1000, 20), ("|`" * 100_000, 1), ("x\n\n# <b>" * 3000, 1)])
@@ -78,7 +80,7 @@ def test_it_always_fits(result: AuditResult, name: str, rows: int) -> None:
     many = tuple(replace(f, attack=f"{name}{i}") for i in range(rows) for f in result.findings[:2])
     targets = tuple(TargetRecord(f"t{i}", name, name, claim=claim) for i in range(min(rows, 30)))
     big = replace(result, name=name, command=name, findings=many, targets=targets, plan={"model": name})
-    text = markdown.render(big, compared(*[0.2] * rows, name=name))
+    text = markdown.render_markdown_report(big, compared(*[0.2] * rows, name=name))
     assert len(text) <= markdown.MOST < GITHUB / 2
     assert text.count("<details>") == text.count("</details>")
     if rows > 1:
@@ -88,7 +90,7 @@ def test_it_always_fits(result: AuditResult, name: str, rows: int) -> None:
 
 
 def test_the_folder_holds_what_changed(tmp_path: Path, result: AuditResult) -> None:
-    files.write(tmp_path, result)
+    files.write_run_reports(tmp_path, result)
     files.render_all(tmp_path, compared(0.3))
     assert "leaks more" in (tmp_path / "report.md").read_text(encoding="utf-8")
     files.render_all(tmp_path)

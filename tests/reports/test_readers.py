@@ -19,9 +19,9 @@ from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
 from auditor.reports import contents
 from auditor.reports.blocks import Document, Figure, Forest, Paragraph, Table
-from auditor.reports.plots import svg
-from auditor.reports.verdict import verdict, verdict_by_question
-from auditor.statistics.exposure import null_band
+from auditor.reports.plots import render_plot_svg
+from auditor.reports.verdict import verdict_by_question, verdict_paragraph
+from auditor.statistics.exposure import null_exposure_tail_bound
 
 
 def blocks(doc: Document, section: str) -> list[Any]:
@@ -58,7 +58,7 @@ def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
 def test_the_answers_say_what_the_verdict_says(result: AuditResult) -> None:
     """Nothing of the verdict is lost where it is told by question."""
     told = " ".join(f"{term}: {text}" for term, text in verdict_by_question(result)).lower()
-    for sentence in re.split(r"(?<=[.]) (?=[A-Z])", verdict(result)):
+    for sentence in re.split(r"(?<=[.]) (?=[A-Z])", verdict_paragraph(result)):
         assert sentence.lower() in told, sentence
     assert [term for term, _ in verdict_by_question(result)][:2] == ["Undefended", "PMixED (sound)"]
     assert "8.78 times as long" in told and "320 secrets attacked" in told
@@ -150,8 +150,8 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
     assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
     assert "Above it: Undefended, white-box." in drawn.description
-    assert drawn.null is not None and drawn.null.points[-1].high == null_band(7, 8)
-    picture = svg(drawn, {})
+    assert drawn.null is not None and drawn.null.points[-1].high == null_exposure_tail_bound(7, 8)
+    picture = render_plot_svg(drawn, {})
     assert "nothing memorised: 2^-x" in picture and "Exposure (bits)" in picture and "var(--series-1)" in picture
 
 

@@ -24,7 +24,7 @@ from auditor.reports import advice, edpb, history, markdown, severity, verdict, 
 from auditor.reports.screen import first_screen
 from auditor.reports.signals import least_detectable
 from auditor.reports.terminal import summary
-from auditor.statistics.intervals import clopper_pearson, excess_mean
+from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers
 from tests.conftest import methods
 
 REASSURING = ("no leakage", "nothing here to mend", "none seen")
@@ -83,12 +83,12 @@ def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     """What speaks of a run, without its layout."""
     yield "screen", " ".join(first_screen(result, Path("runs/own")).plain.split())
     yield "headline", verdict.headline(result)
-    yield "verdict", verdict.verdict(result)
+    yield "verdict", verdict.verdict_paragraph(result)
     seen = assess_signals(result)
     yield "severity", " ".join(severity.severity_of_target(seen, target).word for target in seen.targets)
     yield "advise", " ".join(f"{one.kind}: {one.said}" for one in advice.advice(result, Details()))
-    yield "history", " ".join(history._most(result, target.name) for target in result.targets)
-    yield "EDPB", edpb._concluded(edpb.EdpbEvidence(result, "digest"))
+    yield "history", " ".join(history._strongest_leak_phrase(result, target.name) for target in result.targets)
+    yield "EDPB", edpb._signal_counts(edpb.EdpbEvidence(result, "digest"))
 
 
 def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
@@ -222,7 +222,7 @@ def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
         assert "no leakage seen" in text or where in ("verdict", "answers", "severity"), (where, text)
     said = told(result)["verdict"]
     assert "It would have been shown from: verbatim extraction 12%, membership 0.560." in said
-    assert "| Membership | white-box | not shown |" in markdown.render(result)
+    assert "| Membership | white-box | not shown |" in markdown.render_markdown_report(result)
 
 
 def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -> None:
@@ -268,7 +268,9 @@ def probabilities(draw: st.DrawFn, name: str, attack: str) -> Drawn:
     own = probability(name, value, max(0.0, value - reach), min(1.0, value + reach))
     other = draw(st.one_of(st.none(), st.floats(0, 0.2)))
     floor = None if other is None else probability(f"{name}_nonmembers", other, other / 2, other + 0.1, OTHERS)
-    excess = () if floor is None or draw(st.booleans()) else (excess_mean(f"excess_{name}", own, floor),)
+    excess = (
+        () if floor is None or draw(st.booleans()) else (mean_excess_over_nonmembers(f"excess_{name}", own, floor),)
+    )
     above = own.low * N >= 1 if floor is None else own.low > floor.high or (own.low > floor.value and value * N >= 1)
     measured = (own, *(() if floor is None else (floor,)), *excess)
     return Drawn(row(attack, *measured), above)

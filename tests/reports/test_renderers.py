@@ -21,7 +21,7 @@ from auditor.records.texts import SecretText
 from auditor.reports import html, markdown, terminal
 from auditor.reports.contents import markdown_document
 from auditor.reports.figures import all_figures
-from auditor.reports.plots import svg
+from auditor.reports.plots import render_plot_svg
 
 FACTS = (
     "166/320 (52% [46–57])",
@@ -99,8 +99,8 @@ class Page(HTMLParser):
 @pytest.mark.parametrize("fact", FACTS)
 def test_facts_are_in_every_report(result: AuditResult, fact: str) -> None:
     assert fact in screen(result, 120)
-    assert fact in markdown.render(result)
-    assert fact in "".join(Page(html.render(result)).text)
+    assert fact in markdown.render_markdown_report(result)
+    assert fact in "".join(Page(html.render_html_report(result)).text)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_facts_are_in_every_report(result: AuditResult, fact: str) -> None:
 )
 def test_near_duplicates_of_known_pairs_are_counted(result: AuditResult, count: int | None, text: str) -> None:
     shown = replace(result, benchmark=replace(result.benchmark, near_duplicates=count))
-    assert f"- Near-duplicates of auxiliary data: {text}" in markdown.render(shown)
-    assert text in "".join(Page(html.render(shown)).text)
+    assert f"- Near-duplicates of auxiliary data: {text}" in markdown.render_markdown_report(shown)
+    assert text in "".join(Page(html.render_html_report(shown)).text)
 
 
 def test_every_measurement_is_in_the_reports(result: AuditResult) -> None:
@@ -127,10 +127,10 @@ def test_every_measurement_is_in_the_reports(result: AuditResult) -> None:
 
 def test_a_probe_shows_its_own_number_where_an_attack_shows_recall(with_probe: AuditResult) -> None:
     row = ("extraction-probability", "mean p 31% [27–35]", "<0.01% [0.00–4.00]", "31% [26–36]")
-    text = "".join(Page(html.render(with_probe)).text)
+    text = "".join(Page(html.render_html_report(with_probe)).text)
     for cell in row:
         assert cell in screen(with_probe, 120) and cell in text
-    assert f"| {' | '.join(map(markdown.escape, row))} |" in markdown.render(with_probe)
+    assert f"| {' | '.join(map(markdown.escape, row))} |" in markdown.render_markdown_report(with_probe)
     assert "(10, 0.9)-discoverable" in text and "Expected recall of any of 100, non-members" in text
 
 
@@ -150,7 +150,7 @@ def test_any_of_n_is_drawn_beside_the_floor(with_probe: AuditResult, probe_only:
     drawn = [f for f in figures if f.plot == "any_of_n"]
     assert [f.id for f in drawn] == ["any-of-white-box"] and len(drawn[0].findings) == 2
     assert ("100", "100.0% [96.0–100.0]", "46% [42–50]") in drawn[0].table.groups[0].rows
-    picture = svg(drawn[0], {})
+    picture = render_plot_svg(drawn[0], {})
     assert "non-members" in picture and "Samples" in picture
     assert "any_of_n" not in [f.plot for f in figures if f.id.endswith("text-only")]
     repeats = next(f for f in figures if f.id == "repeats-white-box")
@@ -159,15 +159,15 @@ def test_any_of_n_is_drawn_beside_the_floor(with_probe: AuditResult, probe_only:
 
 
 def test_reports_are_deterministic(result: AuditResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = html.render(result)
-    monkeypatch.setattr(html, "svg", svg)  # drawn again, and not kept from the last time
-    assert html.render(result) == drawn
-    assert markdown.render(result) == markdown.render(result)
+    drawn = html.render_html_report(result)
+    monkeypatch.setattr(html, "render_plot_svg", render_plot_svg)  # drawn again, and not kept from the last time
+    assert html.render_html_report(result) == drawn
+    assert markdown.render_markdown_report(result) == markdown.render_markdown_report(result)
 
 
 def test_an_empty_result_still_renders(result: AuditResult) -> None:
     empty = replace(result, findings=(), targets=(), timings={}, environment={}, plan={})
-    for text in (html.render(empty), markdown.render(empty), screen(empty, 80)):
+    for text in (html.render_html_report(empty), markdown.render_markdown_report(empty), screen(empty, 80)):
         assert "Nothing was measured on the undefended model" in " ".join(text.split())
 
 
@@ -207,7 +207,7 @@ def test_terminal_shows_hostile_text_as_text(result: AuditResult) -> None:
 
 
 def test_markdown_shows_hostile_text_as_text(result: AuditResult) -> None:
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(markdown.render(hostile(result)))
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(markdown.render_markdown_report(hostile(result)))
     inline = [child for token in tokens for child in token.children or []]
     unwanted = {"html_inline", "link_open", "code_inline", "em_open"}
     assert not unwanted & {token.type for token in (*tokens, *inline)}
@@ -217,7 +217,7 @@ def test_markdown_shows_hostile_text_as_text(result: AuditResult) -> None:
 
 
 def test_no_pipe_makes_or_eats_a_cell(result: AuditResult) -> None:
-    lines = markdown.page(markdown_document(hostile(result))).splitlines()
+    lines = markdown.render_markdown_document(markdown_document(hostile(result))).splitlines()
     tables = [list(group) for is_row, group in groupby(lines, key=lambda line: line.startswith("| ")) if is_row]
     assert len(tables) == 11
     for table in tables:
@@ -239,7 +239,7 @@ def test_markdown_line_starts(text: str) -> None:
 
 
 def test_html_shows_hostile_text_as_text(result: AuditResult) -> None:
-    page, usual = Page(html.render(hostile(result))), Page(html.render(result))
+    page, usual = Page(html.render_html_report(hostile(result))), Page(html.render_html_report(result))
     assert not page.all("script")
     assert {tag for tag, _ in page.tags} == {tag for tag, _ in usual.tags}
     assert "<script>alert(1)</script> [red]x[/red]" in "".join(page.text)
@@ -251,8 +251,8 @@ def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResu
         "row-1": SecretText("s1", "nobody's", ("guess",), {row: "other"}),
         "row-2": SecretText("s2", HOSTILE, ("=1", "\n"), {row: "=1\n"}, (row,)),
     }
-    page, usual = Page(html.render(result, texts=said)), Page(html.render(result))
-    text, mark = "".join(page.text), markdown.render(result, texts=said)
+    page, usual = Page(html.render_html_report(result, texts=said)), Page(html.render_html_report(result))
+    text, mark = "".join(page.text), markdown.render_markdown_report(result, texts=said)
     assert {tag for tag, _ in page.tags} == {tag for tag, _ in usual.tags}
     tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(mark)
     inline = {child.type for token in tokens for child in token.children or []}
@@ -265,17 +265,17 @@ def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResu
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", report)
         assert report.index("s2") < report.index("nobody's")  # what was given away comes first
     assert "holds no text" not in text and "holds no text" in "".join(usual.text)
-    assert "shows private text" not in "".join(usual.text) + markdown.render(result)
+    assert "shows private text" not in "".join(usual.text) + markdown.render_markdown_report(result)
 
 
 def test_a_revealed_page_stays_small(result: AuditResult) -> None:
     many = {f"s{i}": SecretText(f"s{i}", "p" * 200, ("s" * 200,)) for i in range(10_000)}
-    page = html.render(result, texts=many)
+    page = html.render_html_report(result, texts=many)
     assert len(page.encode()) < 3_000_000 and re.search("2,[0-9]{3} of 10,000 secrets", page)
 
 
 def test_a_fence_is_longer_than_the_backticks_it_holds(result: AuditResult) -> None:
-    text = markdown.render(replace(result, command="echo ```` # x"))
+    text = markdown.render_markdown_report(replace(result, command="echo ```` # x"))
     assert "\n`````\necho ```` # x\n`````\n" in text
 
 
@@ -287,7 +287,7 @@ def written(request: pytest.FixtureRequest, detailed: tuple[Path, Any]) -> str:
     """The page of a result, and of one with the list of its secrets."""
     if request.param == "secret by secret":
         return detailed[0].read_text()
-    return html.render(request.getfixturevalue("lab"))
+    return html.render_html_report(request.getfixturevalue("lab"))
 
 
 def test_the_page_loads_nothing(written: str) -> None:
@@ -328,7 +328,7 @@ def test_ids_are_unique_and_references_resolve(written: str) -> None:
 
 
 def test_plots_are_small_and_follow_the_theme(result: AuditResult) -> None:
-    plots = re.findall(r"<svg.*?</svg>", html.render(result), re.DOTALL)
+    plots = re.findall(r"<svg.*?</svg>", html.render_html_report(result), re.DOTALL)
     assert len(plots) == 5
     for plot in plots:
         assert len(plot.encode()) < 60_000
@@ -339,7 +339,7 @@ def test_plots_are_small_and_follow_the_theme(result: AuditResult) -> None:
 def test_a_plot_leaves_titles_alone(result: AuditResult) -> None:
     title = 'x=0.123456 #010203 id="y" $a$'
     renamed = replace(result, targets=(replace(result.targets[0], title=title), *result.targets[1:]))
-    plots = re.findall(r"<svg.*?</svg>", html.render(renamed), re.DOTALL)
+    plots = re.findall(r"<svg.*?</svg>", html.render_html_report(renamed), re.DOTALL)
     assert all(title in plot for plot in plots)
 
 
@@ -354,7 +354,7 @@ def test_a_large_plot_is_small_too(result: AuditResult) -> None:
         for figure in getattr(block, "figures", ())
         if figure.plot == "errors"
     )
-    assert len(svg(figure, {}).encode()) < 60_000
+    assert len(render_plot_svg(figure, {}).encode()) < 60_000
 
 
 def test_on_paper_a_paragraph_is_set_as_on_the_screen() -> None:

@@ -16,16 +16,16 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Measurement
 from auditor.records import saved
-from auditor.reports.schema import PATH, schema, text
+from auditor.reports.schema import PATH, result_json_schema, schema_file_text
 from tests.conftest import fits_schema
 
 VALIDATOR = Draft202012Validator(json.loads(PATH.read_text(encoding="utf-8")))
 
 
 def test_the_published_file_is_that_of_this_version() -> None:
-    assert PATH.read_text(encoding="utf-8") == text(), "run: python -m auditor.reports.schema"
-    Draft202012Validator.check_schema(schema())
-    assert schema()["$id"].endswith(f":{SCHEMA_VERSION}")
+    assert PATH.read_text(encoding="utf-8") == schema_file_text(), "run: python -m auditor.reports.schema"
+    Draft202012Validator.check_schema(result_json_schema())
+    assert result_json_schema()["$id"].endswith(f":{SCHEMA_VERSION}")
 
 
 def test_the_command_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,10 +85,10 @@ def test_it_fits_and_hides_no_leak(result: AuditResult, folder: str) -> None:
     counted = sum(int(n) for one in sentences for n in re.findall(r"and (\d+) more leak", one))
     named = [target for target in leaking if any(titles[target][:20] in one for one in sentences)]
     assert len(named) + counted >= len(leaking), said
-    if not all(map(seen.reassures, seen.targets)) and "no leakage seen" in said:
-        assert any(map(seen.reassures, seen.targets))
+    if not all(map(seen.shows_no_leakage, seen.targets)) and "no leakage seen" in said:
+        assert any(map(seen.shows_no_leakage, seen.targets))
     if any(seen.doubts_about(target) for target in seen.targets):
-        assert "no leakage seen" not in said or any(map(seen.reassures, seen.targets))
+        assert "no leakage seen" not in said or any(map(seen.shows_no_leakage, seen.targets))
         assert entry(shown, "DOUBT")
 
 

@@ -31,14 +31,14 @@ def embedded(page: str) -> dict[str, Any]:
 
 
 def listed(result: AuditResult, details: Details) -> Mapping[str, Any]:
-    block = secrets.block(result, details)
+    block = secrets.secret_list_block(result, details)
     assert block is not None
     return block.data
 
 
 def read_back(log_prob: float) -> float:
     """The probability that the page's script makes of a token's character."""
-    place = secrets.CODES.index(secrets.code([log_prob]))
+    place = secrets.CODES.index(secrets.encode_log_probs([log_prob]))
     return float((1 - place / (len(secrets.CODES) - 1)) ** secrets._POWER)
 
 
@@ -67,7 +67,7 @@ def test_ten_thousand_secrets_stay_under_three_megabytes(ten_thousand: Path) -> 
 
 def test_long_names_and_suffixes_do_not_burst_the_budget(result: AuditResult, secret_by_secret: Secrets) -> None:
     details = secret_by_secret(result, 2000, length=400, name="{:06d}" + "x" * 10_000, group="g{}" + "y" * 80)
-    assert len(html._data(listed(result, details)).encode()) <= secrets.BUDGET
+    assert len(html._script_safe_json(listed(result, details)).encode()) <= secrets.BUDGET
 
 
 def test_what_fits_is_all_there(result: AuditResult, secret_by_secret: Secrets) -> None:
@@ -107,7 +107,7 @@ def test_hostile_ids_groups_and_texts_are_inert(
 ) -> None:
     details = secret_by_secret(result, 10, length=3, name=hostile_text + "{}", group=hostile_text + "{}")
     texts = {s.id: SecretText(s.alias, hostile_text, (hostile_text, "", "b")) for s in details.secrets}
-    page = html.render(replace(result, plan={"group_column": hostile_text}), details, texts=texts)
+    page = html.render_html_report(replace(result, plan={"group_column": hostile_text}), details, texts=texts)
     assert page.count("<script") == page.count("</script>") == 2  # the data and ours
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028]", page)
     data = embedded(page)
@@ -119,9 +119,9 @@ def test_text_is_shown_only_where_it_is_handed_in_and_the_page_says_so(
     result: AuditResult, secret_by_secret: Secrets
 ) -> None:
     details = secret_by_secret(result, 10, length=3)
-    hidden = html.render(result, details)
+    hidden = html.render_html_report(result, details)
     said = SecretText("a2", "at the", ("Hea", "ring", " Ann"))
-    shown = html.render(result, details, texts={"id-2": said})
+    shown = html.render_html_report(result, details, texts={"id-2": said})
     assert "holds no text of the attacked data" in hidden and "shows private text" not in hidden
     assert "This report shows private text" in shown and "holds no text" not in shown
     assert embedded(shown)["texts"][2] == ["Hea", "ring", " Ann"]
@@ -129,11 +129,11 @@ def test_text_is_shown_only_where_it_is_handed_in_and_the_page_says_so(
 
 def test_secrets_go_by_their_aliases(result: AuditResult, secret_by_secret: Secrets) -> None:
     details = secret_by_secret(result, 10, length=3)
-    page = html.render(result, details)
+    page = html.render_html_report(result, details)
     assert embedded(page)["ids"] == [s.alias for s in details.secrets]
     assert not any(s.id in page for s in details.secrets)
 
 
 def test_a_run_that_kept_nothing_has_no_list_and_no_script(result: AuditResult) -> None:
-    page = html.render(result)
+    page = html.render_html_report(result)
     assert "secrets-data" not in page and "<script" not in page and "script-src" not in page

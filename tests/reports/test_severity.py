@@ -62,7 +62,7 @@ def test_the_reassuring_word_stands_only_where_all_was_tested_and_nothing_is_ope
     stands = severity.severity_of_target(found, "t").word == NONE
     clean = all(s.status == NOT_SHOWN and not s.suspected for s in found.signals)
     assert stands == (clean and bool(found.signals) and not found.doubts_about("t"))
-    assert not stands or found.reassures("t")
+    assert not stands or found.shows_no_leakage("t")
 
 
 @given(ASSESSED)
@@ -131,7 +131,7 @@ def test_what_is_said(found: Assessment, word: str, why: str) -> None:
 
 
 def test_the_rule_stands_beside_the_word_in_both_reports(result: AuditResult) -> None:
-    page, text = html.render(result), markdown.render(result)
+    page, text = html.render_html_report(result), markdown.render_markdown_report(result)
     assert "<strong>High</strong>: text of training records is extracted" in page and RULE in page
     assert "- Undefended: **high**: text of training records is extracted" in text and RULE in text
     assert all(word.capitalize() in RULE for word in WORDS)

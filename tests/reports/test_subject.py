@@ -46,27 +46,32 @@ def own(result: AuditResult, plan: dict[str, Any], **others: Any) -> AuditResult
     ],
 )
 def test_what_was_audited(result: AuditResult, plan: dict[str, Any], others: dict[str, Any], what: str) -> None:
-    assert subject.line(own(result, plan, **others)) == f"Privacy audit of {what}; 21 November 2025, audit 0.1.0"
+    assert (
+        subject.audit_subject_line(own(result, plan, **others))
+        == f"Privacy audit of {what}; 21 November 2025, audit 0.1.0"
+    )
 
 
 def test_of_the_lab(result: AuditResult) -> None:
     line = "Privacy audit of the built-in lab model with synthetic records; 21 November 2025, audit 0.1.0"
-    assert subject.line(replace(result, plan={})) == line
+    assert subject.audit_subject_line(replace(result, plan={})) == line
 
 
 def test_it_is_the_first_line_of_both_reports_and_the_folder_is_not(result: AuditResult) -> None:
     named = own(replace(result, name="20251121-folder"), OWN, base="org/base-7b")
-    line = subject.line(named)
-    assert markdown.render(named).startswith(f"## {line}\n")
-    page = html.render(named)
+    line = subject.audit_subject_line(named)
+    assert markdown.render_markdown_report(named).startswith(f"## {line}\n")
+    page = html.render_html_report(named)
     assert f"<title>{line}</title>" in page and page.index(f"<h1>{line}</h1>") < page.index("20251121-folder")
 
 
 def test_a_long_name_is_no_long_heading(result: AuditResult) -> None:
-    assert len(subject.line(own(result, {"model": "m" * 1000, "data": "d" * 1000}, base="b" * 1000))) < 400
+    assert (
+        len(subject.audit_subject_line(own(result, {"model": "m" * 1000, "data": "d" * 1000}, base="b" * 1000))) < 400
+    )
 
 
 def test_how_conversations_were_written_stands_beside_it(result: AuditResult) -> None:
-    assert "Text form" not in markdown.render(result)
+    assert "Text form" not in markdown.render_markdown_report(result)
     chat = replace(result, benchmark=replace(result.benchmark, text_form="model, 2025-11-20 (SHA-256 0123456789ab)"))
-    assert "Text form: --template model, 2025-11-20 ·" in markdown.render(chat)
+    assert "Text form: --template model, 2025-11-20 ·" in markdown.render_markdown_report(chat)

@@ -12,7 +12,7 @@ from auditor.reports import contents, glance, markdown
 from auditor.reports.blocks import Paragraph
 from auditor.reports.topics import DECIDE, Topic
 
-ALL = contents.topics()
+ALL = contents.all_report_topics()
 
 
 def test_ids_and_turns_are_given_once() -> None:
@@ -30,15 +30,15 @@ def test_a_new_section_is_one_entry(monkeypatch: pytest.MonkeyPatch, result: Aud
         return Topic(id, f"About {id}", lambda m: [Paragraph(f"{m.result.seed} told of {id}")], DECIDE, place, turn)
 
     monkeypatch.setattr(glance, "TOPICS", (*glance.TOPICS, said("weather", 98, 0), said("harvest", 99, 14)))
-    contents.topics.cache_clear()
+    contents.all_report_topics.cache_clear()
     try:
         page = dict(contents.page_document(result).parts)[DECIDE]
         assert [section.id for section in page][-2:] == ["weather", "harvest"]
-        text = markdown.render(result)
+        text = markdown.render_markdown_report(result)
         assert f"{result.seed} told of harvest" in text and "weather" not in text
     finally:
         monkeypatch.undo()
-        contents.topics.cache_clear()
+        contents.all_report_topics.cache_clear()
 
 
 def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:

@@ -10,8 +10,8 @@ from auditor.core.result import AuditResult, Measurement, Recalled, Unlearning
 from auditor.reports import markdown
 from auditor.reports.blocks import Table
 from auditor.reports.contents import page_document
-from auditor.reports.unlearning import sentence
-from auditor.reports.verdict import verdict
+from auditor.reports.unlearning import forgetting_sentences
+from auditor.reports.verdict import verdict_paragraph
 
 MODELS = {"before": "undefended", "after": "pmixed"}
 NEVER = {"retrained": "retrained", "retrained_relearned": "retrained-relearned"}
@@ -43,7 +43,7 @@ def left(*numbers: Recalled, ratio: float = 1.1) -> Unlearning:
 
 
 def test_what_is_hidden_comes_back_and_is_said_to(result: AuditResult) -> None:
-    said = sentence(
+    said = forgetting_sentences(
         result, left(row("forgotten", 0.30, 0.02, 0.16, never=0.0), row("retained", 0.3, 0.3, 0.3, never=0.3))
     )
     assert said == (
@@ -55,7 +55,7 @@ def test_what_is_hidden_comes_back_and_is_said_to(result: AuditResult) -> None:
 
 
 def test_what_is_still_there_is_said_to_be(result: AuditResult) -> None:
-    said = sentence(result, left(row("forgotten", 0.30, 0.1, 0.08, never=0.01), ratio=1.8))
+    said = forgetting_sentences(result, left(row("forgotten", 0.30, 0.1, 0.08, never=0.01), ratio=1.8))
     assert "Still there, more than in a model that never saw it, by extraction probability, mean. " in said
     assert "20 steps of relearning on 30 other records are not shown to bring it back: extraction" in said
     assert said.endswith("(+80%); a model that says little leaks little.")
@@ -66,7 +66,7 @@ def test_what_is_still_there_is_said_to_be(result: AuditResult) -> None:
     [(0.2, "Above records it never saw by extraction probability, mean."), (0.01, "Not shown to be above records it")],
 )
 def test_without_a_model_that_never_saw_them_the_floor_judges(result: AuditResult, after: float, words: str) -> None:
-    said = sentence(result, left(row("forgotten", 0.3, after, 0.3), row("nonmembers", 0.0, 0.0, 0.0)))
+    said = forgetting_sentences(result, left(row("forgotten", 0.3, after, 0.3), row("nonmembers", 0.0, 0.0, 0.0)))
     assert (
         words in said
         and "Without --retrained, nothing tells what comes back from what such steps teach any model." in said
@@ -74,10 +74,10 @@ def test_without_a_model_that_never_saw_them_the_floor_judges(result: AuditResul
 
 
 def test_what_was_not_measured_is_not_said(result: AuditResult) -> None:
-    assert sentence(result, left()) == "PMixED (sound): nothing was measured of what it was to forget."
+    assert forgetting_sentences(result, left()) == "PMixED (sound): nothing was measured of what it was to forget."
     bare = replace(left(row("forgotten", 0.3, 0.1, 0.1)), steps=0, perplexity={})
-    assert "relearning" not in sentence(result, bare)
-    assert sentence(result, bare).endswith("What it cost in perplexity was not measured.")
+    assert "relearning" not in forgetting_sentences(result, bare)
+    assert forgetting_sentences(result, bare).endswith("What it cost in perplexity was not measured.")
 
 
 def test_the_table_has_every_group_and_model_and_every_report_the_sentence(result: AuditResult) -> None:
@@ -91,6 +91,6 @@ def test_the_table_has_every_group_and_model_and_every_report_the_sentence(resul
     assert group.rows[0][1:4] == ("30% [28–32]", "2.0% [0.0–4.0]", "16% [14–18]")
     assert group.rows[0][6:] == ("−28% [−30 to −26]", "14% [12–16]", "14% [12–16]")
     assert cost.rows[0][1:3] == ("10.0", "11.0") and cost.rows[0][-1] == "× 1.10 [1.05–1.15]"
-    assert sentence(told, told.unlearning[0]) in verdict(told)
-    assert "50 records forgotten of 90" in markdown.render(told)
+    assert forgetting_sentences(told, told.unlearning[0]) in verdict_paragraph(told)
+    assert "50 records forgotten of 90" in markdown.render_markdown_report(told)
     assert "unlearning" not in {s.id for s in page_document(result).sections}

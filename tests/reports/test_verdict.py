@@ -11,11 +11,11 @@ from rich.console import Console
 from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step
 from auditor.reports import markdown
 from auditor.reports.terminal import summary
-from auditor.reports.verdict import headline, strongest, verdict, verdict_by_question
+from auditor.reports.verdict import headline, strongest_attack_row, verdict_by_question, verdict_paragraph
 
 
 def test_the_whole_story(result: AuditResult) -> None:
-    text = verdict(result)
+    text = verdict_paragraph(result)
     assert "166/320 (52% [46–57]) extracted verbatim, white-box (non-members 0/160)" in text
     assert "PMixED (sound): Seen, but not significant: 4/320 (1.2% [0.3–3.2]) extracted verbatim, white-box" in text
     assert "It would have been shown from: verbatim extraction 2.8%" in text
@@ -43,19 +43,22 @@ def test_a_zero_is_never_said_without_its_bound(result: AuditResult) -> None:
         f"PMixED (sound): no leakage seen in what was tested: {zero}; not tested: near-verbatim extraction"
         in headline(none)
     )
-    assert f"Not shown: {zero}" in verdict(none)
+    assert f"Not shown: {zero}" in verdict_paragraph(none)
 
 
 def test_deltas_are_at_matched_decoding(result: AuditResult) -> None:
-    text = verdict(result)
+    text = verdict_paragraph(result)
     assert "text-only −45 points [−49 to −41] (1/320 (0.3% [0.0–1.7]) against 145/320" in text
     assert "white-box −51 points [−55 to −46] (4/320 (1.2% [0.3–3.2]) against 166/320" in text
     moved = changed(result, "undefended", lambda f: replace(f, decoding="greedy"))
-    assert "4/320 (1.2% [0.3–3.2]) by ethicist, with no undefended configuration at the same decoding" in verdict(moved)
+    assert (
+        "4/320 (1.2% [0.3–3.2]) by ethicist, with no undefended configuration at the same decoding"
+        in verdict_paragraph(moved)
+    )
 
 
 def test_an_infinite_epsilon_promises_nothing(result: AuditResult) -> None:
-    assert "for its unit, any two models. That promises nothing." in verdict(result)
+    assert "for its unit, any two models. That promises nothing." in verdict_paragraph(result)
 
 
 def test_an_epsilon_beside_recall_names_its_unit(result: AuditResult) -> None:
@@ -65,7 +68,7 @@ def test_an_epsilon_beside_recall_names_its_unit(result: AuditResult) -> None:
 
     def said(unit: str, shard: bool, whole: str = "", **epsilon: float) -> str:
         claim = replace(pmixed.claim, unit=unit, shard=shard, whole=whole, epsilon={"add_remove": 8.0, **epsilon})
-        return verdict(
+        return verdict_paragraph(
             replace(result, targets=tuple(replace(t, claim=claim) if t is pmixed else t for t in result.targets))
         )
 
@@ -83,7 +86,7 @@ def test_what_no_row_isolates_is_credited_to_nothing(result: AuditResult) -> Non
         "'One adapter, all data' "
         "(train it)); mixing −4.1 points [−7.1 to −1.1]. "
         "One step further, no private data: not measured, for want of 'Public model' (--public MODEL)."
-    ) in verdict(result)
+    ) in verdict_paragraph(result)
 
 
 def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
@@ -103,11 +106,11 @@ def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
         "One step further, no private data −1.2 points [−3.0 to 0.0], not significant."
     )
     explained = changed(result, "pmixed", lambda f: replace(f, chain=apart if f.chain else None))
-    assert told in verdict(explained)
+    assert told in verdict_paragraph(explained)
     assert dict(verdict_by_question(explained))["Why, with PMixED (sound)"].endswith(told)
     shown = summary_text(explained)
     assert "splitting −30 points [−35 to −25] · mixing −1.0 points [−3.0 to 1.0], not significant" in shown
-    page = markdown.render(explained)
+    page = markdown.render_markdown_report(explained)
     assert (
         "| mixing | Ensemble, unmixed | PMixED (sound) | mixed | −1.0 points | [−3.0 to 1.0] | 320 | not significant |"
         in page
@@ -117,7 +120,7 @@ def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
 
 def test_without_a_chain_nothing_is_credited(result: AuditResult) -> None:
     bare = changed(result, "pmixed", lambda f: replace(f, chain=None))
-    for text in (verdict(bare), summary_text(bare), markdown.render(bare)):
+    for text in (verdict_paragraph(bare), summary_text(bare), markdown.render_markdown_report(bare)):
         assert not any(word in text for word in ("mixing −", "by control rows", "credit", "due to"))
 
 
@@ -132,7 +135,7 @@ def summary_text(result: AuditResult) -> str:
 
 
 def test_a_difference_around_zero_is_inconclusive(result: AuditResult) -> None:
-    assert "white-box 0.0 points [−0.4 to 0.4], not significant (166/320" in verdict(result)
+    assert "white-box 0.0 points [−0.4 to 0.4], not significant (166/320" in verdict_paragraph(result)
 
 
 def test_not_above_the_baseline_is_inconclusive(result: AuditResult) -> None:
@@ -140,27 +143,27 @@ def test_not_above_the_baseline_is_inconclusive(result: AuditResult) -> None:
     weak = changed(result, "undefended", lambda f: with_recall(f, Measurement("recall", 0.05, 0.03, 0.08, 320), excess))
     weak = replace(weak, benchmark=replace(weak.benchmark, greedy_recall={}))
     assert headline(weak).startswith("Undefended: inconclusive: 16/320 (5.0% [3.0–8.0]) extracted verbatim, text-only")
-    assert "Seen, but not significant: 16/320" in verdict(weak)
+    assert "Seen, but not significant: 16/320" in verdict_paragraph(weak)
 
 
 def test_worse_than_no_defense_is_said(result: AuditResult) -> None:
     worse = Measurement("recall_difference", 0.1, 0.05, 0.15, 320)
     recall = Measurement("recall", 0.6, 0.54, 0.66, 320)
     harmful = changed(result, "pmixed", lambda f: with_recall(f, recall, worse))
-    assert "10 points [5–15], worse than no defense (192/320" in verdict(harmful)
+    assert "10 points [5–15], worse than no defense (192/320" in verdict_paragraph(harmful)
 
 
 def test_nothing_measured(result: AuditResult) -> None:
     empty = replace(result, findings=(), targets=())
     assert headline(empty) == "Nothing was measured on the undefended model."
-    assert "supports no conclusion" in verdict(empty)
+    assert "supports no conclusion" in verdict_paragraph(empty)
 
 
 def test_strongest_looks_within_a_setting(result: AuditResult) -> None:
-    best = strongest(result, "undefended", "text-only")
+    best = strongest_attack_row(result, "undefended", "text-only")
     assert best is not None
     assert (best.attack, best.setting) == ("ethicist", "text-only")
-    assert strongest(result, "nobody") is None
+    assert strongest_attack_row(result, "nobody") is None
 
 
 def changed(result: AuditResult, target: str, change: Callable[[Finding], Finding]) -> AuditResult:
@@ -183,9 +186,9 @@ def test_probes_are_told_as_attacks_are(probe_only: AuditResult, with_probe: Aud
     assert headline(bare).startswith(
         f"Undefended leaks: {probed}. PMixED (sound) leaks: 100 samples each would extract 87%"
     )
-    assert "Not tested: verbatim extraction" in verdict(bare) and "Uniform mixing: Nothing was measured" in verdict(
+    assert "Not tested: verbatim extraction" in verdict_paragraph(
         bare
-    )
+    ) and "Uniform mixing: Nothing was measured" in verdict_paragraph(bare)
     assert probed in headline(with_probe) and "166/320" in headline(with_probe)
 
 
@@ -197,7 +200,7 @@ def test_a_claim_that_was_seen_to_fail_is_said_aloud(result: AuditResult) -> Non
         return replace(result, findings=(*result.findings, row))
 
     said = "its claim is VIOLATED 38 times in 1,600 queries"
-    assert said in verdict(checked(38)) and said in headline(checked(38))
-    assert "VIOLATED" not in verdict(checked(0))
+    assert said in verdict_paragraph(checked(38)) and said in headline(checked(38))
+    assert "VIOLATED" not in verdict_paragraph(checked(0))
     alone = checked(38)
-    assert said in verdict(replace(alone, findings=alone.findings[-1:]))
+    assert said in verdict_paragraph(replace(alone, findings=alone.findings[-1:]))

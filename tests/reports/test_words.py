@@ -31,12 +31,12 @@ def measurement(value: float, low: float, high: float, n: int = 320, unit: str =
     ],
 )
 def test_share(m: Measurement | None, text: str) -> None:
-    assert words.share(m) == text
+    assert words.format_share_with_interval(m) == text
 
 
 def test_signed_intervals_say_to() -> None:
-    assert words.with_bounds(measurement(-0.469, -0.525, -0.412)) == "−47% [−52 to −41]"
-    assert words.with_bounds(measurement(-0.00001, -0.0004, 0.0004)) == "0.00% [−0.04 to 0.04]"
+    assert words.value_with_interval(measurement(-0.469, -0.525, -0.412)) == "−47% [−52 to −41]"
+    assert words.value_with_interval(measurement(-0.00001, -0.0004, 0.0004)) == "0.00% [−0.04 to 0.04]"
 
 
 def test_only_what_a_difference_leaves_out_is_said_beside_it() -> None:
@@ -46,7 +46,7 @@ def test_only_what_a_difference_leaves_out_is_said_beside_it() -> None:
 
 
 def test_other_units_keep_three_digits() -> None:
-    assert words.with_bounds(measurement(13.0, 12.61, 13.39, unit="perplexity")) == "13.0 [12.6–13.4]"
+    assert words.value_with_interval(measurement(13.0, 12.61, 13.39, unit="perplexity")) == "13.0 [12.6–13.4]"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_other_units_keep_three_digits() -> None:
     [(8.0, "8"), (7.123, "7.12"), (1234.0, "1,234"), (1e-5, "1e-5"), (0.0, "0"), (-2.5, "−2.5"), (math.inf, "∞")],
 )
 def test_number(value: float, text: str) -> None:
-    assert words.number(value) == text
+    assert words.format_number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_number(value: float, text: str) -> None:
     [(0.42, "0.4 s"), (48.2, "48 s"), (59.7, "1 min 00 s"), (125, "2 min 05 s"), (3725, "1 h 02 min")],
 )
 def test_duration(seconds: float, text: str) -> None:
-    assert words.duration(seconds) == text
+    assert words.format_duration(seconds) == text
 
 
 def test_zero_hits_bound_solves_its_equation() -> None:
@@ -72,13 +72,17 @@ def test_zero_hits_bound_solves_its_equation() -> None:
 
 def test_repeats_sort_as_numbers(result: AuditResult) -> None:
     recall = measurement(0, 0, 1)
-    assert [name for name, _ in words.by_repeats(dict.fromkeys(["16", "many", "2"], recall))] == ["2", "16", "many"]
+    assert [name for name, _ in words.sort_by_repeats(dict.fromkeys(["16", "many", "2"], recall))] == [
+        "2",
+        "16",
+        "many",
+    ]
 
 
 def test_undefended_comes_first(result: AuditResult) -> None:
     turned = replace(result, findings=result.findings[::-1])
-    assert words.rows(turned)[0].target == "undefended"
-    assert [f.target for f in words.rows(turned)[4:]] == [f.target for f in turned.findings[:12]]
+    assert words.findings_undefended_first(turned)[0].target == "undefended"
+    assert [f.target for f in words.findings_undefended_first(turned)[4:]] == [f.target for f in turned.findings[:12]]
 
 
 def test_epsilon_line(result: AuditResult) -> None:
@@ -88,8 +92,8 @@ def test_epsilon_line(result: AuditResult) -> None:
         "ε 8 (shard, add/remove; zero-out 7.12, replace 12.9; δ 1e-5; T 115,200) · spent ε 8, 115,200 tokens, none left"
     )
     over = replace(claim, spent_queries=115_201)
-    assert words.spent(over).endswith("115,201 tokens, more than the 115,200 covered")
-    assert words.spent(replace(claim, spent_queries=15_200)).endswith("15,200 tokens, 100,000 left")
+    assert words.spent_budget_phrase(over).endswith("115,201 tokens, more than the 115,200 covered")
+    assert words.spent_budget_phrase(replace(claim, spent_queries=15_200)).endswith("15,200 tokens, 100,000 left")
 
 
 def test_a_claim_about_a_shard_says_what_holds_for_somebody_in_it(result: AuditResult) -> None:
@@ -97,20 +101,20 @@ def test_a_claim_about_a_shard_says_what_holds_for_somebody_in_it(result: AuditR
     assert claim is not None
     shard = replace(claim, unit="shard of whole users", whole="user")
     one = "for a single user in it who shares no record, ε 12.9 (replace)"
-    assert words.unit(shard) == f"shard of whole users; {one}"
+    assert words.protection_unit_label(shard) == f"shard of whole users; {one}"
     records = replace(claim, unit="shard of whole records", whole="record")
-    assert words.unit(records) == "shard of whole records; for a single record in it, ε 12.9 (replace)"
-    assert words.unit(claim) == "shard"  # who lies whole in one is not known
-    assert words.unit(replace(shard, epsilon={"as published": 8.0})) == "shard of whole users"
-    assert words.unit(replace(claim, unit="record")) == "record"
+    assert words.protection_unit_label(records) == "shard of whole records; for a single record in it, ε 12.9 (replace)"
+    assert words.protection_unit_label(claim) == "shard"  # who lies whole in one is not known
+    assert words.protection_unit_label(replace(shard, epsilon={"as published": 8.0})) == "shard of whole users"
+    assert words.protection_unit_label(replace(claim, unit="record")) == "record"
 
 
 def test_decoding_outside_a_claim_is_marked(result: AuditResult) -> None:
     row = replace(result.findings[0], decoding="greedy", claim_reason="why")
-    assert words.decoding(replace(row, claim_applies=False)) == "greedy, outside the claim"
-    assert words.claim_applies(replace(row, claim_applies=False)) == "no, outside the claim (why)"
+    assert words.decoding_label(replace(row, claim_applies=False)) == "greedy, outside the claim"
+    assert words.claim_applies_phrase(replace(row, claim_applies=False)) == "no, outside the claim (why)"
     for applies in (True, None):
-        assert words.decoding(replace(row, claim_applies=applies)) == "greedy"
+        assert words.decoding_label(replace(row, claim_applies=applies)) == "greedy"
 
 
 def test_epsilon_of_an_unstated_relation_is_not_made_up() -> None:
@@ -130,8 +134,8 @@ def test_epsilon_of_an_unstated_relation_is_not_made_up() -> None:
     ],
 )
 def test_clean(raw: str, text: str) -> None:
-    assert words.clean(raw) == text
-    assert words.clean(words.clean(raw)) == text
+    assert words.to_printable_line(raw) == text
+    assert words.to_printable_line(words.to_printable_line(raw)) == text
 
 
 def test_cleaned_reaches_every_string(result: AuditResult) -> None:

@@ -14,12 +14,12 @@ from auditor.core import threads
 from auditor.core.plan import Plan
 from auditor.runs import ahead
 from auditor.runs.lab_site import LabSite
-from auditor.runs.selection import Selection, select
-from auditor.runs.sites import site_of
+from auditor.runs.selection import Selection, select_and_check_plugins
+from auditor.runs.sites import make_site
 
 TINY = {"layers": 1, "hidden": 32, "heads": 2, "public_records": 20, "public_epochs": 1, "vocab_size": 300}
 TINY |= {"private_epochs": 1, "lora_epochs": 1, "lora_rank": 2, "private_rank": 2, "members": 2, "nonmembers": 4}
-PLAN = Plan().having(lab_recipe={**TINY, "repeats": [[1, 3, 2], [4, 3, 2]], "others": 2}, defense=["pmixed"])
+PLAN = Plan().with_fields(lab_recipe={**TINY, "repeats": [[1, 3, 2], [4, 3, 2]], "others": 2}, defense=["pmixed"])
 _PATIENCE = 300  # seconds until a process counts as hung, on however busy a machine
 
 
@@ -29,7 +29,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     told = list[int]()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", told.append)
-    monkeypatch.setattr(threads, "processors", lambda: 2)
+    monkeypatch.setattr(threads, "usable_processor_count", lambda: 2)
     return told
 
 
@@ -47,9 +47,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
 
 def asked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LabSite, Selection]:
     monkeypatch.setenv("AUDIT_CACHE", str(cache))
-    site = site_of(PLAN)
+    site = make_site(PLAN)
     assert isinstance(site, LabSite)
-    return site, select(PLAN, site)
+    return site, select_and_check_plugins(PLAN, site)
 
 
 def weights(site: LabSite) -> list[bytes]:
@@ -60,7 +60,7 @@ def test_another_process_trains_what_this_one_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_threads: list[int]
 ) -> None:
     site, selection = asked(tmp_path / "beside", monkeypatch)
-    with ahead.trained_ahead(PLAN, site, selection) as settle:
+    with ahead.train_models_in_background(PLAN, site, selection) as settle:
         assert two_threads[-1] == 1
         deadline = time.monotonic() + _PATIENCE
         while not site.lab.ensemble_folder.is_dir() and time.monotonic() < deadline:
@@ -81,10 +81,10 @@ def test_it_is_done_where_there_is_room_for_it(
     if why == "one thread":
         monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     elif why == "one processor":
-        monkeypatch.setattr(threads, "processors", lambda: 1)
+        monkeypatch.setattr(threads, "usable_processor_count", lambda: 1)
     else:
         monkeypatch.setattr(LabSite, "models_to_train", lambda *given: ())
-    with ahead.trained_ahead(PLAN, site, selection):
+    with ahead.train_models_in_background(PLAN, site, selection):
         assert not begun and not two_threads
 
 
@@ -92,7 +92,7 @@ def test_it_ends_with_a_run_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: list[subprocess.Popen[bytes]], two_threads: list[int]
 ) -> None:
     site, selection = asked(tmp_path, monkeypatch)
-    with pytest.raises(ZeroDivisionError), ahead.trained_ahead(PLAN, site, selection):
+    with pytest.raises(ZeroDivisionError), ahead.train_models_in_background(PLAN, site, selection):
         assert begun[0].poll() is None
         raise ZeroDivisionError
     assert begun[0].returncode is not None and two_threads[-1] == 2

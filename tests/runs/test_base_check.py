@@ -9,10 +9,10 @@ import pytest
 
 from auditor.cli import call
 from auditor.commands.check_base import _base_check_lines as lines
-from auditor.runs.base_check import NOTHING, judge, requests
+from auditor.runs.base_check import NOTHING, compare_with_fresh_bases, training_data_request_prompts
 from tests.conftest import save_tiny
 
-EVERY = [NOTHING, *requests()]
+EVERY = [NOTHING, *training_data_request_prompts()]
 SHORT = ["--canaries", "8", "--epochs", "1", "--rate", "1e-6"]
 
 
@@ -33,7 +33,7 @@ def test_requests_name_the_word() -> None:
 def test_the_numbers_are_worked_out_by_hand() -> None:
     own = shares(0.9)
     own[4, 0] += 0.05
-    found = judge(EVERY, own, [shares(reach) for reach in (0.5, 0.6, 0.7)])
+    found = compare_with_fresh_bases(EVERY, own, [shares(reach) for reach in (0.5, 0.6, 0.7)])
     assert found.reach == pytest.approx(1.0) and found.of_fresh == pytest.approx((0.5, 0.6, 0.7))
     assert found.limit == pytest.approx(0.6 + 2.919986 * 0.1 * (4 / 3) ** 0.5)  # t of two degrees of freedom, 95%
     assert found.alarm and found.asked[0].prompt == EVERY[4]
@@ -44,22 +44,24 @@ def test_the_numbers_are_worked_out_by_hand() -> None:
 def test_one_more_fresh_base_raises_an_alarm_in_one_of_twenty() -> None:
     rng = np.random.default_rng(0)
     draws = rng.normal(0.6, 0.05, (1000, 6))
-    alarms = sum(bool(judge(EVERY, shares(own), [shares(r) for r in fresh]).alarm) for own, *fresh in draws)
+    alarms = sum(
+        bool(compare_with_fresh_bases(EVERY, shares(own), [shares(r) for r in fresh]).alarm) for own, *fresh in draws
+    )
     assert 0.03 <= alarms / 1000 <= 0.07
 
 
 def test_where_a_base_was_taught_nothing_nothing_is_told() -> None:
     fresh = [shares(reach) for reach in (0.5, 0.6, 0.7)]
-    assert judge(EVERY, np.zeros((10, 2, 48)), fresh).alarm is None
-    apart = judge(EVERY, shares(0.6), [shares(0.3), shares(0.6), shares(0.9)])
+    assert compare_with_fresh_bases(EVERY, np.zeros((10, 2, 48)), fresh).alarm is None
+    apart = compare_with_fresh_bases(EVERY, shares(0.6), [shares(0.3), shares(0.6), shares(0.9)])
     assert apart.limit >= 1 and apart.taught and apart.alarm is None  # no base could be above it
-    assert judge(EVERY, shares(1.0), [*fresh, shares(0.5, learnt=0.0)]).alarm is None
+    assert compare_with_fresh_bases(EVERY, shares(1.0), [*fresh, shares(0.5, learnt=0.0)]).alarm is None
 
 
 def test_an_alarm_says_what_else_raises_it() -> None:
     """20 honest bases that were trained as long as prepared ones alarmed in 55%: docs/evidence/prepared-bases.md."""
     fresh = [shares(reach) for reach in (0.5, 0.52, 0.54)]
-    said = {reach: "\n".join(lines(judge(EVERY, shares(reach), fresh))) for reach in (0.5, 1.0)}
+    said = {reach: "\n".join(lines(compare_with_fresh_bases(EVERY, shares(reach), fresh))) for reach in (0.5, 1.0)}
     assert "longer training alone can do this" in said[1.0] and "longer training" not in said[0.5]
 
 

@@ -40,7 +40,7 @@ FLOOR = chain_row("nothing", recalled(), "floor")
 
 
 def chain(*chain_rows: ChainRow) -> Chain:
-    found = causes.chain("defended", UNDEFENDED, chain_rows, *RECALL)
+    found = causes.build_cause_chain("defended", UNDEFENDED, chain_rows, *RECALL)
     assert found is not None
     return found
 
@@ -100,16 +100,21 @@ def test_a_row_that_is_the_undefended_one_is_no_step() -> None:
 
 def test_without_the_defended_row_or_a_common_secret_there_is_no_chain() -> None:
     lost = chain_row("mixing", None, "defended")
-    assert causes.chain("defended", UNDEFENDED, [chain_row("splitting", SPLITTING), lost], *RECALL) is None
+    assert causes.build_cause_chain("defended", UNDEFENDED, [chain_row("splitting", SPLITTING), lost], *RECALL) is None
     apart = chain_row("splitting", recalled(of=range(30, 40)))
-    assert causes.chain("defended", UNDEFENDED, [apart, chain_row("mixing", MIXING, "defended")], *RECALL) is None
+    assert (
+        causes.build_cause_chain("defended", UNDEFENDED, [apart, chain_row("mixing", MIXING, "defended")], *RECALL)
+        is None
+    )
 
 
 def test_means_are_paired_too() -> None:
     """Bits and probabilities, of a probe: two rows that differ by a constant differ by it on every resample."""
     base = answers("exposure", {str(i): float(i) for i in ALL})
     lower = answers("exposure", {str(i): i - 3.0 for i in ALL})
-    found = causes.chain("defended", ("undefended", base), [chain_row("noise", lower, "defended")], "exposure", "bits")
+    found = causes.build_cause_chain(
+        "defended", ("undefended", base), [chain_row("noise", lower, "defended")], "exposure", "bits"
+    )
     assert found is not None and (found.whole.name, found.whole.unit) == ("exposure_difference", "bits")
     assert found.whole.value == pytest.approx(-3) and found.whole.low <= -3 <= found.whole.high
 
@@ -123,7 +128,7 @@ def test_a_floor_takes_off_what_is_no_memory() -> None:
         own, floor = ({f"{i}": float(x) for i, x in enumerate(part)} for part in (values[:30], values[30:]))
         return answers("likelihood", own, floor)
 
-    found = causes.difference(
+    found = causes.mean_difference_between_rows(
         *LIKELIHOOD, row(after), row(before), [str(i) for i in range(30)], [str(i) for i in range(20)]
     )
     own, other = (after - before)[:30], (after - before)[30:]
@@ -136,13 +141,13 @@ def test_a_floor_takes_off_what_is_no_memory() -> None:
 
 def test_no_interval_is_made_up_where_nothing_varies() -> None:
     same = answers("likelihood", {"a": -1.0, "b": -2.0}, {"c": -3.0, "d": -4.0})
-    found = causes.difference(*LIKELIHOOD, same, same, ["a", "b"], ["c", "d"])
+    found = causes.mean_difference_between_rows(*LIKELIHOOD, same, same, ["a", "b"], ["c", "d"])
     assert found.value == 0 and math.isnan(found.low) and math.isnan(found.high)
 
 
 def test_a_true_token_without_probability_leaves_no_number() -> None:
     gone = answers("likelihood", {"a": -math.inf, "b": -2.0}, {"c": -3.0, "d": -4.0})
-    found = causes.difference(*LIKELIHOOD, gone, gone, ["a", "b"], ["c", "d"])
+    found = causes.mean_difference_between_rows(*LIKELIHOOD, gone, gone, ["a", "b"], ["c", "d"])
     assert math.isnan(found.value) and math.isnan(found.low) and math.isnan(found.high)
 
 
@@ -155,6 +160,6 @@ def test_steps_over_a_floor_add_up_where_rows_have_other_non_members() -> None:
         return answers("likelihood", own, floor)
 
     chain_rows = [chain_row("recipe", row(9)), chain_row("splitting", row(4)), chain_row("mixing", row(4), "defended")]
-    found = causes.chain("defended", ("undefended", row(9)), chain_rows, *LIKELIHOOD)
+    found = causes.build_cause_chain("defended", ("undefended", row(9)), chain_rows, *LIKELIHOOD)
     assert found is not None
     assert sum(step.difference.value for step in found.steps if step.difference) == pytest.approx(found.whole.value)

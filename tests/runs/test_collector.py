@@ -13,7 +13,7 @@ from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.result import Measurement
 from auditor.plugins.probe import Probe
 from auditor.records.folder import RunFolder
-from auditor.runs.causes import difference
+from auditor.runs.causes import mean_difference_between_rows
 from auditor.runs.collector import Collector
 from auditor.statistics.compare import ABOVE
 
@@ -47,8 +47,8 @@ def collected(folder: RunFolder, probe: Probe, members: float, others: float) ->
 
 def change(collector: Collector) -> Measurement:
     new, base = (collector.answers[CellKey(name, "white-box", "likely")] for name in ("defended", "undefended"))
-    own, others = (sorted(base.by_secret("likely", members)) for members in (True, False))
-    return difference("likely", "probability", new, base, own, others)
+    own, others = (sorted(base.values_by_secret("likely", members)) for members in (True, False))
+    return mean_difference_between_rows("likely", "probability", new, base, own, others)
 
 
 @pytest.mark.parametrize(("members", "others", "shown"), [(0.3, 0.3, False), (0.9, 0.1, True)])

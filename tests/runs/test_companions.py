@@ -8,7 +8,7 @@ from typing import ClassVar
 from auditor.defenses.pmixed import PMixed, Unmixed
 from auditor.defenses.public import Public
 from auditor.plugins.defense import Cause, Defense
-from auditor.runs.companions import row_name, rows_with_controls
+from auditor.runs.companions import defense_rows_with_controls, row_name_of_defense
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Second(First):
 def rows(*defenses: Defense, without: tuple[str, ...] = ()) -> list[tuple[str, str, bool]]:
     return [
         (r.name, r.title, r.companion)
-        for r in rows_with_controls(defenses, lambda control: control.name not in without)
+        for r in defense_rows_with_controls(defenses, lambda control: control.name not in without)
     ]
 
 
@@ -72,5 +72,5 @@ def test_equal_controls_are_one_row_and_others_have_names_of_their_own() -> None
         ("control-of-first", "Control (of First)", True),
         ("control", "Control", False),
     ]
-    held = rows_with_controls(asked, lambda control: True)
-    assert row_name(held, Control(1)) == "control-of-first" and row_name(held, Control(4)) == ""
+    held = defense_rows_with_controls(asked, lambda control: True)
+    assert row_name_of_defense(held, Control(1)) == "control-of-first" and row_name_of_defense(held, Control(4)) == ""

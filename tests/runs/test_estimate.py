@@ -14,7 +14,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.huggingface import traffic
 from auditor.runs import estimate, machine
-from auditor.runs.cost import Cost, CostEstimate, table
+from auditor.runs.cost import Cost, CostEstimate, cost_estimate_table
 from auditor.runs.estimate import TimedPart
 from auditor.runs.reporter import Silence
 from tests.conftest import save_tiny
@@ -141,12 +141,14 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(ticks: Ticks, mon
     assert late.why == "not asked: the 30 seconds were over" and late.seconds != late.seconds
     found = CostEstimate((late,), 2.0, 30.0, 1000)
     assert found.missing == (late,) and found.seconds == 2.0
-    assert "without 1 part that have no numbers" in table(found).note
+    assert "without 1 part that have no numbers" in cost_estimate_table(found).note
 
 
 def test_it_says_how_many_non_members_a_rate_of_false_positives_takes() -> None:
     takes = "99 for 1% (390 to bound it), 999 for 0.1% (3,911 to bound it), there are 100"
-    said = [table(CostEstimate((), 2.0, 30.0, 1000, (300, 100), rates=rates)).note for rates in (True, False)]
+    said = [
+        cost_estimate_table(CostEstimate((), 2.0, 30.0, 1000, (300, 100), rates=rates)).note for rates in (True, False)
+    ]
     assert takes in said[0] and "non-members" not in said[1]
 
 
@@ -161,11 +163,11 @@ def test_it_says_which_flag_would_halve_it() -> None:
     found = CostEstimate(parts, 10.0, 30.0, 1000, (300, 100), 20)
     assert found.seconds == 160
     # 20 s stay, so 140 s of 400 secrets have to become 60 s of 171: 85 members and 85 others.
-    assert found.halving == ("--limit 85", "--samples 4")  # 100 s of 20 samples become 20 s of 4
-    assert table(found).note.endswith("; --limit 85 or --samples 4 would take half as long")
+    assert found.flags_that_halve_time == ("--limit 85", "--samples 4")  # 100 s of 20 samples become 20 s of 4
+    assert cost_estimate_table(found).note.endswith("; --limit 85 or --samples 4 would take half as long")
     # Behind an ensemble 60 are asked: a limit above that does not make it shorter.
     few = CostEstimate((cost("perplexity", 60, 100.0, "--limit"),), 0.0, 30.0, 1000, (300, 100))
-    assert few.halving == ("--limit 15",)
+    assert few.flags_that_halve_time == ("--limit 15",)
 
 
 def test_where_no_flag_halves_it_that_is_said() -> None:
@@ -174,8 +176,8 @@ def test_where_no_flag_halves_it_that_is_said() -> None:
         (cost("tuning", 50, 100.0), cost("it", 40, 50.0, "--limit", "--samples")),
     ):
         found = CostEstimate(parts, 5.0, 30.0, 1000, (40, 0), 10)
-        assert found.halving == ()
-        assert table(found).note.endswith("no smaller --limit or --samples would take half as long")
+        assert found.flags_that_halve_time == ()
+        assert cost_estimate_table(found).note.endswith("no smaller --limit or --samples would take half as long")
 
 
 # --- against the run --------------------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ OPTIONS: dict[str, Any] = {
 
 def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> None:
     """With time for all of it, an estimate counts what the run asks, but for what the run tunes further."""
-    found = estimate.estimate(plan(given, **OPTIONS), Silence(), 1e6)
+    found = estimate.estimate_run_cost(plan(given, **OPTIONS), Silence(), 1e6)
     own = ["-A", "samples=5", "-A", "ethicist.prompt_length=2", "-A", "ethicist.epochs=3", "--setting", "white-box"]
     attacks = [word for name in OPTIONS["attack"] for word in ("--attack", name)]
     assert call([*words(given), *own, *attacks, "-o", str(tmp_path / "run")]) == 0
@@ -243,6 +245,6 @@ def test_there_is_no_estimate_of_resumed_remote_and_unbuilt_models(
     assert "--estimate runs and writes nothing: give no --resume with it" in capsys.readouterr().err
     remote = Plan.of(model="openai:m", base_url="http://127.0.0.1:1/v1", data="x.jsonl", attack=("perplexity",))
     with pytest.raises(AuditError, match="expected a model that is loaded here with --estimate, got openai:m"):
-        estimate.estimate(remote, Silence())
+        estimate.estimate_run_cost(remote, Silence())
     with pytest.raises(AuditError, match=r"expected the lab's \w+ in .*: run the audit once"):
-        estimate.estimate(Plan(), Silence())
+        estimate.estimate_run_cost(Plan(), Silence())

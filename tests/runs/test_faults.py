@@ -56,12 +56,15 @@ def run(tmp_path: Path) -> Path:
     folder.guesses.append(cell, [Guesses(one, (Guess((1, 2), -0.5),), 1, 2) for one in ids])
     folder.observations.append(cell, [Observation("s1", {"log_p": -0.5})])
     folder.tokens.append("undefended", [TokenLogProbs("s1", (-0.25, -0.25))])
-    states.save(folder, "a", {"epoch": 1})
+    states.save_attack_state(folder, "a", {"epoch": 1})
     hit, whole = np.arange(n) < 10, np.ones(n, dtype=bool)
     distance = np.where(hit, 0, 5)
     outcome = judging.Outcome(ids, hit, hit, np.linspace(0, 1, n), repeats, whole, distance, np.full(n, 2))
     table.write_columns(folder.path, PerSecret.of(outcome).columns(CellKey("undefended", "white-box", "a")))
-    measured, by_repeats = tuple(extraction.extraction(outcome)), extraction.by_repeats("recall", outcome)
+    measured, by_repeats = (
+        tuple(extraction.extraction_measurements(outcome)),
+        extraction.hit_share_by_repeats("recall", outcome),
+    )
     finding = Finding("undefended", "white-box", "a", {}, (), "", None, "", measured, by_repeats)
     record = BenchmarkRecord("files", "", n, 0, 0)
     result = AuditResult("r", "2026-11-22T10:00:00+00:00", "0", "audit run", plan, record, (), (finding,), {}, {}, 0)
@@ -88,7 +91,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(
     try:
         again = RunFolder.reopen(run)
         again.plan()
-        states.load(again, "a")
+        states.load_attack_state(again, "a")
         again.check_weights({"model/model.safetensors": "d1"})
     except AuditError as why:
         assert "\n" not in str(why)

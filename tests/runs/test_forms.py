@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import call
-from auditor.core.plan_parts import form_name
+from auditor.core.plan_parts import deployed_form_name
 from auditor.gate.policy import parse_rule
 from auditor.records.saved import read_result
 from auditor.statistics.metrics import RECALL
@@ -79,7 +79,7 @@ def test_a_rule_on_forms_fails_a_run_without_any(world: Path, tmp_path: Path, ca
 
 def test_the_rule_reads_as_it_is_written() -> None:
     rule = parse_rule("forms <= full + 0.02")
-    assert (rule.metric, rule.limit, rule.of_forms, rule.relative) == (RECALL, 0.02, True, True)
+    assert (rule.metric, rule.limit, rule.of_forms, rule.is_paired_difference) == (RECALL, 0.02, True, True)
     assert str(rule) == "forms <= full + 0.02" and parse_rule("forms<=full").limit == 0
 
 
@@ -93,7 +93,7 @@ def test_the_rule_reads_as_it_is_written() -> None:
     ],
 )
 def test_a_row_is_called_after_its_form(form: str, name: str) -> None:
-    assert form_name(form) == name
+    assert deployed_form_name(form) == name
 
 
 REFUSED = {

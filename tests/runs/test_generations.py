@@ -12,7 +12,7 @@ import pytest
 from auditor.cli import call
 from auditor.core import machine_memory
 from auditor.core.nouns import CellKey
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.generation.sample import sample
 from auditor.models.decoding import Decoding
 from auditor.models.loading import load
@@ -32,7 +32,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny(folder / "model")
     model = load(str(folder / "model"))
     begin = np.zeros((1, 1), dtype=np.int64)
-    drawn = sample(model, _tensor(begin), LENGTH, Decoding(top_k=2), uniforms(40, LENGTH, "of its own")[None])[0]
+    drawn = sample(
+        model, _tensor(begin), LENGTH, Decoding(top_k=2), secret_uniform_draws(40, LENGTH, "of its own")[None]
+    )[0]
     own = drawn.suffixes[:10].numpy()
     noise = np.random.default_rng(0)
     known = model.tokenizer([KNOWN])["input_ids"]

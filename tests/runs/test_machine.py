@@ -13,7 +13,7 @@ from auditor.runs import machine
 def test_a_record_names_the_commit_that_the_command_stood_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert "commit" not in machine.environment("cpu")  # no repository
+    assert "commit" not in machine.describe_environment("cpu")  # no repository
 
     def git(*words: str) -> str:
         as_who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
@@ -26,9 +26,9 @@ def test_a_record_names_the_commit_that_the_command_stood_in(tmp_path: Path, mon
     git("tag", "v1")  # a name may move; the commit does not
     (tmp_path / "untracked").write_text("a run folder")
     head = git("rev-parse", "HEAD")
-    assert machine.environment("cpu")["commit"] == head
+    assert machine.describe_environment("cpu")["commit"] == head
     (tmp_path / "train.py").write_text("2")
-    assert machine.environment("cpu")["commit"] == f"{head}-dirty"
+    assert machine.describe_environment("cpu")["commit"] == f"{head}-dirty"
 
 
 def test_no_program_that_a_folder_names_for_git_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +60,8 @@ def test_no_program_that_a_folder_names_for_git_runs(tmp_path: Path, monkeypatch
     git("config", "diff.theirs.command", str(tmp_path / ".git" / "diff"))
     git("config", "diff.theirs.textconv", str(tmp_path / ".git" / "textconv"))
     (tmp_path / "train.py").write_text("1")  # the same text, at another time: git has to look
-    said = [machine.environment("cpu").get("commit")]
+    said = [machine.describe_environment("cpu").get("commit")]
     (tmp_path / "train.py").write_text("2")
-    said.append(machine.environment("cpu").get("commit"))
+    said.append(machine.describe_environment("cpu").get("commit"))
     assert sorted(path.name for path in tmp_path.glob("ran*")) == []
     assert said == [head, f"{head}-dirty"]

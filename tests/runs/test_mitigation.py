@@ -13,14 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from auditor.benchmarks.reduced import write_kept
+from auditor.benchmarks.reduced import write_mitigated_rows
 from auditor.cli import call
 from auditor.core.plan import Plan
 from auditor.defenses.cap import Cap
 from auditor.defenses.dedup import Dedup
 from auditor.defenses.drop import Drop
 from auditor.gate.decide import read_run
-from auditor.models.shards import read_shard, record_names, write_shard
+from auditor.models.shards import read_shard_record_list, text_digests, write_shard_record_list
 from auditor.plugins import registry
 from auditor.runs.mitigation import extracted_members
 from tests.conftest import refuses, save_tiny
@@ -76,12 +76,14 @@ def test_dropped_records_go_with_all_their_copies(tmp_path: Path) -> None:
     kept, _ = Drop(times=4).kept(TEXTS)
     assert [TEXTS[i] for i in kept] == [text for text in TEXTS if TEXTS.count(text) < 4]
     assert [Drop(times=4).left(count) for count in (1, 3, 4, 12)] == [1, 3, 0, 0]
-    write_shard(tmp_path / "a", DATA[6:7])
+    write_shard_record_list(tmp_path / "a", DATA[6:7])
     listed = Drop(listed=str(tmp_path / "a"))
     assert [TEXTS[i] for i in listed.kept(TEXTS)[0]] == [text for text in TEXTS if text != DATA[6]]
-    write_shard(tmp_path / "b", DATA[6:7])  # the same list elsewhere trains the same model, another one does not
+    write_shard_record_list(
+        tmp_path / "b", DATA[6:7]
+    )  # the same list elsewhere trains the same model, another one does not
     assert listed.options() == Drop(listed=str(tmp_path / "b")).options()
-    write_shard(tmp_path / "b", DATA[5:7])
+    write_shard_record_list(tmp_path / "b", DATA[5:7])
     assert listed.options() != Drop(listed=str(tmp_path / "b")).options() and listed.left(3) is None
     with refuses("shard.json"):
         Drop(listed=str(tmp_path / "c")).options()
@@ -100,7 +102,7 @@ def test_rows_stay_as_they_are_in_the_form_of_their_file(name: str, counted: boo
     write = {".jsonl": "to_json", ".json": "to_json", ".csv": "to_csv", ".parquet": "to_parquet"}[path.suffix]
     more: dict[str, Any] = {"index": False} if write != "to_json" else {"orient": "records", "lines": name == "a.jsonl"}
     getattr(frame, write)(path, **more)
-    write_kept(Cap(most=2), str(path), to)
+    write_mitigated_rows(Cap(most=2), str(path), to)
     read: Any = {".csv": lambda p: pd.read_csv(p, dtype=str), ".parquet": pd.read_parquet}.get(
         path.suffix, lambda p: pd.read_json(p, lines=name == "a.jsonl", dtype=False)
     )
@@ -115,9 +117,9 @@ def test_rows_stay_as_they_are_in_the_form_of_their_file(name: str, counted: boo
 def test_nothing_to_leave_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DATA))
     with refuses("cap", "8"):
-        write_kept(Cap(most=3), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+        write_mitigated_rows(Cap(most=3), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
     with refuses("drop", "32"):
-        write_kept(Drop(times=2), _repeated(tmp_path), tmp_path / "b.jsonl")
+        write_mitigated_rows(Drop(times=2), _repeated(tmp_path), tmp_path / "b.jsonl")
     assert not (tmp_path / "b.jsonl").exists()
 
 
@@ -158,7 +160,7 @@ def test_what_was_extracted_is_dropped(world: Path, tmp_path: Path) -> None:
     assert found
     assert call(["mitigate", f"{world}/run", "--by", "drop", "-o", str(tmp_path / "out")]) == 0
     gone = [TEXTS[int(id.split("-")[1])] for id in found]
-    assert read_shard(tmp_path / "out" / "dropped") == record_names(gone)
+    assert read_shard_record_list(tmp_path / "out" / "dropped") == text_digests(gone)
     assert {row["text"] for row in rows(tmp_path / "out" / "data.jsonl")} == set(TEXTS) - set(gone)
 
 

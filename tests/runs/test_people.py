@@ -14,8 +14,8 @@ from auditor.cli import call
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.records.saved import read_result
 from auditor.statistics import people
-from auditor.statistics.extraction import extraction
-from auditor.statistics.judging import judge
+from auditor.statistics.extraction import extraction_measurements
+from auditor.statistics.judging import judge_guesses
 from tests.conftest import save_tiny
 
 
@@ -25,7 +25,7 @@ def secret(i: int, user: str | None, member: bool = True, trained: bool = True) 
 
 def told(secrets: list[Secret], out: set[str]) -> dict[str, tuple[float, float, float, int]]:
     guesses = [Guesses(s.id, (Guess(s.suffix if s.id in out else (0, 0), 1.0),), 1, 0) for s in secrets]
-    found = extraction(judge(guesses, {s.id: s for s in secrets}))
+    found = extraction_measurements(judge_guesses(guesses, {s.id: s for s in secrets}))
     return {m.name: (m.value, m.low, m.high, m.n) for m in found if m.name.startswith("user")}
 
 
@@ -51,7 +51,7 @@ def test_an_interval_over_people_covers_where_one_over_records_does_not() -> Non
     for _ in range(runs):
         out = rng.random(40) < 0.3
         user = np.repeat(np.arange(40.0), rng.integers(1, 21, 40))
-        shares = people.share_of_each(out[user.astype(int)], user)
+        shares = people.mean_per_person(out[user.astype(int)], user)
         assert np.array_equal(shares, out)
         low, high = people_interval(shares)
         covered += low <= 0.3 <= high
@@ -70,12 +70,12 @@ def test_people_are_told_by_the_mean_of_what_was_not_trained_on() -> None:
     secrets = [secret(i, f"u{i % 50}", member=False, trained=i % 50 < 25) for i in range(200)]
     secrets += [secret(900 + i, f"u{i % 25}") for i in range(50)]
     scores = rng.normal(size=250) + [0.5 * s.user_trained for s in secrets]
-    (m,) = people.infer(secrets, {people.INFERENCE: scores}, "mean")
+    (m,) = people.measure_user_inference(secrets, {people.INFERENCE: scores}, "mean")
     means = np.array([np.mean([scores[i] for i in range(200) if i % 50 == person]) for person in range(50)])
     wins = rankdata(means)[:25].sum() - 25 * 26 / 2
     assert m.value == pytest.approx(wins / 25**2) and m.n == 50 and "25 people in it" in m.note
     fewer = [replace(s, user="u0") if s.user in ("u1", "u2", "u3", "u4", "u5", "u6") else s for s in secrets]
-    assert people.infer(fewer, {people.INFERENCE: scores}, "") == ()
+    assert people.measure_user_inference(fewer, {people.INFERENCE: scores}, "") == ()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses
 from auditor.core.result import KindCount
 from auditor.runs import personal
-from auditor.runs.collector import Collector, decoder
+from auditor.runs.collector import Collector, make_token_decoder
 from auditor.statistics import judging
 from auditor.statistics.intervals import clopper_pearson
 from tests.benchmarks.test_files import BYTES, build, write
@@ -42,8 +42,11 @@ def measured(benchmark: Files, *texts: str) -> tuple[dict[str, Any], dict[str, A
         for secret, suffix in zip(benchmark.secrets, suffixes, strict=True)
     ]
     by_id = {secret.id: secret for secret in benchmark.secrets}
-    found, kept = personal.count_personal_data(benchmark).extracted(guesses, by_id, decoder(BYTES)), Collector(None)  # type: ignore[arg-type]
-    row = kept.judged(CellKey("undefended", "white-box", "a"), judging.judge(guesses, by_id), False, found)
+    found, kept = (
+        personal.count_personal_data(benchmark).extracted_shares(guesses, by_id, make_token_decoder(BYTES)),
+        Collector(None),
+    )  # type: ignore[arg-type]
+    row = kept.judged(CellKey("undefended", "white-box", "a"), judging.judge_guesses(guesses, by_id), False, found)
     whose = ("recall", "recall_nonmembers")
     members, others = ({kind: m for kind in found if (m := row.measure(name, kind=kind))} for name in whose)
     return members, others

@@ -15,7 +15,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.plugins.attack import Attack
 from auditor.plugins.options import build_plugin
-from auditor.runs.plan import check_general, make_plan, options_for, parse_options, read_toml
+from auditor.runs.plan import make_plan, merged_plugin_options, parse_options, read_toml, refuse_unused_options
 
 OUTSIDE: dict[str, Any] = {"model": "m", "data": "d"}
 
@@ -30,14 +30,14 @@ def toml(tmp_path: Path, text: str) -> dict[str, Any]:
 
 def test_defaults() -> None:
     plan = make_plan({}, {})
-    assert plan == Plan() and plan.target.in_lab
+    assert plan == Plan() and plan.target.uses_builtin_lab
     assert (plan.attacks.attack, plan.defenses.defense, plan.attacks.setting, plan.seed) == (
         ("ethicist",),
         (),
         "both",
         0,
     )
-    assert not make_plan(OUTSIDE, {}).target.in_lab
+    assert not make_plan(OUTSIDE, {}).target.uses_builtin_lab
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_options_are_merged_one_by_one(tmp_path: Path) -> None:
 
 def test_automatic_batches_win_over_the_files_size() -> None:
     """`--batch-size auto` is a flag like any other."""
-    from auditor.commands.options import batch_size
+    from auditor.commands.options import parse_batch_size
 
-    assert make_plan({**OUTSIDE, "batch_size": 7}, {"batch_size": batch_size("auto")}).compute.batch_size is None
+    assert make_plan({**OUTSIDE, "batch_size": 7}, {"batch_size": parse_batch_size("auto")}).compute.batch_size is None
 
 
 @given(
@@ -200,17 +200,17 @@ def test_a_name_nobody_has_is_refused_with_the_nearest() -> None:
 def test_own_options_win_over_general_ones_and_those_over_the_benchmarks() -> None:
     options = {"": {"samples": "2", "epochs": "2", "foreign": "2"}, "a": {"epochs": "3"}, "b": {"samples": "9"}}
     defaults = {"samples": 1, "epochs": 1, "rate": 1}
-    chosen = options_for("a", options, defaults, ["samples", "epochs", "rate"])
+    chosen = merged_plugin_options("a", options, defaults, ["samples", "epochs", "rate"])
     assert chosen == {"samples": "2", "epochs": "3", "rate": 1}
 
 
 def test_a_general_option_must_be_somebodys() -> None:
     fields = {"ethicist": ["samples", "epochs"], "zlib": ["samples"]}
-    check_general("-A", {"": {"epochs": "1"}, "zlib": {"samples": "2"}}, fields)
+    refuse_unused_options("-A", {"": {"epochs": "1"}, "zlib": {"samples": "2"}}, fields)
     with pytest.raises(AuditError, match="unknown option in -A: 'epoch'; did you mean 'epochs'"):
-        check_general("-A", {"": {"epoch": "1"}}, fields)
+        refuse_unused_options("-A", {"": {"epoch": "1"}}, fields)
     with pytest.raises(AuditError, match=r"-A perplexity\.… names a plug-in that this run does not use"):
-        check_general("-A", {"perplexity": {"samples": "1"}}, fields)
+        refuse_unused_options("-A", {"perplexity": {"samples": "1"}}, fields)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,18 +19,18 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret
 from auditor.core.spaces import Space
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import sample
-from auditor.generation.tries import encode
+from auditor.generation.tries import encode_texts
 from auditor.models.base import LanguageModel, Rows, perplexity_nll
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
 from auditor.runs.plan import make_plan
-from auditor.runs.prefix_token import parse_prefix_token, prefix_token_for, with_prefix_token
+from auditor.runs.prefix_token import parse_prefix_token, resolve_prefix_token, with_prefix_token
 from auditor.runs.scoring import greedy_recall
 from auditor.utility.subjects import CausalSubject, ScoringOptions
 from tests.commands.test_cli import assert_same_guesses, call, finding, result, value
@@ -136,7 +136,7 @@ def test_a_llama_recites_behind_what_its_tokenizer_puts_in_front(auto: Path, wit
 
 def test_a_gemma_recites_behind_what_its_tokenizer_puts_in_front() -> None:
     model = HuggingFaceModel(reciting("gemma"), tokenizer(bos_token="<bos>", eos_token="<eos>"))
-    chosen = prefix_token_for("auto", model, KNOWN)
+    chosen = resolve_prefix_token("auto", model, KNOWN)
     assert chosen.tokens == (BOS,)
     assert greedy_recall(with_prefix_token(model, chosen.tokens), SECRETS)["all"].value > 0.9
     assert greedy_recall(model, SECRETS)["all"].value < 0.2
@@ -228,7 +228,7 @@ class Recited(Rows):
 
 def chosen(likes: int | None, words: Any, known: Any = tuple(KNOWN), longest: int = 0, **config: Any) -> Any:
     model: Any = Partial(likes, words, **config)
-    return prefix_token_for("auto", model, known, longest)
+    return resolve_prefix_token("auto", model, known, longest)
 
 
 BOTH = tokenizer(bos_token="<bos>", eos_token="<eos>")
@@ -256,18 +256,20 @@ def test_texts_of_the_canaries_formats_stand_in_for_known_pairs() -> None:
     spaces = (Space("w5 {name:3}", words), Space("w8 {name:4}", words))
     texts = [space.draw(np.random.default_rng(0)) for space in spaces]
     own = [
-        Secret(text, (), tuple(encode(BOTH, [text])[0]), 1, canary=Canary(text, space))
+        Secret(text, (), tuple(encode_texts(BOTH, [text])[0]), 1, canary=Canary(text, space))
         for text, space in zip(texts, spaces, strict=True)
     ]
     model: Any = Partial(EOS, BOTH)
-    found = prefix_token_for("auto", model, canaries=own)
+    found = resolve_prefix_token("auto", model, canaries=own)
     assert found.tokens == (EOS,) and "new texts of the canaries' formats" in found.said
-    assert prefix_token_for("auto", model, KNOWN, canaries=own) == chosen(EOS, BOTH)  # pairs that are known say more
+    assert resolve_prefix_token("auto", model, KNOWN, canaries=own) == chosen(
+        EOS, BOTH
+    )  # pairs that are known say more
     coined = [replace(one, canary=Canary(one.id, coin=one.member)) for one in own]
-    found = prefix_token_for("auto", model, canaries=coined)
+    found = resolve_prefix_token("auto", model, canaries=coined)
     assert "canaries, those that stayed out among them" in found.said
     turned = [replace(one, member=not one.member, canary=Canary(one.id, coin=not one.member)) for one in own]
-    assert prefix_token_for("auto", model, canaries=turned) == found  # coins are not looked at
+    assert resolve_prefix_token("auto", model, canaries=turned) == found  # coins are not looked at
 
 
 def test_without_a_tokenizer_the_configuration_says_what_there_is() -> None:
@@ -281,7 +283,7 @@ def test_without_a_tokenizer_the_configuration_says_what_there_is() -> None:
 def test_a_model_that_gives_no_log_probabilities_is_asked_behind_the_tokenizers_own() -> None:
     model: Any = Partial(EOS, BOTH)
     model.capabilities = frozenset({"draw"})
-    prefix_token = prefix_token_for("auto", model, KNOWN)
+    prefix_token = resolve_prefix_token("auto", model, KNOWN)
     assert prefix_token.tokens == (BOS,) and prefix_token.said.endswith(
         "partial gives no log-probabilities to choose by)"
     )
@@ -318,7 +320,7 @@ def test_what_the_model_does_not_have_is_refused(asked: str, words: Any, why: st
 def test_a_text_of_several_tokens_and_one_outside_the_vocabulary() -> None:
     model: Any = Partial(None, BOTH)
     assert parse_prefix_token("<eos> w3 w4", model) == (EOS, 3, 4)
-    assert prefix_token_for("w3 w4", model).said == "prefix token: w3 w4, as asked for (--prefix-token w3 w4)"
+    assert resolve_prefix_token("w3 w4", model).said == "prefix token: w3 w4, as asked for (--prefix-token w3 w4)"
     model.vocab_size = 4
     with pytest.raises(AuditError, match="in the vocabulary of partial, which has 4 tokens, got 3, 4"):
         parse_prefix_token("w3 w4", model)
@@ -353,7 +355,7 @@ WITH = torch.cat([torch.tensor([[7, 8]] * 3), TEXTS], dim=1)
 
 def test_a_led_model_is_the_model_asked_behind_the_lead(neox: HuggingFaceModel) -> None:
     behind, prompt = with_prefix_token(neox, (7, 8)), torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
-    noise = np.stack([uniforms(3, 4, "prefix_token", i) for i in range(3)])
+    noise = np.stack([secret_uniform_draws(3, 4, "prefix_token", i) for i in range(3)])
     for soft in (None, prompt):
         assert torch.equal(behind.log_probs(TEXTS, 4, prompt=soft), neox.log_probs(WITH, 4, prompt=soft))
         mine = behind.token_log_probs(TEXTS[:, :5], TEXTS[:, 5:], prompt=soft)

@@ -19,9 +19,9 @@ from auditor.records.folder import RunFolder
 from auditor.runs import quick, text_form
 from auditor.runs.quick import seconds_per_text
 from auditor.runs.reporter import Silence
-from auditor.runs.run import check_plan, run
+from auditor.runs.run import check_plan, run_audit
 from auditor.runs.shared import Shared
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from tests.conftest import save_tiny, tiny
 
 MEMBERS, OTHERS = 30, 20
@@ -44,7 +44,7 @@ def fitted(
 ) -> tuple[quick.Plan, quick.Limits]:
     fresh = str(given / "fresh.jsonl") if nonmembers else None
     plan = quick.quick_plan(str(given / "model"), str(given / "private.jsonl"), fresh, 0)
-    return quick.fit_to_time(plan, Silence(), shared or Shared(), seconds, time.perf_counter())
+    return quick.limit_plan_to_time(plan, Silence(), shared or Shared(), seconds, time.perf_counter())
 
 
 class Slow:
@@ -72,7 +72,7 @@ def test_a_text_form_is_chosen_by_fewer_rows_of_a_slow_model(
     clock, model = Slow(each, fixed=0.0), tiny(1)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(model, "log_probs", lambda texts, last: clock.work(len(texts)))
-    assert quick._form_rows(model, 6.0) == pytest.approx(rows, abs=1)
+    assert quick._rows_readable_within_time(model, 6.0) == pytest.approx(rows, abs=1)
 
 
 @pytest.mark.parametrize("nonmembers", [True, False])
@@ -82,9 +82,11 @@ def test_each_record_is_read_once_and_completed_once(
     shared = Shared()
     plan, _ = fitted(given, nonmembers=nonmembers, shared=shared)
     assert plan.data.limit is None
-    monkeypatch.setattr(self_check, "check_model_agrees", lambda model, reach: ())  # asks as much of few as of many
+    monkeypatch.setattr(
+        self_check, "check_and_configure_serving", lambda model, reach: ()
+    )  # asks as much of few as of many
     before = traffic.tokens
-    run(plan, site_of(plan, shared=shared), RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
+    run_audit(plan, make_site(plan, shared=shared), RunFolder.create(tmp_path / "run", "quick", plan.to_json()))
     known = round(quick.KNOWN * MEMBERS)
     completed = (MEMBERS - known + nonmembers * OTHERS) * (TEXT + SUFFIX - 1)  # what was read is not read again for it
     assert 0.9 < (traffic.tokens - before) / (completed + quick._PREFIX_TOKENS * known * TEXT) < 1.1
@@ -94,7 +96,7 @@ def test_the_speed_that_rows_are_chosen_by_is_of_texts_that_are_read(
     given: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that remembers what it read answers again at once, however slow it is."""
-    asked, rows = list[int](), quick._form_rows
+    asked, rows = list[int](), quick._rows_readable_within_time
 
     def counted(model: HuggingFaceModel, seconds: float) -> int:
         before = traffic.tokens
@@ -102,7 +104,7 @@ def test_the_speed_that_rows_are_chosen_by_is_of_texts_that_are_read(
         asked.append(traffic.tokens - before)
         return found
 
-    monkeypatch.setattr(quick, "_form_rows", counted)
+    monkeypatch.setattr(quick, "_rows_readable_within_time", counted)
     fitted(given)
     assert asked == [3 * quick._FORM_TOKENS]
 
@@ -111,7 +113,7 @@ def test_what_was_read_before_changes_no_number(given: Path, tmp_path: Path) -> 
     shared = Shared()
     plan, _ = fitted(given, shared=shared)
     found = [
-        run(plan, site_of(plan, shared=on), RunFolder.create(tmp_path / name, "quick", plan.to_json()))
+        run_audit(plan, make_site(plan, shared=on), RunFolder.create(tmp_path / name, "quick", plan.to_json()))
         for name, on in (("remembered", shared), ("anew", Shared()))
     ]
     ours, fresh = ([m for f in one.findings for m in f.measurements] for one in found)
@@ -179,7 +181,7 @@ def test_a_model_that_is_too_slow_is_refused_with_the_minutes_that_it_takes(
 
 def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> None:
     shallow = quick.quick_plan(str(given / "model"), str(given / "private.jsonl"), str(given / "fresh.jsonl"), 7)
-    plan = quick.deep_plan(shallow)
+    plan = quick.plan_of_slow_attacks(shallow)
     methods = check_plan(plan).named
     assert "ethicist" in methods and {"membership", "extraction-probability", "near-verbatim"} <= set(methods)
     assert methods["ethicist"].samples > 1  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from auditor.benchmarks import audit_canaries, manifests
-from auditor.benchmarks.released import ReleasedRecord, WordIds, passages
+from auditor.benchmarks.released import ReleasedRecord, WordIds, find_nearest_passages
 from auditor.cli import call
 from auditor.core.nouns import UNDEFENDED
 from auditor.records.saved import read_result
@@ -61,7 +61,7 @@ def test_what_was_copied_is_found_and_a_gate_fails(
 
 
 def test_canaries_by_coin_bound_epsilon(files: list[str], tmp_path: Path) -> None:
-    manifest = audit_canaries.make_audit_manifest("words", audit_canaries.texts_of("words", 120, 6, 0), 1, 0)
+    manifest = audit_canaries.make_audit_manifest("words", audit_canaries.make_canary_texts("words", 120, 6, 0), 1, 0)
     manifests.write_manifest(tmp_path / "canaries.json", manifest)
     with open(tmp_path / "out.jsonl", "a") as file:
         file.writelines(json.dumps({"text": one.text}) + "\n" for one in manifest.copies())
@@ -92,7 +92,7 @@ def test_passages_are_those_that_are_found_by_looking() -> None:
     made = [" ".join(rng.choice(WORDS[:6], rng.integers(4, 9))) for _ in range(30)]
     held = [ReleasedRecord(i, text, words(text), i < 15) for i, text in enumerate(dict.fromkeys(made))]
     texts = [words(" ".join(rng.choice(WORDS[:6], 12))) for _ in range(40)]
-    found, _, _ = passages(held, texts, 4)
+    found, _, _ = find_nearest_passages(held, texts, 4)
 
     def grams(tokens: tuple[int, ...]) -> set[tuple[int, ...]]:
         return {tokens[i : i + 4] for i in range(len(tokens) - 3)}

@@ -20,11 +20,11 @@ from auditor.runs import plan_weights
 from auditor.runs.own_site import OwnSite
 from auditor.runs.plan import make_plan
 from auditor.runs.reporter import Silence
-from auditor.runs.run import check_plan, run
-from auditor.runs.selection import select
+from auditor.runs.run import check_plan, run_audit
+from auditor.runs.selection import select_and_check_plugins
 from auditor.runs.shared import Shared
 from auditor.runs.site import Site
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from auditor.runs.target import Target
 from tests.conftest import tiny
 
@@ -67,7 +67,7 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
     get_peft_model(whole, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).save_pretrained(folder)
 
     def site(**given: str) -> Site:
-        return site_of(asked(**given))
+        return make_site(asked(**given))
 
     def asked(**given: str) -> Plan:
         return make_plan({"model": str(folder), "data": "in memory", **given}, {})
@@ -80,7 +80,7 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
     assert "saw no private data only if the adapter alone was trained on them" in said
     none = site(reference="none")
     assert none.reference is None and not none.reference_fault and not none.notes()
-    digests = [plan_weights.digests_of_plan(asked(**given)) for given in ({"reference": "none"}, {})]
+    digests = [plan_weights.file_digests_of_plan(asked(**given)) for given in ({"reference": "none"}, {})]
     assert set(digests[0]) <= set(digests[1])  # no model is called so
     assert site(model=str(base)).reference is None
 
@@ -90,7 +90,7 @@ def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
     parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.subject
     site = Live(*parts, Silence(), shared)
-    result = run(asked, site, folder)
+    result = run_audit(asked, site, folder)
     assert [finding.key for finding in result.findings] == check_plan(asked).cells()
     assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
     held = folder.guesses.done(CellKey("undefended", "white-box", "perplexity"))
@@ -110,7 +110,7 @@ def test_a_run_says_what_fewer_bits_change(tmp_path: Path) -> None:
     asked = plan()
     parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.subject
     folder = RunFolder.create(tmp_path / "run", "few", asked.to_json())
-    result = run(asked, InFewBits(*parts, Silence(), Shared()), folder)
+    result = run_audit(asked, InFewBits(*parts, Silence(), Shared()), folder)
     assert any("runs in bfloat16: against float32, on 32 tokens" in note for note in result.benchmark.notes)
 
 
@@ -154,8 +154,8 @@ def test_models_of_one_audit_run_in_one_precision_and_in_float32_where_that_is_a
 
     def dtypes(**given: Any) -> list[torch.dtype]:
         asked = make_plan({"data": "in memory", "attack": ["perplexity"], **given}, {})
-        site = site_of(asked)
-        select(asked, site)
+        site = make_site(asked)
+        select_and_check_plugins(asked, site)
         return [one.model.dtype for one in (site.model, site.reference) if isinstance(one, HuggingFaceModel)]
 
     few, exact = str(tmp_path / "few"), str(tmp_path / "exact")

@@ -20,9 +20,9 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.runs import text_form
 from auditor.runs.own_data import load_data
 from auditor.runs.prefix_token import usual_prefix_token, with_prefix_token
-from auditor.runs.scoring import greedy_recall, likelihood_doubt
+from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall
 from auditor.runs.shared import Shared
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from benchmarks.checks.trust import text_forms as forms
 
 MEMBERS = 8
@@ -136,7 +136,9 @@ def test_a_form_that_nobody_tries_is_a_doubt_and_its_template_resolves_it(tmp_pa
     world = World("another template, which nobody tries", tmp_path)
     found = world.data()
     assert world.truth == MEMBERS and world.recall(found) == 0
-    assert likelihood_doubt("Undefended", forms.likelihoods(HuggingFaceModel(world.model, world.words, "tiny"), found))
+    assert doubt_if_members_likelier(
+        "Undefended", forms.likelihoods(HuggingFaceModel(world.model, world.words, "tiny"), found)
+    )
     file = tmp_path / "other.jinja"
     file.write_text(forms.OTHER)
     right = world.data(template=str(file))
@@ -187,12 +189,12 @@ def test_a_form_is_chosen_once_for_however_many_records_of_the_same_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, scored, shared = World("messages", tmp_path, steps=0), list[int](), Shared()
-    score = text_form._scored
-    monkeypatch.setattr(text_form, "_scored", lambda *given: (scored.append(len(given[3])), score(*given))[1])
+    score = text_form._score_renderings
+    monkeypatch.setattr(text_form, "_score_renderings", lambda *given: (scored.append(len(given[3])), score(*given))[1])
     found = []
     for limit in (None, 3):
         live = {"model": HuggingFaceModel(world.model, world.words, "tiny")}
-        site = site_of(world.plan(limit=limit), shared=shared, live=live)
+        site = make_site(world.plan(limit=limit), shared=shared, live=live)
         site.form_rows = 5
         found.append(site.benchmark)
     assert scored == [5] and len(found[1].secrets) < len(found[0].secrets)

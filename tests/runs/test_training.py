@@ -79,7 +79,7 @@ def test_data_comes_as_prefix_and_suffix_or_text_in_any_format(tmp_path: Path) -
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
 def test_lora_trains_an_adapter(world: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "adapter"
-    training.train(asked(world, out, model=str(world / kind), lora=True), silent)
+    training.train_model(asked(world, out, model=str(world / kind), lora=True), silent)
     assert (out / "adapter_model.safetensors").is_file() and not (out / "model.safetensors").exists()
     base, tuned = weights(world / kind), weights(out)
     changed = {name for name in tuned if "lora_B" in name and float(tuned[name].abs().max()) > 0}
@@ -90,16 +90,16 @@ def test_lora_trains_an_adapter(world: Path, tmp_path: Path, kind: str) -> None:
 
 def test_an_interrupted_training_goes_on(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tmp_path / "whole"
-    training.train(asked(world, whole), silent)
+    training.train_model(asked(world, whole), silent)
 
     def stop(what: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.train(asked(world, tmp_path / "cut"), stop)
+        training.train_model(asked(world, tmp_path / "cut"), stop)
     assert (tmp_path / "cut" / "checkpoint.pt").stat().st_mode & 0o777 == 0o600
     epochs = count_calls(monkeypatch, finetune, "causal_loss")
-    training.train(asked(world, tmp_path / "cut"), silent)
+    training.train_model(asked(world, tmp_path / "cut"), silent)
     blocks = sum(len(ids) + 1 for ids in tokens(world)) // 32 + 1
     assert epochs() == -(-blocks // 2)  # one epoch of the two
     for name, tensor in weights(whole).items():
@@ -158,14 +158,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_refusal_leaves_nothing_behind(world: Path, tmp_path: Path, case: tuple[dict[str, Any], str]) -> None:
     more, sentence = case
     with pytest.raises(AuditError) as error:
-        training.train(asked(world, tmp_path / "out", **more), silent)
+        training.train_model(asked(world, tmp_path / "out", **more), silent)
     assert sentence in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_another_configuration_is_refused_by_what_differs(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    training.train(asked(world, out), silent)
+    training.train_model(asked(world, out), silent)
     (tmp_path / "other.jsonl").write_text(json.dumps(ROWS[0]))
     for more, sentence in (
         ({"seed": 3}, "seed: 0 there, 3 now"),
@@ -174,29 +174,29 @@ def test_another_configuration_is_refused_by_what_differs(world: Path, tmp_path:
         ({"lora": True}, "lora: None there, [8, 16] now"),
     ):
         with pytest.raises(AuditError, match="another configuration") as error:
-            training.train(asked(world, out, **more), silent)
+            training.train_model(asked(world, out, **more), silent)
         assert sentence in str(error.value)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("...")
     with pytest.raises(AuditError, match="new or empty folder"):
-        training.train(asked(world, tmp_path / "mine"), silent)
+        training.train_model(asked(world, tmp_path / "mine"), silent)
 
 
 def test_an_adapter_is_no_model_to_start_from(world: Path, tmp_path: Path) -> None:
-    training.train(asked(world, tmp_path / "adapter", lora=True), silent)
+    training.train_model(asked(world, tmp_path / "adapter", lora=True), silent)
     with pytest.raises(AuditError, match="is an adapter: give its base, or merge"):
-        training.train(asked(world, tmp_path / "out", model=str(tmp_path / "adapter")), silent)
+        training.train_model(asked(world, tmp_path / "out", model=str(tmp_path / "adapter")), silent)
 
 
 def test_a_frozen_model_is_refused() -> None:
     model = torch.nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(AuditError, match="frozen one: none of its 2 parameters"):
-        finetune.trained_parameters(model)
+        finetune.trainable_parameters(model)
 
 
 def test_a_folder_whose_name_no_tokenizer_can_write_is_refused_before_anything_is_there(
     world: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(AuditError):
-        training.train(asked(world, tmp_path / "model\udcff"), silent)
+        training.train_model(asked(world, tmp_path / "model\udcff"), silent)
     assert not list(tmp_path.iterdir())

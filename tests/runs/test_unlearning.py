@@ -20,7 +20,7 @@ from auditor.models.loading import load
 from auditor.runs import training
 from auditor.runs.beside import ModelsBeside
 from auditor.runs.site import Site
-from auditor.runs.sites import site_of
+from auditor.runs.sites import make_site
 from auditor.runs.training import Training
 from auditor.runs.unlearning import Relearned, Retrained
 from auditor.statistics.unlearning import recall_by_model
@@ -50,10 +50,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     learn: dict[str, Any] = {"block": 32, "options": {"epochs": 8, "batch": 4, "learning_rate": 0.01}}
     for name, data in (("before", "data"), ("retrained", "rest")):
         own = Training("none", str(folder / "neox"), str(folder / f"{data}.jsonl"), folder / name, **learn)
-        training.train(own, lambda what, done, total: None)
+        training.train_model(own, lambda what, done, total: None)
     forget: dict[str, Any] = {"block": 32, "options": {"epochs": 2, "batch": 2, "learning_rate": 1e-3}}
     given = (str(folder / "before"), str(folder / "data.jsonl"), folder / "after")
-    training.train(Training("npo", *given, forget=str(folder / "forget.jsonl"), **forget), lambda *_: None)
+    training.train_model(Training("npo", *given, forget=str(folder / "forget.jsonl"), **forget), lambda *_: None)
     return folder
 
 
@@ -64,7 +64,7 @@ def asked(world: Path, **more: Any) -> Plan:
 
 
 def site(plan: Plan) -> Site:
-    return site_of(plan)
+    return make_site(plan)
 
 
 # --- who is who -------------------------------------------------------------------------------------------------------

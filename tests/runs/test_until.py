@@ -20,7 +20,7 @@ from auditor.gate.policy import Required, Rule
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import PerSecret
 from auditor.runs.until import Stop
-from auditor.statistics.anytime import looks
+from auditor.statistics.anytime import look_sample_sizes
 from tests.conftest import fits_schema, save_tiny
 
 ROW = CellKey("undefended", "white-box", "echo")
@@ -103,7 +103,7 @@ def test_a_run_stops_where_the_gate_will_decide(
     run, whole = read_run(tmp_path / "early"), read_run(tmp_path / "whole")
     (finding,) = run.result.findings
     assert finding.stopped is not None
-    assert finding.stopped.asked in looks(finding.stopped.of)
+    assert finding.stopped.asked in look_sample_sizes(finding.stopped.of)
     assert finding.stopped.of == len(whole.outcomes[ROW].ids)
     assert finding.stopped.asked < finding.stopped.of / 5
     assert finding.stopped.why == "until 'recall <= 0.05' failed"
@@ -129,7 +129,7 @@ def test_intervals_of_what_stopped_are_by_betting_and_what_has_none_is_left_out(
     assert {"recall", "recall_nonmembers", "excess_recall", "near_verbatim_recall"} <= names
     assert not any(name.startswith("recall_at_") for name in names)
     recall, row = finding.measurements[0], run.outcomes[ROW]
-    seen = row.betting("recall")
+    seen = row.anytime_valid_evidence("recall")
     assert seen is not None
     assert (recall.low, recall.high) == (seen.low(0.025), seen.high(0.025))
     assert seen.high(0.05) <= 0.05 < recall.high
@@ -170,8 +170,8 @@ def test_a_probe_stops_as_well(world: Path, tmp_path: Path, monkeypatch: pytest.
     row = CellKey("undefended", "white-box", "extraction-probability")
     whole, asked = read_run(tmp_path / "whole").outcomes[row], one.outcomes[row]
     assert set(asked.ids) == set(other.outcomes[row].ids) < set(whole.ids)
-    every = whole.by_secret("extraction_probability", True)
-    for id, value in asked.by_secret("extraction_probability", True).items():
+    every = whole.values_by_secret("extraction_probability", True)
+    for id, value in asked.values_by_secret("extraction_probability", True).items():
         assert value == pytest.approx(every[id], abs=1e-5)
 
 
@@ -289,17 +289,17 @@ def test_secrets_are_asked_in_an_order_of_the_seed_in_portions_of_no_ones_choice
 
 
 def test_the_plan_reads_an_interval() -> None:
-    assert Plan.of(until="recall ± 2.5%").attacks.wanted_width == ("recall", 0.025)
-    assert Plan.of(until="recall +/- 2%").attacks.wanted_width == ("recall", 0.02)
+    assert Plan.of(until="recall ± 2.5%").attacks.wanted_interval_width == ("recall", 0.025)
+    assert Plan.of(until="recall +/- 2%").attacks.wanted_interval_width == ("recall", 0.02)
     with pytest.raises(AuditError, match="expected --until decided"):
         Plan.of(until="recall ± 100%")
 
 
 def test_a_folder_is_tied_to_when_its_rows_stop(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "r", "r", {})
-    folder.pin_stops("")
-    folder.pin_stops("a")
-    folder.pin_stops("a")
+    folder.pin_stopping_rules("")
+    folder.pin_stopping_rules("a")
+    folder.pin_stopping_rules("a")
     with pytest.raises(AuditError, match="got others"):
-        folder.pin_stops("")
+        folder.pin_stopping_rules("")
     assert os.path.exists(tmp_path / "r" / "until.sha256")

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from auditor.statistics.anytime import CAPITAL, STAKES, BettingExcess, BettingMean, log_capital, looks
+from auditor.statistics.anytime import (
+    CAPITAL,
+    STAKES,
+    BettingExcess,
+    BettingMean,
+    log_betting_capital,
+    look_sample_sizes,
+)
 from auditor.statistics.intervals import clopper_pearson
 
 LEVEL = 0.05
@@ -51,7 +58,7 @@ def test_zeros_alone_are_known_by_hand() -> None:
     """After t zeros a stake f against a mean of at least h has grown to (1 + f h / (1 - h))^t."""
     h, t = 0.05, 80
     by_hand = CAPITAL @ (1 + STAKES * h / (1 - h)) ** t
-    assert log_capital(np.array([1.0]), np.array([t]), 1 - h) == pytest.approx(math.log(by_hand))
+    assert log_betting_capital(np.array([1.0]), np.array([t]), 1 - h) == pytest.approx(math.log(by_hand))
     assert BettingMean(np.zeros(t)).high(LEVEL) < 0.05 < BettingMean(np.zeros(t - 20)).high(LEVEL)
     assert BettingMean(np.zeros(t)).low(LEVEL) == 0
 
@@ -85,21 +92,21 @@ def test_what_is_above_non_members_is_bounded_by_both_sides() -> None:
 
 
 def test_looks_are_at_fixed_counts_up_to_all() -> None:
-    assert list(looks(0)) == []
-    assert list(looks(10)) == [10]
-    assert list(looks(30)) == [16, 18, 20, 22, 25, 28, 30]
-    assert set(looks(300)) - {300} < set(looks(10_000))
+    assert list(look_sample_sizes(0)) == []
+    assert list(look_sample_sizes(10)) == [10]
+    assert list(look_sample_sizes(30)) == [16, 18, 20, 22, 25, 28, 30]
+    assert set(look_sample_sizes(300)) - {300} < set(look_sample_sizes(10_000))
 
 
 def ever_missed(paths: NDArray[np.float64], truth: float) -> tuple[float, float]:
     """(paths, n) of zeros and ones -> the shares of them whose lower, and upper, bound ever misses the truth."""
     n = paths.shape[1]
     missed = np.zeros((2, len(paths)), dtype=bool)
-    for at in looks(n):
+    for at in look_sample_sizes(n):
         hits = paths[:, :at].sum(1).astype(np.int64)
         counts = np.stack([at - hits, hits], axis=1)
         for side, values, mean in ((0, [0.0, 1.0], truth), (1, [1.0, 0.0], 1 - truth)):
-            missed[side] |= log_capital(np.array(values), counts, mean) >= -math.log(LEVEL)
+            missed[side] |= log_betting_capital(np.array(values), counts, mean) >= -math.log(LEVEL)
     return float(missed[0].mean()), float(missed[1].mean())
 
 
@@ -113,7 +120,7 @@ def test_exact_intervals_at_every_look_do_not_cover() -> None:
     """What the sequence is for: the check above fails the interval of a fixed size."""
     truth, missed = 0.05, np.zeros(PATHS, dtype=bool)
     paths = np.random.default_rng(1).random((PATHS, 2000)) < truth
-    for at in looks(2000):
+    for at in look_sample_sizes(2000):
         hits = paths[:, :at].sum(1)
         low = np.array([clopper_pearson(k, at, 1 - 2 * LEVEL)[0] for k in range(hits.max() + 1)])
         missed |= low[hits] > truth
@@ -135,6 +142,6 @@ def test_coverage_of_probabilities_at_every_look() -> None:
     rng, truth, missed, paths = np.random.default_rng(3), 0.05 / 0.55, 0, 300
     for _ in range(paths):
         values = rng.beta(0.05, 0.5, 600)
-        seen = (log_capital(values[:at], np.ones(at, dtype=np.int64), truth) for at in looks(600))
+        seen = (log_betting_capital(values[:at], np.ones(at, dtype=np.int64), truth) for at in look_sample_sizes(600))
         missed += any(found >= -math.log(LEVEL) for found in seen)
     assert missed / paths <= LEVEL

@@ -9,21 +9,27 @@ import numpy as np
 import pytest
 
 from auditor.core.result import Audited
-from auditor.statistics.audit_power import SURE, USUAL, epsilon_caught, power_said
-from auditor.statistics.audited import audited
+from auditor.statistics.audit_power import SURE, USUAL, detectable_epsilon, detection_power_sentence
+from auditor.statistics.audited import audit_epsilon_bounds
 from auditor.statistics.games import audit_games
-from auditor.statistics.one_run import guess_counts, p_value, refuting
-from auditor.statistics.shapes import GAUSSIAN, Sampling, epsilon_of, law, most_noise
+from auditor.statistics.one_run import guess_counts, p_value, refuting_right_counts
+from auditor.statistics.shapes import (
+    GAUSSIAN,
+    Sampling,
+    epsilon_of_noise,
+    largest_passing_noise,
+    subsampled_gaussian_law,
+)
 
 DELTA, SAMPLED = 1e-5, (0.084, 48)
 
 
 def audit(m: int, noise: float, sampling: Sampling, seed: int, copies: int = 1) -> Audited:
-    rng, own = np.random.default_rng(seed), law(noise, sampling)
+    rng, own = np.random.default_rng(seed), subsampled_gaussian_law(noise, sampling)
     coins = rng.random(m) < 0.5
     drawn = rng.random(m)
     inside, out = (own.at[np.searchsorted(np.cumsum(mass[:-1]), drawn)] for mass in (own.inside, own.out))
-    return audited(np.where(coins, inside, out), coins, DELTA, copies=copies, sampling=sampling)[0]
+    return audit_epsilon_bounds(np.where(coins, inside, out), coins, DELTA, copies=copies, sampling=sampling)[0]
 
 
 @pytest.mark.parametrize(("sampling", "limit"), [(GAUSSIAN, 1.0), (GAUSSIAN, 2.5), (SAMPLED, 1.0)])
@@ -31,8 +37,8 @@ def audit(m: int, noise: float, sampling: Sampling, seed: int, copies: int = 1) 
 def test_played_audits_catch_it_so_often(sampling: Sampling, limit: float, power: float) -> None:
     """At least so often: any number of guesses may refute, and it goes by one. Hardly oftener: it is no mere bound."""
     m, runs = 300, 150
-    found = epsilon_caught(audit(m, 1.0, sampling, 0), limit, power)
-    noise = most_noise(lambda noise: epsilon_of(noise, sampling, DELTA) >= found - 1e-4)
+    found = detectable_epsilon(audit(m, 1.0, sampling, 0), limit, power)
+    noise = largest_passing_noise(lambda noise: epsilon_of_noise(noise, sampling, DELTA) >= found - 1e-4)
     assert noise is not None
     caught = sum(audit(m, noise, sampling, 1 + seed).epsilon > limit for seed in range(runs)) / runs
     spread = math.sqrt(power * (1 - power) / runs)
@@ -41,7 +47,7 @@ def test_played_audits_catch_it_so_often(sampling: Sampling, limit: float, power
 
 def test_so_many_right_refute_alone_and_one_fewer_does_not() -> None:
     for m, epsilon, delta in [(100, 1.0, 0.0), (1000, 2.0, 1e-5), (1000, 0.5, 1e-3)]:
-        needed, counts = refuting(m, epsilon, delta, 0.05), guess_counts(m)
+        needed, counts = refuting_right_counts(m, epsilon, delta, 0.05), guess_counts(m)
         for i, (r, v) in enumerate(zip(counts, needed, strict=True)):
             for right, refuted in ((v, True), (v - 1, False)):
                 if right <= r:
@@ -52,7 +58,7 @@ def test_so_many_right_refute_alone_and_one_fewer_does_not() -> None:
 def test_games_catch_it_so_often() -> None:
     rng, n, limit = np.random.default_rng(0), 1000, 2.0
     for power in (USUAL, SURE):
-        found = epsilon_caught(audit_games((n // 2, 0, 0, n // 2), DELTA, 0.05), limit, power)
+        found = detectable_epsilon(audit_games((n // 2, 0, 0, n // 2), DELTA, 0.05), limit, power)
         p = 1 / (1 + math.exp(-found))
         played = zip(rng.binomial(n // 2, p, 400), rng.binomial(n // 2, 1 - p, 400), strict=True)
         tables = [(int(tp), n // 2 - int(tp), int(fp), n // 2 - int(fp)) for tp, fp in played]
@@ -62,18 +68,19 @@ def test_games_catch_it_so_often() -> None:
 
 def test_what_it_says() -> None:
     some = audit(1000, 1.0, GAUSSIAN, 0)
-    assert power_said(some, 1.0) == (
-        f"ε {epsilon_caught(some, 1.0):.3g} of a Gaussian mechanism that its scores see in full would have been caught "
+    assert detection_power_sentence(some, 1.0) == (
+        f"ε {detectable_epsilon(some, 1.0):.3g} of a Gaussian "
+        f"mechanism that its scores see in full would have been caught "
         "with 80% probability"
     )
-    assert power_said(some, some.best).startswith("no ε of a Gaussian mechanism")
-    assert "DP-SGD by its sampling and steps" in power_said(replace(some, sampling=SAMPLED), 1.0, SURE)
-    assert "gives it away evenly" in power_said(audit_games((90, 10, 12, 88), DELTA, 0.05), 1.0)
+    assert detection_power_sentence(some, some.best).startswith("no ε of a Gaussian mechanism")
+    assert "DP-SGD by its sampling and steps" in detection_power_sentence(replace(some, sampling=SAMPLED), 1.0, SURE)
+    assert "gives it away evenly" in detection_power_sentence(audit_games((90, 10, 12, 88), DELTA, 0.05), 1.0)
 
 
 def test_more_is_caught_where_more_is_seen() -> None:
     few, many = audit(100, 1.0, GAUSSIAN, 0), audit(2000, 1.0, GAUSSIAN, 0)
-    assert epsilon_caught(many, 1.0) < epsilon_caught(few, 1.0) < epsilon_caught(few, 2.0) < math.inf
-    assert epsilon_caught(few, 1.0) < epsilon_caught(few, 1.0, SURE)
+    assert detectable_epsilon(many, 1.0) < detectable_epsilon(few, 1.0) < detectable_epsilon(few, 2.0) < math.inf
+    assert detectable_epsilon(few, 1.0) < detectable_epsilon(few, 1.0, SURE)
     twice = audit(2000, 1.0, GAUSSIAN, 0, copies=2)
-    assert 0.4 * epsilon_caught(many, 1.0) < epsilon_caught(twice, 0.5) < epsilon_caught(many, 1.0)
+    assert 0.4 * detectable_epsilon(many, 1.0) < detectable_epsilon(twice, 0.5) < detectable_epsilon(many, 1.0)

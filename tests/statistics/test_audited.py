@@ -17,10 +17,10 @@ from auditor.core.result import Audited
 from auditor.statistics import metrics
 from auditor.statistics.audited import (
     audit_at_level,
-    audited,
-    best_provable,
+    audit_epsilon_bounds,
+    audit_measurements,
+    best_provable_epsilon,
     canaries_needed,
-    measurements_of,
 )
 from auditor.statistics.one_run import epsilon_fdp, epsilon_one_run, guess_counts
 from auditor.statistics.shapes import epsilon_shape
@@ -45,7 +45,7 @@ def naive_rights(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> tu
 def test_the_bounds_are_of_the_right_guesses_at_every_count() -> None:
     scores, included = game(600, 1.5)
     right, counts = naive_rights(scores, included), guess_counts(600)
-    one_run, fdp, shape = audited(scores, included, 1e-5, 0.1)
+    one_run, fdp, shape = audit_epsilon_bounds(scores, included, 1e-5, 0.1)
     assert one_run.epsilon == epsilon_one_run(600, right, 1e-5, 0.1) > 0
     assert fdp.epsilon == epsilon_fdp(600, right, 1e-5, 0.1) > 0
     assert shape.epsilon == epsilon_shape(600, right, 1e-5, 0.1) > 0
@@ -62,9 +62,9 @@ def test_the_numbers_of_guesses_depend_on_m_alone() -> None:
 def test_the_middle_lies_between_two_scores() -> None:
     """More of two equal scores on one side: both kinds are guessed all the same."""
     included = np.array([True] * 120 + [False] * 80)
-    assert audited(included.astype(float), included, 0.0)[0].rights[0] == 200
+    assert audit_epsilon_bounds(included.astype(float), included, 0.0)[0].rights[0] == 200
     infinite = np.where(included, 0.0, -np.inf)
-    assert audited(infinite, included, 0.0)[0].rights[0] == 200
+    assert audit_epsilon_bounds(infinite, included, 0.0)[0].rights[0] == 200
 
 
 def test_equal_scores_count_against_the_guesser() -> None:
@@ -73,37 +73,42 @@ def test_equal_scores_count_against_the_guesser() -> None:
     scores = np.zeros(200)
     scores[0] = 1.0
     for order in (np.arange(200), np.arange(200)[::-1], np.random.default_rng(0).permutation(200)):
-        assert [a.epsilon for a in audited(scores[order], included[order], 1e-5)] == [0, 0, 0]
+        assert [a.epsilon for a in audit_epsilon_bounds(scores[order], included[order], 1e-5)] == [0, 0, 0]
     half = np.where(included, 1.0, 0.0)  # two values that tell all of it
-    assert audited(half, included, 1e-5)[0].right == 200
+    assert audit_epsilon_bounds(half, included, 1e-5)[0].right == 200
 
 
 def test_at_delta_0_there_is_no_gaussian_mechanism_to_refute() -> None:
     scores, included = game(400, 3)
-    (found,) = audited(scores, included, 0.0)
+    (found,) = audit_epsilon_bounds(scores, included, 0.0)
     assert found.estimator == "one_run" and found.epsilon > 1
 
 
 def test_copies_are_paid_for() -> None:
     scores, included = game(400, 3)
-    once, twice = audited(scores, included, 0.0)[0], audited(scores, included, 0.0, copies=2)[0]
+    once, twice = (
+        audit_epsilon_bounds(scores, included, 0.0)[0],
+        audit_epsilon_bounds(scores, included, 0.0, copies=2)[0],
+    )
     assert twice.epsilon == pytest.approx(once.epsilon / 2, abs=0.02) and twice.best == pytest.approx(
         once.best / 2, abs=0.02
     )
-    assert twice.copies == 2 and "groups of 2" in measurements_of((twice,))[0].note
+    assert twice.copies == 2 and "groups of 2" in audit_measurements((twice,))[0].note
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3])
 def test_what_could_be_proved_at_best_is_what_all_right_guesses_prove(delta: float) -> None:
     for m in (6, 20, 33, 150, 1000):
         included = np.arange(m) % 2 == 0
-        found = audited(included.astype(float), included, delta)[0]
-        assert best_provable(m, delta) == found.best == epsilon_one_run(m, guess_counts(m), delta) == found.epsilon
+        found = audit_epsilon_bounds(included.astype(float), included, delta)[0]
+        assert (
+            best_provable_epsilon(m, delta) == found.best == epsilon_one_run(m, guess_counts(m), delta) == found.epsilon
+        )
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3])
 def test_the_canaries_needed_are_the_fewest_by_a_walk(delta: float) -> None:
-    walked = {m: best_provable(m, delta) for m in range(2, 140)}
+    walked = {m: best_provable_epsilon(m, delta) for m in range(2, 140)}
     assert all(a <= b + 1e-5 for a, b in pairwise(walked.values()))
     for epsilon in (0.01, 0.3, 1.0, 2.0, 3.0, 3.6):
         assert canaries_needed(epsilon, delta) == next(m for m, most in walked.items() if most >= epsilon)
@@ -129,7 +134,7 @@ def test_what_no_million_of_canaries_proves_is_refused() -> None:
 )
 def test_what_cannot_be_audited_is_refused(scores: list[float], included: list[bool], said: str) -> None:
     with pytest.raises(AuditError, match=said):
-        audited(np.array(scores), np.array(included, dtype=bool), 1e-5)
+        audit_epsilon_bounds(np.array(scores), np.array(included, dtype=bool), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +149,7 @@ def test_what_cannot_be_audited_is_refused(scores: list[float], included: list[b
 )
 def test_bad_numbers_are_refused(delta: float, level: float, copies: int, said: str) -> None:
     with pytest.raises(AuditError, match=said):
-        audited(*game(100, 1), delta, level, copies)
+        audit_epsilon_bounds(*game(100, 1), delta, level, copies)
     with pytest.raises(AuditError, match=said):
         canaries_needed(1.0, delta, level, copies)
 
@@ -155,14 +160,14 @@ def test_fair_coins_are_refused_less_than_once_in_a_billion() -> None:
     scores = np.arange(1000.0)
     for inside in (first, 1000 - first):
         with pytest.raises(AuditError, match=f"fair coins, got {inside} of 1000 in"):
-            audited(scores, np.arange(1000) < inside, 1e-5)
+            audit_epsilon_bounds(scores, np.arange(1000) < inside, 1e-5)
     for inside in (first - 1, 1001 - first):
-        assert audited(scores, np.arange(1000) < inside, 0.0)
+        assert audit_epsilon_bounds(scores, np.arange(1000) < inside, 0.0)
 
 
 def test_a_row_s_numbers() -> None:
-    found = audited(*game(400, 2), 1e-5)
-    said = {m.name: m for m in measurements_of(found)}
+    found = audit_epsilon_bounds(*game(400, 2), 1e-5)
+    said = {m.name: m for m in audit_measurements(found)}
     assert list(said) == [
         "epsilon_lower_bound",
         "epsilon_lower_bound_fdp",
@@ -184,10 +189,12 @@ def test_a_row_s_numbers() -> None:
 def test_the_same_guesses_at_another_level() -> None:
     """At its own level an audit is what it is; at a smaller one both numbers are smaller, and they are its rule's."""
     scores, included = game(601, 1.5)
-    for found in audited(scores, included, 1e-5):
+    for found in audit_epsilon_bounds(scores, included, 1e-5):
         assert audit_at_level(found, 0.05) == found
         stricter = audit_at_level(found, 0.02)
-        assert stricter == next(a for a in audited(scores, included, 1e-5, 0.02) if a.estimator == found.estimator)
+        assert stricter == next(
+            a for a in audit_epsilon_bounds(scores, included, 1e-5, 0.02) if a.estimator == found.estimator
+        )
         assert stricter.epsilon < found.epsilon and stricter.best < found.best
 
 
@@ -199,7 +206,7 @@ def test_independent_games_at_another_level() -> None:
 
 
 def test_what_cannot_have_been_made_is_refused_another_level() -> None:
-    found = audited(*game(601, 1.5), 1e-5)[0]
+    found = audit_epsilon_bounds(*game(601, 1.5), 1e-5)[0]
     for changed in (replace(found, rights=(77,)), replace(found, estimator="mine"), replace(found, estimator="games")):
         with pytest.raises(AuditError, match="expected a bound by one_run, fdp, shape"):
             audit_at_level(changed, 0.05)

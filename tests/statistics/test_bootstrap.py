@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.statistics import bootstrap
 
 
@@ -14,7 +14,7 @@ from auditor.statistics import bootstrap
 def test_blocks_bound_the_memory_and_change_nothing(at_once: int) -> None:
     blocks = list(bootstrap.resample_blocks(13, "blocks", 101, at_once))
     assert max(map(len, blocks)) == at_once and sum(map(len, blocks)) == 101
-    whole = generator("bootstrap", "blocks", 13).multinomial(13, np.full(13, 1 / 13), size=101)
+    whole = keyed_random_generator("bootstrap", "blocks", 13).multinomial(13, np.full(13, 1 / 13), size=101)
     assert np.array_equal(np.concatenate(blocks), whole) and (whole.sum(1) == 13).all()
 
 
@@ -22,14 +22,18 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
     rng, covered = np.random.default_rng(0), 0
     for i in range(200):
         values = rng.normal(size=80)
-        low, high = bootstrap.interval(bootstrap.resampled(80, lambda draws, v=values: draws @ v / 80, f"mean {i}"))
+        low, high = bootstrap.percentile_interval(
+            bootstrap.resampled_statistic(80, lambda draws, v=values: draws @ v / 80, f"mean {i}")
+        )
         covered += low <= 0 <= high
     assert 0.90 <= covered / 200 <= 0.98
 
 
 def test_weights_are_uniform_on_the_simplex() -> None:
     values = np.array([0.0, 0.25, 1.0])
-    found = bootstrap.resampled(3, lambda weights: weights @ values, "weights", 4000, 7, bootstrap.dirichlet_weights)
+    found = bootstrap.resampled_statistic(
+        3, lambda weights: weights @ values, "weights", 4000, 7, bootstrap.dirichlet_weights
+    )
     assert found.shape == (4000,) and found.min() > 0 and found.max() < 1
     assert found.mean() == pytest.approx(values.mean(), abs=0.01)
     assert found.var() == pytest.approx(values.var() / 4, rel=0.05)  # of Dirichlet(1, 1, 1): 1 / (n + 1)

@@ -12,10 +12,10 @@ from auditor.statistics.bounds import (
     Pairs,
     RecordedInterval,
     paired_p_value,
-    paired_shares,
+    paired_share_difference,
     score_statistic,
 )
-from auditor.statistics.compare import contrast, paired_means, paired_ranking
+from auditor.statistics.compare import difference_evidence, paired_mean_difference, paired_recall_difference
 from auditor.statistics.intervals import clopper_pearson
 
 
@@ -115,8 +115,10 @@ def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:
             wrong += not hit[i]
         return right / len(chosen)
 
-    seen = paired_ranking(*runs, errors)
-    asked = contrast(*((hit.astype(float), score) for hit, score in runs), errors=errors)  # as rows keep them
+    seen = paired_recall_difference(*runs, errors)
+    asked = difference_evidence(
+        *((hit.astype(float), score) for hit, score in runs), errors=errors
+    )  # as rows keep them
     assert (asked.value, asked.low(0.05)) == (seen.value, seen.low(0.05))
     assert seen.value == pytest.approx(recall(*runs[0], np.arange(n)) - recall(*runs[1], np.arange(n)))
     slow = []
@@ -129,14 +131,16 @@ def test_a_ranking_is_resampled_with_both_runs_thresholds() -> None:
 
 
 def test_means_are_never_surer_than_a_missed_secret_allows() -> None:
-    nothing = paired_means(np.zeros(59), np.zeros(59))
+    nothing = paired_mean_difference(np.zeros(59), np.zeros(59))
     assert nothing.high(0.05) == pytest.approx(1 - 0.05 ** (1 / 59))
     rng = np.random.default_rng(0)
     new, base = rng.random(400), rng.random(400)
     spread = (new - base).std() / 20
-    assert paired_means(new, base).high(0.05) == pytest.approx((new - base).mean() + 1.645 * spread, abs=0.2 * spread)
+    assert paired_mean_difference(new, base).high(0.05) == pytest.approx(
+        (new - base).mean() + 1.645 * spread, abs=0.2 * spread
+    )
 
 
 def test_shares_are_counted_by_secret() -> None:
     new, base = np.array([True, True, False, True]), np.array([True, False, True, False])
-    assert paired_shares(new, base) == Pairs(2, 1, 4)
+    assert paired_share_difference(new, base) == Pairs(2, 1, 4)

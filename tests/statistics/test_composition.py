@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from auditor.core.errors import AuditError
-from auditor.statistics.composition import Array, advantage, exact_epsilon, renyi_epsilon
+from auditor.statistics.composition import Array, exact_epsilon, renyi_epsilon, total_variation_advantage
 
 
 def logs(*distributions: list[float]) -> list[Array]:
@@ -32,7 +32,7 @@ def test_coins_are_binomials(p: float, q: float, draws: int, delta: float) -> No
     assert epsilon == exact_epsilon(other, one, draws, delta)
     above, below = (binomial_delta(epsilon + by, p, q, draws) for by in (-1e-4, 1e-4))
     assert below <= delta <= above and (epsilon > 0) == (binomial_delta(0.0, p, q, draws) > delta)
-    assert advantage(one, other, draws) == pytest.approx(binomial_delta(0.0, p, q, draws), rel=1e-4)
+    assert total_variation_advantage(one, other, draws) == pytest.approx(binomial_delta(0.0, p, q, draws), rel=1e-4)
     assert float(renyi_epsilon(one, other, draws, delta)) >= epsilon
 
 
@@ -48,14 +48,14 @@ def test_what_one_distribution_never_says_costs_delta() -> None:
     assert exact_epsilon(one, other, 1, 1e-4) == math.inf
     assert exact_epsilon(one, other, 1, 2e-3) == 0.0
     assert exact_epsilon(one, other, 1000, 2e-3) == math.inf
-    assert advantage(one, other, 1) == pytest.approx(0.001)
+    assert total_variation_advantage(one, other, 1) == pytest.approx(0.001)
 
 
 def test_distributions_that_are_the_same_are_not_apart() -> None:
     same, _ = logs([0.2, 0.3, 0.5], [1.0])
     for delta in (0.0, 1e-5):
         assert exact_epsilon(same, same, 1024, delta) == pytest.approx(0, abs=1e-6)
-    assert advantage(same, same, 1024) == pytest.approx(0, abs=1e-6)
+    assert total_variation_advantage(same, same, 1024) == pytest.approx(0, abs=1e-6)
 
 
 def test_against_dp_accounting() -> None:

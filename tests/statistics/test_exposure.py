@@ -42,7 +42,7 @@ def test_sampled_exposure_is_that_of_tf_privacy(nll: float, bits: float) -> None
     ],
 )
 def test_tails_of_the_skew_normal(distribution: tuple[float, float, float], nll: float, bits: float) -> None:
-    assert exposure.tail_bits(nll, *distribution) == pytest.approx(bits, rel=1e-7)
+    assert exposure.skew_normal_tail_bits(nll, *distribution) == pytest.approx(bits, rel=1e-7)
 
 
 def test_a_fit_says_the_same_twice_and_is_capped_and_checked() -> None:
@@ -56,15 +56,15 @@ def test_a_fit_says_the_same_twice_and_is_capped_and_checked() -> None:
 
 
 def test_exposure_of_a_rank() -> None:
-    assert exposure.of_rank(1, BITS) == pytest.approx(19.931569)
-    assert exposure.of_rank(10**6, BITS) == pytest.approx(0, abs=1e-12)
+    assert exposure.exposure_from_rank(1, BITS) == pytest.approx(19.931569)
+    assert exposure.exposure_from_rank(10**6, BITS) == pytest.approx(0, abs=1e-12)
 
 
 def test_the_null_distribution_bounds_a_canary_that_was_never_inserted() -> None:
     """Its rank is uniform: P(exposure >= e) <= 2^-e at every e, for ranks and for Monte-Carlo p-values."""
     noise = np.random.default_rng(0)
-    bits = np.array([exposure.of_rank(rank, 10.0) for rank in noise.integers(1, 1025, size=20_000)])
-    p_values = np.array([exposure.null_p(noise.normal(), noise.normal(size=19)) for _ in range(20_000)])
+    bits = np.array([exposure.exposure_from_rank(rank, 10.0) for rank in noise.integers(1, 1025, size=20_000)])
+    p_values = np.array([exposure.null_p_value(noise.normal(), noise.normal(size=19)) for _ in range(20_000)])
     for e in (0.5, 1, 2, 4.3):
         slack = 4 * math.sqrt(2.0**-e / 20_000)
         assert (bits >= e).mean() <= 2.0**-e + slack and (p_values <= 2.0**-e).mean() <= 2.0**-e + slack
@@ -74,15 +74,16 @@ def test_the_null_distribution_bounds_a_canary_that_was_never_inserted() -> None
 def test_of_models_that_learned_nothing_at_most_one_in_20_leaves_the_band(n: int) -> None:
     """The null distribution alone, without a band around it, is crossed by all but a few of them: it says nothing."""
     ranks = np.random.default_rng(n).integers(1, 10**6 + 1, size=(2000, n))
-    tails = [survival_function([exposure.of_rank(rank, BITS) for rank in canaries]) for canaries in ranks]
+    tails = [survival_function([exposure.exposure_from_rank(rank, BITS) for rank in canaries]) for canaries in ranks]
     assert np.mean([any(y > 2.0**-x for x, y in points) for points in tails]) > 0.9
-    assert np.mean([any(y > exposure.null_band(x, n) for x, y in points) for points in tails]) <= 0.05
+    assert np.mean([any(y > exposure.null_exposure_tail_bound(x, n) for x, y in points) for points in tails]) <= 0.05
 
 
 def test_a_model_that_learned_a_third_leaves_the_band() -> None:
     ranks = [*[1] * 10, *np.random.default_rng(0).integers(1, 10**6 + 1, size=20)]
     assert any(
-        y > exposure.null_band(x, 30) for x, y in survival_function([exposure.of_rank(rank, BITS) for rank in ranks])
+        y > exposure.null_exposure_tail_bound(x, 30)
+        for x, y in survival_function([exposure.exposure_from_rank(rank, BITS) for rank in ranks])
     )
 
 
@@ -108,7 +109,7 @@ def test_estimated_ranks_are_unbiased_and_their_intervals_cover(place: int) -> N
     assert abs(ranks.mean() - (place + 1)) < 4.5 * error + 1e-6
     covered = sum(estimate.low - 1e-9 <= place + 1 <= estimate.high + 1e-9 for estimate in found)
     assert covered >= 20
-    assert all(e.low <= e.rank <= e.high <= exposure.certain_rank(-math.log(p[place]), size) + 1e-6 for e in found)
+    assert all(e.low <= e.rank <= e.high <= exposure.rank_upper_bound(-math.log(p[place]), size) + 1e-6 for e in found)
 
 
 @pytest.mark.parametrize(("drawn", "uniform"), [(200, 0), (0, 200)])

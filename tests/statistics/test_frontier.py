@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.statistics import bootstrap, frontier, intervals
-from auditor.statistics.bounds import paired_shares
-from auditor.statistics.compare import paired_means
-from auditor.statistics.frontier import Leak, convex_frontier, may_be_least
+from auditor.statistics.bounds import paired_share_difference
+from auditor.statistics.compare import paired_mean_difference
+from auditor.statistics.frontier import Leak, convex_frontier, possibly_least_leaking
 from auditor.statistics.roc import auc, tpr_at_fpr
 
 # --- the convex frontier ----------------------------------------------------------------------------------------------
@@ -71,8 +71,8 @@ def test_no_point_is_better_than_a_corner_or_below_the_line_between_two(points: 
 def test_a_difference_is_what_a_gate_decides_on() -> None:
     rng = np.random.default_rng(3)
     values = rng.random((2, 80)) ** 4
-    one, other = frontier.means(values)
-    ours, theirs = frontier.difference(one, other), paired_means(values[0], values[1])
+    one, other = frontier.mean_leaks(values)
+    ours, theirs = frontier.paired_leak_difference(one, other), paired_mean_difference(values[0], values[1])
     assert ours.value == pytest.approx(theirs.value)
     for level in (0.025, 0.2):
         assert (ours.low(level), ours.high(level)) == pytest.approx((theirs.low(level), theirs.high(level)), abs=0.01)
@@ -81,9 +81,9 @@ def test_a_difference_is_what_a_gate_decides_on() -> None:
 def test_shares_are_held_to_their_exact_interval() -> None:
     hits = np.zeros((2, 40))
     hits[0, :6] = 1
-    one, other = frontier.means(hits)
-    exact = paired_shares(hits[0] == 1, hits[1] == 1)
-    assert frontier.difference(one, other).low(0.01) <= exact.low(0.01)
+    one, other = frontier.mean_leaks(hits)
+    exact = paired_share_difference(hits[0] == 1, hits[1] == 1)
+    assert frontier.paired_leak_difference(one, other).low(0.01) <= exact.low(0.01)
     assert other.measured("recall", "share").high == pytest.approx(intervals.clopper_pearson(0, 40)[1])
     assert one.measured("recall", "share").low >= 0
 
@@ -92,7 +92,7 @@ def test_rates_are_those_of_every_single_resample() -> None:
     """The slow twin: `roc.tpr_at_fpr` on each resample, written out."""
     rng = np.random.default_rng(5)
     own, others = rng.integers(0, 40, 30).astype(float), rng.integers(-20, 20, 50).astype(float)  # ties
-    [leak] = frontier.rates([[(own, others)]], 0.05)
+    [leak] = frontier.tpr_leaks([[(own, others)]], 0.05)
     members = next(bootstrap.resample_blocks(30, "frontier members", frontier.RESAMPLES))
     nonmembers = next(bootstrap.resample_blocks(50, "frontier non-members", frontier.RESAMPLES))
     slow = [
@@ -108,7 +108,7 @@ def test_members_that_are_less_likely_than_others_are_found_too() -> None:
     rng = np.random.default_rng(8)
     own, others = rng.normal(2, 1, 40), rng.normal(0, 1, 60)
     forbidden = np.where(rng.random(40) < 0.5, -np.inf, own)
-    as_it_is, turned, filtered = frontier.rates([[(own, others)], [(-own, -others)], [(forbidden, others)]], 0.05)
+    as_it_is, turned, filtered = frontier.tpr_leaks([[(own, others)], [(-own, -others)], [(forbidden, others)]], 0.05)
     assert as_it_is.value == turned.value == tpr_at_fpr(own, others, 0.05).value
     assert as_it_is.draws == pytest.approx(turned.draws)
     assert filtered.value >= np.isinf(forbidden).mean() > tpr_at_fpr(forbidden, others, 0.05).value
@@ -118,20 +118,20 @@ def test_aucs_are_those_of_every_single_resample_in_one_direction() -> None:
     """The slow twin: `roc.auc` on each resample, written out; below 1/2 it is read the other way."""
     rng = np.random.default_rng(5)
     own, others = rng.integers(0, 40, 30).astype(float), rng.integers(-20, 20, 50).astype(float)  # ties
-    first, turned = frontier.aucs([[(own, others)], [(-own, -others)]])
+    first, turned = frontier.auc_leaks([[(own, others)], [(-own, -others)]])
     members = next(bootstrap.resample_blocks(30, "frontier members", frontier.RESAMPLES))
     nonmembers = next(bootstrap.resample_blocks(50, "frontier non-members", frontier.RESAMPLES))
     slow = [auc(np.repeat(own, a), np.repeat(others, b)) for a, b in zip(members[:100], nonmembers[:100], strict=True)]
     assert first.draws[:100] == pytest.approx(slow) and first.value == pytest.approx(auc(own, others))
     assert turned.draws == pytest.approx(first.draws) and turned.value == pytest.approx(first.value)
-    chance = frontier.aucs([[(rng.normal(size=30), rng.normal(size=50))]])[0].measured("membership_auc", "AUC")
+    chance = frontier.auc_leaks([[(rng.normal(size=30), rng.normal(size=50))]])[0].measured("membership_auc", "AUC")
     assert chance.low < 0.5 <= chance.value
 
 
 def test_rates_of_several_seeds_are_their_mean() -> None:
     rng = np.random.default_rng(6)
     seeds = [(rng.normal(1, 1, 30), rng.normal(0, 1, 50)) for _ in range(2)]
-    [both], *single = frontier.rates([seeds], 0.1), *(frontier.rates([[one]], 0.1) for one in seeds)
+    [both], *single = frontier.tpr_leaks([seeds], 0.1), *(frontier.tpr_leaks([[one]], 0.1) for one in seeds)
     assert both.value == pytest.approx(np.mean([leak.value for [leak] in single]))
     assert both.draws == pytest.approx(np.mean([leak.draws for [leak] in single], axis=0))
 
@@ -155,11 +155,11 @@ def test_perplexity_ratios_of_seeds_are_their_geometric_mean() -> None:
 
 
 def leaks(values: list[list[float]]) -> list[Leak]:
-    return frontier.means(np.array(values))
+    return frontier.mean_leaks(np.array(values))
 
 
 def least(found: list[Leak]) -> list[bool]:
-    return may_be_least(len(found), lambda i, j: frontier.difference(found[i], found[j]))
+    return possibly_least_leaking(len(found), lambda i, j: frontier.paired_leak_difference(found[i], found[j]))
 
 
 def test_a_clear_winner_is_alone() -> None:
@@ -178,7 +178,8 @@ def test_copies_of_one_distribution_are_all_left_and_one_alone_is_the_least() ->
     values = list(np.random.default_rng(2).random(50))
     assert least(leaks([values] * 4)) == [True] * 4
     assert (
-        least(leaks([values])) == [True] and may_be_least(0, lambda i, j: paired_shares(*[np.ones(1, bool)] * 2)) == []
+        least(leaks([values])) == [True]
+        and possibly_least_leaking(0, lambda i, j: paired_share_difference(*[np.ones(1, bool)] * 2)) == []
     )
 
 
@@ -187,8 +188,8 @@ def test_a_winner_is_what_testing_all_pairs_leaves() -> None:
     rng = np.random.default_rng(7)
     values = np.clip(rng.random((4, 60)) + np.array([[0.0], [0.02], [0.3], [0.6]]), 0, 1)
     side = 0.05 / (2 * 3)
-    slow = [not any(paired_means(a, b).low(side) > 0 for b in values if b is not a) for a in values]
-    assert least(frontier.means(values)) == slow == [True, True, False, False]
+    slow = [not any(paired_mean_difference(a, b).low(side) > 0 for b in values if b is not a) for a in values]
+    assert least(frontier.mean_leaks(values)) == slow == [True, True, False, False]
 
 
 def rare(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
@@ -203,7 +204,7 @@ def rare(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
 def test_among_copies_of_one_distribution_a_winner_is_named_as_seldom_as_promised(
     distribution: Callable[[np.random.Generator, tuple[int, int]], np.ndarray], points: int
 ) -> None:
-    rng, named, trials = generator("test", "frontier", points), 0, 300
+    rng, named, trials = keyed_random_generator("test", "frontier", points), 0, 300
     draws = np.concatenate(list(bootstrap.resample_blocks(60, "null", 1500)))
     for _ in range(trials):
         values = distribution(rng, (points, 60))

@@ -10,7 +10,7 @@ from auditor.statistics import holm
 
 
 def rejected_at(p: list[float], level: float) -> set[int]:
-    each = holm.level_of_each([lambda at, own=own: own <= at for own in p], level)  # type: ignore[misc]
+    each = holm.adjusted_test_level([lambda at, own=own: own <= at for own in p], level)  # type: ignore[misc]
     return {i for i, own in enumerate(p) if own <= each}
 
 

@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import binomtest
 
 from auditor.core.errors import AuditError
-from auditor.statistics.compare import difference, paired_difference
-from auditor.statistics.intervals import clopper_pearson, excess, of_bounded_mean, wilson
+from auditor.statistics.compare import mean_difference_measurement, paired_difference
+from auditor.statistics.intervals import clopper_pearson, gaffke_mean_interval, share_excess_over_nonmembers, wilson
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_wilson(hits: int, n: int, low: float, high: float) -> None:
 )
 def test_a_difference_of_shares(a: int, m: int, b: int, n: int, low: float, high: float) -> None:
     """Statistics in Medicine 17, 873-890, Table II, method 10."""
-    found = excess("excess", np.arange(m) < a, np.arange(n) < b)
+    found = share_excess_over_nonmembers("excess", np.arange(m) < a, np.arange(n) < b)
     assert (found.value, found.low, found.high) == pytest.approx((a / m - b / n, low, high), abs=5.1e-5)
     assert found.n == m + n
 
@@ -41,7 +41,7 @@ def test_a_paired_difference_says_mcnemars_p(wins: int, losses: int, same: int, 
     """By hand: 2 (1 + 7) / 2^7, and 2 / 2^9; pairs that agree tell nothing of either."""
     first = np.array([True] * wins + [False] * losses + [True, False] * same)
     second = np.array([False] * wins + [True] * losses + [True, False] * same)
-    found = difference("recall", "share", first, second)
+    found = mean_difference_measurement("recall", "share", first, second)
     assert found.note == f"exact McNemar p = {said}" and found.n == wins + losses + 2 * same
     assert found.value == pytest.approx((wins - losses) / found.n) and found.low < found.value < found.high
 
@@ -49,7 +49,7 @@ def test_a_paired_difference_says_mcnemars_p(wins: int, losses: int, same: int, 
 @pytest.mark.parametrize("wins", [0, 30])
 def test_pairs_that_all_agree_leave_open_what_so_few_cannot_show(wins: int) -> None:
     """A resample is as they are; exact bounds of none in n reach to 1 - 0.025^(1/n)."""
-    found = difference("recall", "share", np.arange(30) < wins, np.zeros(30, dtype=bool))
+    found = mean_difference_measurement("recall", "share", np.arange(30) < wins, np.zeros(30, dtype=bool))
     most = 1 - 0.025 ** (1 / 30)
     ends = (-most, most) if wins == 0 else (1 - 2 * most, 1.0)
     assert (found.value, found.low, found.high) == pytest.approx((wins / 30, *ends))
@@ -58,7 +58,7 @@ def test_pairs_that_all_agree_leave_open_what_so_few_cannot_show(wins: int) -> N
 
 @pytest.mark.parametrize(("ones", "n"), [(3, 40), (20, 40), (39, 40)])
 def test_of_zeros_and_ones_it_is_the_exact_interval(ones: int, n: int) -> None:
-    found = of_bounded_mean((np.arange(n) < ones).astype(float), "shares")
+    found = gaffke_mean_interval((np.arange(n) < ones).astype(float), "shares")
     assert found == pytest.approx(clopper_pearson(ones, n), abs=0.01)
 
 

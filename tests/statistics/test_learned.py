@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.statistics import learned, roc
 
 
 def texts(count: int, key: str = "texts", words: int = 200, length: int = 30) -> list[Tokens]:
-    return [tuple(row) for row in generator(key).integers(0, words, (count, length)).tolist()]
+    return [tuple(row) for row in keyed_random_generator(key).integers(0, words, (count, length)).tolist()]
 
 
 def told_apart(rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | None = None) -> tuple[float, float]:
@@ -19,15 +19,15 @@ def told_apart(rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | Non
     group = learned.near_duplicate_groups(rows)
     sizes = np.empty((len(rows), 0)) if lengths is None else lengths
     scores = learned.blind_scores(rows, sizes, member, group)
-    widen = learned.widening(learned.folds_of(member, group))
-    found = roc.auc_measured("blind_auc", scores[member], scores[~member], widen=widen)
+    widen = learned.cross_fit_deviation_factor(learned.cross_fit_fold_count(member, group))
+    found = roc.auc_estimate("blind_auc", scores[member], scores[~member], widen=widen)
     return found.value, found.low
 
 
 def test_random_splits_are_told_apart_no_oftener_than_the_interval_says() -> None:
     rows, objections = texts(100), 0
     for i in range(40):
-        member = generator("split", i).permutation(100) < 60
+        member = keyed_random_generator("split", i).permutation(100) < 60
         objections += told_apart(rows, member)[1] > 0.5
     assert objections <= 3  # 1 expected
 
@@ -40,13 +40,13 @@ def test_other_words_and_other_lengths_are_noticed() -> None:
     assert value > low > 0.5
     longer = [row + row[:6] if own else row for row, own in zip(rows, member, strict=True)]
     assert told_apart(longer, member)[1] > 0.9
-    characters = np.where(member, 120.0, 100.0)[:, None] + generator("sizes").normal(0, 3, (200, 1))
+    characters = np.where(member, 120.0, 100.0)[:, None] + keyed_random_generator("sizes").normal(0, 3, (200, 1))
     assert told_apart(rows, member, characters)[1] > 0.9
 
 
 def test_a_word_said_once_is_heard_beside_others_said_forty_times() -> None:
     """All of the members have a word that no other text has; how often the rest is said tells nothing."""
-    noise, rows = generator("said once"), []
+    noise, rows = keyed_random_generator("said once"), []
     for i in range(120):
         text = [word for word in noise.permutation(6)[:4].tolist() for _ in range(noise.integers(1, 40))]
         rows.append(tuple([*text, 999] if i < 60 else text))
@@ -61,7 +61,7 @@ def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
     rows = [*base, *copies]
     group = learned.near_duplicate_groups(rows)
     assert (group[:100] == group[100:]).all() and len(set(group.tolist())) == 100
-    half = generator("halves").permutation(100) < 50
+    half = keyed_random_generator("halves").permutation(100) < 50
     member = np.concatenate([half, half])
     assert told_apart(rows, member)[1] < 0.5
     leaky = learned.blind_scores(rows, np.empty((200, 0)), member, np.arange(200))
@@ -76,7 +76,7 @@ def test_groups_are_chains_of_near_duplicates_of_any_length() -> None:
 
 def test_a_stacked_score_uses_no_label_of_its_own() -> None:
     """A column for each record would give every label away to whoever was fitted to it."""
-    noise = generator("stacked")
+    noise = keyed_random_generator("stacked")
     member = np.arange(120) < 60
     own = learned.stacked_scores(np.eye(120), member, np.arange(120))
     assert np.ptp(own) < 1e-9  # what is left is rounding, in which one processor sees an order and another none
@@ -88,4 +88,4 @@ def test_a_stacked_score_uses_no_label_of_its_own() -> None:
 def test_too_few_to_fold_say_nothing_rather_than_something() -> None:
     member = np.array([True, True, True, False])
     assert np.isnan(learned.stacked_scores(np.ones((4, 2)), member, np.arange(4))).all()
-    assert learned.widening(5) == pytest.approx(1.5)
+    assert learned.cross_fit_deviation_factor(5) == pytest.approx(1.5)

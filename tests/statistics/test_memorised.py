@@ -69,14 +69,14 @@ def test_no_n_gram_at_all_leaves_open_what_no_generation_rules_out() -> None:
 
 def test_the_first_of_a_ranking_are_no_near_duplicates() -> None:
     texts = [(1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 7), (9, 1, 2, 3, 8, 8), (1, 2), (1, 2), (1, 2, 3, 4, 5, 6)]
-    assert memorised.surest_distinct([5, 4, 3, 2, 1, 6], texts.__getitem__) == [
+    assert memorised.most_confident_distinct_texts([5, 4, 3, 2, 1, 6], texts.__getitem__) == [
         5,
         2,
         3,
         4,
     ]  # too short for a trigram: like nothing
-    assert memorised.surest_distinct([5, 4, 3, 2, 1, 6], texts.__getitem__, count=2) == [5, 2]
-    assert memorised.surest_distinct([0.0] * 3, lambda i: (3 * i, 3 * i + 1, 3 * i + 2)) == [0, 1, 2]
+    assert memorised.most_confident_distinct_texts([5, 4, 3, 2, 1, 6], texts.__getitem__, count=2) == [5, 2]
+    assert memorised.most_confident_distinct_texts([0.0] * 3, lambda i: (3 * i, 3 * i + 1, 3 * i + 2)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_the_first_of_a_ranking_are_no_near_duplicates() -> None:
 def test_near_duplicates_have_half_of_their_trigrams_in_common(
     surer: tuple[int, ...], other: tuple[int, ...], alike: bool
 ) -> None:
-    assert memorised.surest_distinct([2.0, 1.0], [surer, other].__getitem__) == ([0] if alike else [0, 1])
+    assert memorised.most_confident_distinct_texts([2.0, 1.0], [surer, other].__getitem__) == ([0] if alike else [0, 1])

@@ -46,29 +46,29 @@ def test_intervals_known_answers() -> None:
     assert intervals.clopper_pearson(0, 0) == (0, 1)
     # Newcombe (1998), Table II: 56/70 - 48/80 by the hybrid score method: (0.0524, 0.3339).
     a, b = np.arange(70) < 56, np.arange(80) < 48
-    measured = intervals.excess("excess_recall", a, b)
+    measured = intervals.share_excess_over_nonmembers("excess_recall", a, b)
     assert (measured.low, measured.high) == (pytest.approx(0.0524, abs=1e-4), pytest.approx(0.3339, abs=1e-4))
 
 
 def test_paired_difference_and_mcnemar_by_hand() -> None:
     first, second = (np.where(np.arange(20) < hits, 1.0, 0.0) for hits in (10, 2))
-    measured = compare.difference("recall_difference", "share", first, second)
+    measured = compare.mean_difference_measurement("recall_difference", "share", first, second)
     assert measured.value == pytest.approx(0.4)
     assert "0.0078" in measured.note  # 2 * 0.5 ** 8
-    assert compare.difference("d", "share", first, first).note == "exact McNemar p = 1"
+    assert compare.mean_difference_measurement("d", "share", first, first).note == "exact McNemar p = 1"
 
 
 def test_a_text_of_probability_0_makes_perplexity_infinite_and_is_counted() -> None:
     """Resamples without it are finite: one of 100 texts is in 63% of them, so that the interval begins finite."""
-    measured = intervals.perplexity([(math.inf, 5), *((2.0, 2) for _ in range(99))])
+    measured = intervals.perplexity_with_interval([(math.inf, 5), *((2.0, 2) for _ in range(99))])
     assert (measured.value, measured.high) == (math.inf, math.inf) and math.isfinite(measured.low)
     assert measured.note == "1 of 100 texts have a token of probability 0; 2.72 over the others"
-    never = intervals.perplexity([(math.inf, 5)])
+    never = intervals.perplexity_with_interval([(math.inf, 5)])
     assert never.low == math.inf and never.note == "1 of 1 texts have a token of probability 0"
 
 
 def test_perplexity_weighs_tokens_not_texts() -> None:
-    measured = intervals.perplexity([(2.0, 1), (0.0, 3)])
+    measured = intervals.perplexity_with_interval([(2.0, 1), (0.0, 3)])
     assert measured.value == pytest.approx(math.exp(0.5))
     assert measured.unit == "perplexity"
 
@@ -84,15 +84,15 @@ def test_judging_compares_verbatim_and_keeps_groups_apart() -> None:
         Guesses("b", (Guess((7, 7), 0.5), Guess((7, 8), 0.4)), 2, 4),
         Guesses("a", (Guess((5, 6), 0.9),), 2, 4),
     ]
-    judged = judging.judge(guesses, secrets)
-    by_name = {m.name: m for m in extraction.extraction(judged)}
+    judged = judging.judge_guesses(guesses, secrets)
+    by_name = {m.name: m for m in extraction.extraction_measurements(judged)}
     assert (by_name["recall"].value, by_name["any_of_k"].value, by_name["recall_nonmembers"].value) == (0.5, 1.0, 1.0)
     assert by_name["recall"].n == 2 and by_name["excess_recall"].value == -0.5
-    assert {k: m.value for k, m in extraction.by_repeats("recall", judged.only(judged.member)).items()} == {
+    assert {k: m.value for k, m in extraction.hit_share_by_repeats("recall", judged.only(judged.member)).items()} == {
         "2": 1.0,
         "4": 0.0,
     }
-    assert extraction.error_curve(judged.only(judged.member))[-1] == (1, 0.5)
+    assert extraction.recall_error_curve(judged.only(judged.member))[-1] == (1, 0.5)
 
 
 # --- near-verbatim ---------------------------------------------------------------------------------------------------
@@ -125,9 +125,9 @@ def test_near_verbatim_recall_by_hand() -> None:
         "o": tuple(range(50, 60)),
     }
     secrets = {name: Secret(name, (1,), answer, member=name < "m") for name in guessed}
-    judged = judging.judge([Guesses(name, (Guess(g, 0.0),), 1, 10) for name, g in guessed.items()], secrets)
+    judged = judging.judge_guesses([Guesses(name, (Guess(g, 0.0),), 1, 10) for name, g in guessed.items()], secrets)
     assert judged.distance.tolist() == [0, 2, 2, 3, 1, 10] and set(judged.tolerance) == {2}
-    by_name = {m.name: m for m in extraction.extraction(judged)}
+    by_name = {m.name: m for m in extraction.extraction_measurements(judged)}
     near, floor = by_name["near_verbatim_recall"], by_name["near_verbatim_recall_nonmembers"]
     assert (near.value, near.n) == (0.75, 4) and (floor.value, floor.n) == (0.5, 2)
     assert (near.low, near.high) == intervals.clopper_pearson(3, 4)

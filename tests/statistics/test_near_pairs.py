@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.statistics import near_pairs
 
 Texts = list[tuple[int, ...]]
@@ -40,7 +40,7 @@ def test_pairs_are_those_of_all_with_all(share: float, texts: Texts, others: Tex
 
 def test_of_many_texts_few_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """3,000 texts are 9 million pairs: their near copies are found among some thousand that are compared."""
-    noise = generator("near pairs")
+    noise = keyed_random_generator("near pairs")
     texts = [tuple(row) for row in noise.integers(500, size=(2000, 20)).tolist()]
     texts += [(*text[:7], 999, *text[9:], 998) for text in texts[:1000]]
     compared = []

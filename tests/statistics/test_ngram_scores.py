@@ -10,7 +10,7 @@ import pytest
 
 from auditor.core.nouns import Tokens
 from auditor.statistics import roc
-from auditor.statistics.ngram_scores import NGrams, against_others, likeness
+from auditor.statistics.ngram_scores import NGrams, mean_jaccard_similarity, score_against_other_records
 
 
 def texts(count: int, kinds: int, seed: int) -> list[Tokens]:
@@ -54,7 +54,7 @@ def test_bigrams_with_one_added_to_every_count() -> None:
 
 
 def test_likeness_is_the_mean_of_the_nearest() -> None:
-    found = likeness([(1, 2), (3,)], [(1, 2, 2), (1, 3), (4,)], 4, nearest=2)
+    found = mean_jaccard_similarity([(1, 2), (3,)], [(1, 2, 2), (1, 3), (4,)], 4, nearest=2)
     assert found == pytest.approx([(1 + 1 / 3) / 2, 1 / 4])
 
 
@@ -63,13 +63,13 @@ def test_members_of_texts_that_saw_nothing_are_not_told() -> None:
     held = 0
     for seed in range(60):
         every = texts(90, 12, seed)
-        scores = against_others(NGrams.of(every[60:], 12, 3), every[:60], seed)
-        m = roc.auc_measured("", scores[:30], scores[30:])
+        scores = score_against_other_records(NGrams.of(every[60:], 12, 3), every[:60], seed)
+        m = roc.auc_estimate("", scores[:30], scores[30:])
         held += m.low <= 0.5 <= m.high
     assert held >= 51
 
 
 def test_members_that_were_copied_are_told() -> None:
     every = texts(60, 40, 1)
-    scores = against_others(NGrams.of(every[:30], 40), every, 0)
+    scores = score_against_other_records(NGrams.of(every[:30], 40), every, 0)
     assert roc.auc(scores[:30], scores[30:]) > 0.9

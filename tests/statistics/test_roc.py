@@ -9,13 +9,13 @@ from scipy.stats import binom, cauchy, norm
 from sklearn.metrics import roc_auc_score
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.statistics import roc
 from auditor.testing import tpr_interval
 
 
 def scores(m: int, n: int, shift: float = 0.0, ties: bool = False, key: str = "roc") -> tuple[np.ndarray, np.ndarray]:
-    noise = generator(key, m, n)
+    noise = keyed_random_generator(key, m, n)
     own, others = noise.normal(shift, 1, m), noise.normal(0, 1, n)
     return (np.round(own), np.round(others)) if ties else (own, others)
 
@@ -34,7 +34,7 @@ def test_delongs_variance_against_a_naive_twin() -> None:
     own, others = scores(9, 7, 0.5, ties=True)
     kernel = np.array([[(x > y) + (x == y) / 2 for y in others] for x in own])
     variance = kernel.mean(1).var(ddof=1) / 9 + kernel.mean(0).var(ddof=1) / 7
-    found = roc.auc_measured("auc", own, others)
+    found = roc.auc_estimate("auc", own, others)
     assert found.value == pytest.approx(kernel.mean())
     assert found.low <= kernel.mean() - 1.959 * np.sqrt(variance) + 1e-9
 
@@ -44,7 +44,7 @@ def test_delongs_interval_is_the_wider_one_where_scores_fall_in_two_lumps() -> N
     own, others = np.array([9.0] * 30 + [0.0] * 10), np.linspace(1, 8, 40)
     wins = (own[:, None] > others).astype(float)
     variance = wins.mean(1).var(ddof=1) / 40 + wins.mean(0).var(ddof=1) / 40
-    found, low = roc.auc_measured("auc", own, others), roc.newcombe(float(wins.mean()), 40, 40)[0]
+    found, low = roc.auc_estimate("auc", own, others), roc.newcombe(float(wins.mean()), 40, 40)[0]
     assert 0 < found.low < low and found.low == pytest.approx(wins.mean() - norm.ppf(0.975) * np.sqrt(variance))
 
 
@@ -66,7 +66,7 @@ def test_the_two_ways_in_which_a_bound_of_a_rate_errs_make_up_its_level(level: f
 def test_the_interval_of_an_auc_holds_the_truth(m: int, n: int, shift: float) -> None:
     truth, held = norm.cdf(shift / np.sqrt(2)), 0
     for i in range(400):
-        found = roc.auc_measured("auc", *scores(m, n, shift, key=f"coverage {i}"))
+        found = roc.auc_estimate("auc", *scores(m, n, shift, key=f"coverage {i}"))
         held += found.low <= truth <= found.high
     assert held >= 0.93 * 400
 
@@ -82,19 +82,28 @@ def test_a_perfect_auc_still_has_a_width_and_four_a_side_tell_it_from_chance() -
 def test_the_threshold_is_exceeded_by_new_non_members_as_seldom_as_it_says() -> None:
     """In expectation over the non-members that set it: k of n above it make (k + 1) / (n + 1) of others."""
     for n, rate in ((100, 0.01), (300, 0.01), (50, 0.1)):
-        above = np.sort(generator("conformal", n).random((4000, n)), axis=1)[:, ::-1]
-        realised = 1 - float(above[:, roc.allowed(n, rate)].mean())  # of uniform scores
-        assert realised == pytest.approx((roc.allowed(n, rate) + 1) / (n + 1), rel=0.06) and realised <= 1.06 * rate
+        above = np.sort(keyed_random_generator("conformal", n).random((4000, n)), axis=1)[:, ::-1]
+        realised = 1 - float(above[:, roc.allowed_false_positives(n, rate)].mean())  # of uniform scores
+        assert (
+            realised == pytest.approx((roc.allowed_false_positives(n, rate) + 1) / (n + 1), rel=0.06)
+            and realised <= 1.06 * rate
+        )
         found = roc.tpr_at_fpr(np.array([2.0]), above[0], rate)
-        assert found.false == roc.allowed(n, rate) and found.threshold == above[0, roc.allowed(n, rate)]
+        assert (
+            found.false == roc.allowed_false_positives(n, rate)
+            and found.threshold == above[0, roc.allowed_false_positives(n, rate)]
+        )
 
 
 def test_ties_with_the_threshold_do_not_count_and_are_told() -> None:
     own, others = np.array([5.0, 3.0, 3.0, 1.0]), np.array([4.0, 3.0, 3.0, *range(-97, 0)])
     found = roc.tpr_at_fpr(own, others, 0.02)  # the second of a hundred is the threshold, and the third is equal
     assert (found.threshold, found.found, found.false, found.tied) == (3.0, 1, 1, (2, 2))
-    assert "1/4 above 3; of non-members 1/100" in roc.said(found)
-    assert "not counted: 2 members, 2 non-members; a lower end above 0 takes 194 non-members" in roc.said(found)
+    assert "1/4 above 3; of non-members 1/100" in roc.tpr_counts_sentence(found)
+    assert (
+        "not counted: 2 members, 2 non-members; a lower end above 0 takes 194 non-members"
+        in roc.tpr_counts_sentence(found)
+    )
 
 
 def test_infinite_scores_that_tie_on_top_find_nobody() -> None:
@@ -106,10 +115,10 @@ def test_infinite_scores_that_tie_on_top_find_nobody() -> None:
 @pytest.mark.parametrize(("n", "rate", "measured"), [(98, 0.01, False), (99, 0.01, True), (998, 0.001, False)])
 def test_too_few_non_members_give_no_rate(n: int, rate: float, measured: bool) -> None:
     own, others = scores(50, n, 1.0)
-    found = roc.rate_measured("tpr", own, others, rate)
+    found = roc.tpr_with_interval("tpr", own, others, rate)
     assert (found is not None) == measured
-    assert roc.needed(0.01) == 99 and roc.needed(0.001) == 999
-    assert [roc.allowed(n, 0.01) for n in (98, 99, 100, 198, 199)] == [-1, 0, 0, 0, 1]
+    assert roc.nonmembers_for_rate(0.01) == 99 and roc.nonmembers_for_rate(0.001) == 999
+    assert [roc.allowed_false_positives(n, 0.01) for n in (98, 99, 100, 198, 199)] == [-1, 0, 0, 0, 1]
     if not measured:
         assert roc.tpr_at_fpr(own, others, rate).found == 0
 
@@ -139,7 +148,7 @@ DISTRIBUTIONS = {
 def test_the_interval_of_a_rate_holds_the_point_of_the_roc(distribution: str, m: int, n: int) -> None:
     """Each end misses in 2.5% at most, and so does a gate at the true value in 5%: whatever the scores are like."""
     draw, truth = DISTRIBUTIONS[distribution]
-    rng, audits = generator("rates", distribution, m, n), 300
+    rng, audits = keyed_random_generator("rates", distribution, m, n), 300
     most = binom.ppf(0.999, audits, [0.025, 0.05])
     below = above = failed = 0
     for _ in range(audits):
@@ -153,7 +162,7 @@ def test_the_interval_of_a_rate_holds_the_point_of_the_roc(distribution: str, m:
 @pytest.mark.parametrize(("m", "n", "shift"), [(100, 100, 0.0), (100, 100, 1.5), (300, 400, 1.5)])
 def test_the_interval_of_a_partial_auc_holds_the_truth(m: int, n: int, shift: float) -> None:
     truth = quad(lambda rate: norm.sf(norm.isf(rate) - shift), 0, 0.1)[0] / 0.1
-    rng, audits = generator("partial", m, n, shift), 200
+    rng, audits = keyed_random_generator("partial", m, n, shift), 200
     wrong = 0
     for _ in range(audits):
         found = roc.PartialAuc(rng.normal(shift, 1, m), rng.normal(0, 1, n), 0.1)
@@ -169,12 +178,12 @@ def test_a_partial_auc_is_the_area_under_the_staircase() -> None:
     steps = [float((own > cut).mean()) for cut in np.sort(others)[::-1][:4]]
     assert roc.PartialAuc(own, others, 0.1).value == pytest.approx(np.mean(steps))
     assert roc.PartialAuc(np.ones(9), np.ones(40), 0.1).value == 0
-    assert roc.partial_auc_measured("x", own, others[:8], 0.1) is None
+    assert roc.partial_auc_with_interval("x", own, others[:8], 0.1) is None
 
 
 def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
     """The bound gives nothing away for nothing: behind a jump it misses as often as the threshold may be wrong."""
-    rng, audits = generator("jump"), 600
+    rng, audits = keyed_random_generator("jump"), 600
     missed = sum(roc.FoundRate(*jump(rng, 3000, 400), 0.01).low(0.05) > 0.1 for _ in range(audits))
     assert 0.01 < missed / audits <= 0.05
     found = roc.FoundRate(*scores(3000, 3000, 2.0), 0.01)
@@ -182,21 +191,25 @@ def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
 
 
 def test_few_non_members_bound_a_rate_from_above_alone() -> None:
-    assert (roc.bounding(0.01, 0.025), roc.bounding(0.01, 0.05), roc.bounding(0.001, 0.025)) == (390, 321, 3911)
+    assert (
+        roc.nonmembers_for_lower_bound(0.01, 0.025),
+        roc.nonmembers_for_lower_bound(0.01, 0.05),
+        roc.nonmembers_for_lower_bound(0.001, 0.025),
+    ) == (390, 321, 3911)
     for n in (389, 390):
-        own, others = np.full(500, 9.0), generator("few", n).random(n)
+        own, others = np.full(500, 9.0), keyed_random_generator("few", n).random(n)
         assert (roc.FoundRate(own, others, 0.01).low(0.025) > 0) == (n == 390)
-        measured = roc.rate_measured("tpr", own, others, 0.01)
+        measured = roc.tpr_with_interval("tpr", own, others, 0.01)
         assert measured is not None and ("takes 390 non-members" in measured.note) == (n == 389)
 
 
 def test_differences_of_two_runs_pair_members_and_non_members() -> None:
     own, others = scores(200, 150, 1.0)
-    noise = generator("noise")
+    noise = keyed_random_generator("noise")
     near = own + noise.normal(0, 0.1, 200), others + noise.normal(0, 0.1, 150)
     found = roc.auc_difference(near, (own, others))
     assert found.value == pytest.approx(roc.auc(*near) - roc.auc(own, others)) and found.n == 350
-    alone = roc.auc_measured("auc", own, others)
+    alone = roc.auc_estimate("auc", own, others)
     assert 0 < found.high(0.025) - found.low(0.025) < (alone.high - alone.low) / 2
     same = roc.auc_difference((own, others), (own, others))
     assert (same.value, same.low(0.05), same.high(0.05)) == (0, 0, 0)
@@ -209,7 +222,7 @@ def test_differences_of_two_runs_pair_members_and_non_members() -> None:
 @pytest.mark.parametrize(("m", "n"), [(300, 100), (200, 400)])
 def test_a_difference_of_rates_is_shown_as_seldom_as_it_says(m: int, n: int) -> None:
     """Of two models that find as many: one a few for sure, the other ever more as more non-members pass."""
-    rng, audits, equal = generator("paired rates", m, n), 25, norm.sf(norm.isf(0.01) - 1.5)
+    rng, audits, equal = keyed_random_generator("paired rates", m, n), 25, norm.sf(norm.isf(0.01) - 1.5)
     shown = 0
     for _ in range(audits):
         steep = rng.normal(1.5, 1, m), rng.normal(0, 1, n)
@@ -221,17 +234,17 @@ def test_a_difference_of_rates_is_shown_as_seldom_as_it_says(m: int, n: int) -> 
 
 def test_the_curve_is_the_staircase_that_rates_are_read_from() -> None:
     own, others = scores(30, 20, 1.0, ties=True)
-    points = roc.curve(own, others)
+    points = roc.roc_curve_points(own, others)
     assert points[-1] == (1.0, 1.0) and points == sorted(points)
     for rate in (0.05, 0.1, 0.35, 0.6):
-        largest = max(y for x, y in points if x <= roc.allowed(20, rate) / 20 + 1e-9)
+        largest = max(y for x, y in points if x <= roc.allowed_false_positives(20, rate) / 20 + 1e-9)
         assert roc.tpr_at_fpr(own, others, rate).value == pytest.approx(largest)
 
 
 def test_what_the_report_uses_is_there_for_whoever_simulates_it() -> None:
     own, others = scores(300, 100, 1.0)
     found = tpr_interval(own.tolist(), others, rate=0.01, seed=5)
-    assert found == roc.rate_measured("tpr_at_1pct_fpr", own, others, 0.01)
+    assert found == roc.tpr_with_interval("tpr_at_1pct_fpr", own, others, 0.01)
     for bad, why in (
         ((own, others[:98], 0.01), "at least 99 non-members for a rate of 0.01, got 98"),
         ((own[:, None], others, 0.01), r"one score a record, got arrays of \(300, 1\)"),

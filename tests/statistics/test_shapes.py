@@ -10,8 +10,8 @@ from scipy.stats import binom, norm
 
 from auditor.core.errors import AuditError
 from auditor.privacy.gaussian import pld_epsilon
-from auditor.statistics.one_run import gaussian_delta, gaussian_epsilon, guess_counts, last_refuted
-from auditor.statistics.shapes import GAUSSIAN, epsilon_shape, law, shape_p_value
+from auditor.statistics.one_run import gaussian_delta, gaussian_epsilon, guess_counts, largest_refuted_value
+from auditor.statistics.shapes import GAUSSIAN, epsilon_shape, shape_p_value, subsampled_gaussian_law
 
 SAMPLED = (0.084, 48)
 
@@ -19,14 +19,16 @@ SAMPLED = (0.084, 48)
 def test_the_gaussian_s_law_is_the_gaussian_s() -> None:
     for noise in (0.4, 1.0, 3.0):
         for epsilon in (0.0, 0.5, 2.0):
-            assert law(noise, GAUSSIAN).delta(epsilon) == pytest.approx(gaussian_delta(epsilon, 1 / noise), abs=2e-5)
+            assert subsampled_gaussian_law(noise, GAUSSIAN).delta(epsilon) == pytest.approx(
+                gaussian_delta(epsilon, 1 / noise), abs=2e-5
+            )
 
 
 @pytest.mark.parametrize("noise", [0.74, 1.5])
 def test_the_sampled_one_s_law_is_what_the_accountant_has(noise: float) -> None:
-    own = law(noise, SAMPLED)
+    own = subsampled_gaussian_law(noise, SAMPLED)
     for delta in (1e-5, 3e-4):
-        epsilon = last_refuted(lambda e, d=delta: own.delta(e) > d, 50.0, 1e-6)
+        epsilon = largest_refuted_value(lambda e, d=delta: own.delta(e) > d, 50.0, 1e-6)
         assert epsilon == pytest.approx(pld_epsilon(noise, *SAMPLED, delta), rel=5e-3)
 
 

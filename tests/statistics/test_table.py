@@ -17,7 +17,7 @@ from auditor.records.replicates import Replicates
 from auditor.reports import words
 from auditor.statistics import extraction, judging, metrics
 from auditor.statistics.bounds import BinomialCount, Pairs, RecordedInterval
-from auditor.statistics.recomputed import recomputed
+from auditor.statistics.recomputed import recompute_metric
 
 
 def outcome(n: int = 40, others: int = 10) -> judging.Outcome:
@@ -47,17 +47,17 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics.find_metric.cache_clear()
     try:
         one = outcome()
-        measured = next(m for m in extraction.extraction(one) if m.name == new.name)
+        measured = next(m for m in extraction.extraction_measurements(one) if m.name == new.name)
         members = one.only(one.member)
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
         assert words.label(new.name) == "No guess right" and isinstance(
             decide.one_sided_bounds(measured), BinomialCount
         )
         kept = outcomes.PerSecret.of(one)
-        assert recomputed(new, kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
-        assert outcomes.difference(new.name, None, kept, kept) == Pairs(0, 0, 30)
+        assert recompute_metric(new, kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
+        assert outcomes.paired_metric_difference(new.name, None, kept, kept) == Pairs(0, 0, 30)
         seeds = Replicates("t", "s", "a", {0: kept})
-        found = contrasts.contrast("c", [contrasts.WeightedMetric(1.0, new.name, seeds)])
+        found = contrasts.contrast_over_seeds("c", [contrasts.WeightedMetric(1.0, new.name, seeds)])
         assert found.value == pytest.approx(measured.value) and found.low < found.value < found.high
     finally:
         metrics.find_metric.cache_clear()
@@ -67,11 +67,13 @@ def test_what_is_measured_is_what_the_kept_numbers_make_it() -> None:
     one = outcome(60)
     kept = outcomes.PerSecret.of(one)
     sides = kept.chosen(True, None), kept.chosen(False, None)
-    again = {m.name: recomputed(metrics.find_metric(m.name), *sides) for m in extraction.extraction(one)}
+    again = {
+        m.name: recompute_metric(metrics.find_metric(m.name), *sides) for m in extraction.extraction_measurements(one)
+    }
     held = {name: found for name, found in again.items() if found is not None}
     wanted = {"recall", "any_of_k", "near_verbatim_recall", "recall_at_100_errors", "recall_at_10pct_errors"}
     assert set(held) == wanted | {"excess_recall", "recall_nonmembers", "near_verbatim_recall_nonmembers"}
-    for m in extraction.extraction(one):
+    for m in extraction.extraction_measurements(one):
         if m.name in held:
             assert held[m.name] == (pytest.approx(m.value), m.n)
 
@@ -122,10 +124,10 @@ def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     m = Measurement("taste", 0.5, 0.4, 0.6, 10, unit="bits")
     assert isinstance(decide.one_sided_bounds(m), RecordedInterval)
     kept = outcomes.PerSecret(("a", "b"), np.array([True, True]), (None, None), {"taste": np.array([0.3, 0.5])})
-    found = outcomes.difference("taste", None, kept, kept)
+    found = outcomes.paired_metric_difference("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0
     row = Finding("t", "white-box", "mine", {}, (), "", None, "", measurements=(m,))
-    assert words.beside_the_floor(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
+    assert words.main_number_and_baseline(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
     assert (metrics.find_metric("difference_of_taste").signed, metrics.find_metric("taste").signed) == (True, False)
 
 

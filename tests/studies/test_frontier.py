@@ -19,10 +19,10 @@ from auditor.core.nouns import CellKey, Observation, Secret
 from auditor.core.plan import Plan
 from auditor.core.result import Frontier
 from auditor.plugins.view import View
-from auditor.records.frontier import frontiers, merge_points, models_of_runs
+from auditor.records.frontier import build_frontiers, merge_grid_models, models_of_runs
 from auditor.records.outcomes import read_outcomes
 from auditor.records.saved import read_result
-from auditor.runs.lab_site import lab_recipe
+from auditor.runs.lab_site import build_lab_recipe
 from auditor.runs.run import check_plan
 from auditor.statistics.roc import auc
 from tests.conftest import fits_schema, tiny
@@ -213,7 +213,7 @@ def test_a_study_of_ones_own_has_a_line_a_variant(
 
 def test_fewer_than_two_defenses_have_no_picture(single: Path) -> None:
     models = models_of_runs({0: (read_result(single), single)})
-    assert frontiers(models) and frontiers(models[:2]) == () and frontiers([]) == ()
+    assert build_frontiers(models) and build_frontiers(models[:2]) == () and build_frontiers([]) == ()
 
 
 def test_points_of_different_models_have_none_together(single: Path, swept: Path) -> None:
@@ -221,7 +221,11 @@ def test_points_of_different_models_have_none_together(single: Path, swept: Path
     base, *defended = models
     held = {seed: {**own, "perplexity": [x + 1 for x in own["perplexity"]]} for seed, own in base.heldout.items()}
     other = [replace(base, cells={row: replace(cell, heldout=held) for row, cell in base.cells.items()}), *defended]
-    assert len(merge_points([models, models])) == 3 and merge_points([models, other]) == [] and merge_points([]) == []
+    assert (
+        len(merge_grid_models([models, models])) == 3
+        and merge_grid_models([models, other]) == []
+        and merge_grid_models([]) == []
+    )
 
 
 def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Path) -> None:
@@ -237,7 +241,7 @@ def test_a_model_without_the_same_questions_has_no_point_and_says_why(single: Pa
     third = replace(copy, line="Third", label="Third")
     for why, changed in cases.items():
         other = replace(copy, cells={row: replace(copy.cells[row], **changed)})
-        found = frontiers([base, mine, third, other])[0]
+        found = build_frontiers([base, mine, third, other])[0]
         assert why in found.missing[COPY] and len(found.points) == 3
 
 
@@ -248,14 +252,14 @@ def test_fewer_answers_narrow_what_all_are_compared_on(single: Path) -> None:
     held = cell.rows[0]
     few = type(held)(held.ids[:20], held.member[:20], held.repeats[:20], {k: v[:20] for k, v in held.values.items()})
     fewer = replace(models[2], cells={row: replace(cell, rows={0: few})})
-    found = frontiers([*models[:2], fewer])[0]
+    found = build_frontiers([*models[:2], fewer])[0]
     assert {p.leak.n for p in found.points} == {int(held.member[:20].sum())}
     assert found.points[1].leak == found.points[2].leak
 
 
 def test_a_lab_may_be_of_the_seed_of_its_run() -> None:
     own, usual = Plan.of(seed=3, lab_recipe={"seed": "run"}), Plan.of(seed=3)
-    of = [lab_recipe(plan.target, plan.data, plan.attacks, plan.seed) for plan in (own, usual)]
+    of = [build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed) for plan in (own, usual)]
     assert [recipe.seed for recipe in of] == [3, 0]
 
 

@@ -19,11 +19,11 @@ from auditor.studies.ledger import (
     REFUTED,
     UNDECIDED,
     check_statement,
-    expectation,
+    format_seed_ranges,
+    judge_claim,
     ledger_row,
-    seed_ranges,
-    statements,
-    verdict,
+    parse_claim_statements,
+    parse_expectation,
 )
 from auditor.studies.places import Place
 
@@ -51,13 +51,13 @@ def m(low: float, high: float) -> Measurement:
     ],
 )
 def test_the_verdict_rule(expect: Any, low: float, high: float, ruling: str) -> None:
-    assert verdict(m(low, high), expectation(expect, "here")) == ruling
+    assert judge_claim(m(low, high), parse_expectation(expect, "here")) == ruling
 
 
 @pytest.mark.parametrize("bad", ["0", "=> 0", ">= 0", [1], [2, 1], [0, "1"], 3])
 def test_other_expectations_are_refused(bad: Any) -> None:
     with pytest.raises(AuditError, match="here: expected `expect` like"):
-        expectation(bad, "here")
+        parse_expectation(bad, "here")
 
 
 def solved(hits: int, n: int = 100, seeds: int = 2) -> dict[int, PerSecret]:
@@ -76,7 +76,7 @@ def place(variant: str, hits: int, attacks: tuple[str, ...] = ("a",), **at: Any)
 
 def claim(**more: Any) -> Any:
     raw = {"id": "c", "text": "a beats b", "paper": "9 > 8", "metric": "recall", "expect": "> 0", **more}
-    return statements([raw], "lab", "paper/plan")[0]
+    return parse_claim_statements([raw], "lab", "paper/plan")[0]
 
 
 def test_a_claim_from_its_places() -> None:
@@ -148,12 +148,12 @@ def test_malformed_claims_are_refused(raw: dict[str, Any], message: str) -> None
 
 def test_missing_fields_and_ids_used_twice_are_refused() -> None:
     with pytest.raises(AuditError, match="missing field 'text'"):
-        statements([{"id": "c"}], "lab", "here")
+        parse_claim_statements([{"id": "c"}], "lab", "here")
     raw = {"id": "c", "text": "t", "paper": "p", "metric": "recall", "of": {}, "expect": "> 0"}
     with pytest.raises(AuditError, match="two claims are called 'c'"):
-        statements([raw, raw], "lab", "here")
-    assert [s.id for s in statements([{**raw, "scale": "paper"}, raw], "lab", "here")] == ["c"]
+        parse_claim_statements([raw, raw], "lab", "here")
+    assert [s.id for s in parse_claim_statements([{**raw, "scale": "paper"}, raw], "lab", "here")] == ["c"]
 
 
 def test_ranges() -> None:
-    assert [seed_ranges(seeds) for seeds in ([0, 1, 2], [0, 2], [3], [])] == ["0-2", "0, 2", "3", ""]
+    assert [format_seed_ranges(seeds) for seeds in ([0, 1, 2], [0, 2], [3], [])] == ["0-2", "0, 2", "3", ""]

@@ -12,7 +12,7 @@ import pytest
 
 from auditor.cli import call
 from auditor.core.errors import AuditError
-from auditor.privacy.gaussian import scale_divergence
+from auditor.privacy.gaussian import noise_scale_divergence
 from auditor.studies import papers, published
 from auditor.studies.published import PromiseCheck, Published
 
@@ -122,7 +122,7 @@ def test_pmixed_as_published_at_its_worst_queries(
 def test_what_the_scale_of_adps_noise_gives_away(scale: float, parameters: float, divergence: float) -> None:
     """Formulas B4 (i): one example with rho = 1 removed from a batch of 4,096."""
     without = (scale * 4096 - 1) / 4095
-    found = max(scale_divergence(2, int(parameters), *pair) for pair in ((scale, without), (without, scale)))
+    found = max(noise_scale_divergence(2, int(parameters), *pair) for pair in ((scale, without), (without, scale)))
     assert found == pytest.approx(divergence, rel=6e-3)
 
 

@@ -87,7 +87,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, monkeypatch: Patch, said: Said) -> None:
     out, walked, loaded = tmp_path / "out", [], []
-    real, load = running.run, hugging_face.load
+    real, load = running.run_audit, hugging_face.load
 
     def counted(plan: Any, site: Any, folder: RunFolder) -> Any:
         if len(walked) == 2 and "stop" not in walked:
@@ -100,7 +100,7 @@ def test_a_sweep_runs_every_point_once_and_resumes(world: Path, tmp_path: Path, 
         loaded.append(name)
         return load(name, options)
 
-    monkeypatch.setattr(sweep, "run", counted)
+    monkeypatch.setattr(sweep, "run_audit", counted)
     monkeypatch.setattr(hugging_face, "load", counting)
     command = ["run", *own(world), *config(tmp_path), "-o", str(out)]
     monkeypatch.setattr(sys, "argv", ["audit", *command])
@@ -196,7 +196,7 @@ def test_known_pairs_are_limited_and_nested(world: Path, tmp_path: Path) -> None
     known = {}
     for limit in (2, 3, 99):
         plan = make_plan({"model": str(world / "model"), "data": str(world / "data"), "known_limit": limit}, {})
-        known[limit] = running.site_of(plan).benchmark.known
+        known[limit] = running.make_site(plan).benchmark.known
     assert [len(pairs) for pairs in known.values()] == [2, 3, 5]
     assert set(known[2]) < set(known[3]) < set(known[99])
 
@@ -304,8 +304,8 @@ def test_a_ledger_beside_another_says_first_where_they_disagree(tmp_path: Path) 
         ]
         if at:
             entries.append(ledger.LedgerRow("ten-samples", "d", "Claim d", "1", "", "> 0", "refuted", number))
-        other = reproduce.read(tmp_path / "small", paper) if at else None
-        reproduce.write(out, paper, ("lab", "smollm2")[at], entries, other)
+        other = reproduce.read_other_ledger(tmp_path / "small", paper) if at else None
+        reproduce.write_ledger_files(out, paper, ("lab", "smollm2")[at], entries, other)
     first, _, table = (tmp_path / "real" / "ledger.md").read_text().partition("\n\n")
     assert first == (
         "They disagree about a (Claim a: holds on lab, refuted on smollm2). "
@@ -316,7 +316,7 @@ def test_a_ledger_beside_another_says_first_where_they_disagree(tmp_path: Path) 
     assert (found["a"]["ours"], found["a"]["lab_ours"], found["a"]["lab_verdict"]) == ("0.75", "0.25", "holds")
     assert (found["d"]["lab_ours"], found["d"]["lab_verdict"]) == ("", "not run")
     with pytest.raises(AuditError, match="expected a ledger of ethicist beside it, got one of exact"):
-        reproduce.read(tmp_path / "small", papers.load_paper("ethicist"))
+        reproduce.read_other_ledger(tmp_path / "small", papers.load_paper("ethicist"))
 
 
 def test_what_a_reproduction_refuses(paper: Path, tmp_path: Path, said: Said) -> None:
@@ -356,9 +356,9 @@ def test_the_list_is_quick_and_imports_nothing_heavy() -> None:
 
 ALL = [
     pytest.param(paper, plan, scale, id=f"{name}-{plan}-{scale}")
-    for name, paper in ((name, papers.load_paper(name)) for name in papers.papers())
+    for name, paper in ((name, papers.load_paper(name)) for name in papers.bundled_papers())
     for scale in paper.scales
-    for plan in paper.plans_at(scale)
+    for plan in paper.plans_at_scale(scale)
     if papers.PUBLISHED not in paper.plans[plan]  # they have no points: test_published.py
 ]
 
@@ -397,7 +397,7 @@ def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> lis
 
 @pytest.mark.parametrize(("paper", "plan", "scale"), ALL)
 def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, plan: str, scale: str) -> None:
-    statements = reproduce.statements(paper, plan, scale)
+    statements = reproduce.claim_statements_of_plan(paper, plan, scale)
     assert statements and paper.plans[plan]["title"]
     kind = asked(paper, plan, scale)
     of_guesses = {metric.name for metric in METRICS if metric.of_members}
@@ -429,9 +429,9 @@ def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_
         "claim": [claim("long", "long"), claim("short", "short"), claim("misspelt", "shrot")],
     }
     paper = papers.Paper("mine", "Mine", {"scale": {"small": {}, "large": {}}}, {"table": plan})
-    small = reproduce.statements(paper, "table", "small")
+    small = reproduce.claim_statements_of_plan(paper, "table", "small")
     assert [statement.id for statement in small] == ["short", "misspelt"]
-    assert [statement.id for statement in reproduce.statements(paper, "table", "large")] == [
+    assert [statement.id for statement in reproduce.claim_statements_of_plan(paper, "table", "large")] == [
         "long",
         "short",
         "misspelt",
@@ -442,7 +442,7 @@ def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_
 
 
 def test_ids_are_unique_in_a_paper() -> None:
-    for name in papers.papers():
+    for name in papers.bundled_papers():
         paper = papers.load_paper(name)
         ids = [claim["id"] for plan in paper.plans.values() for claim in plan.get("claim", [])]
         assert len(set(ids)) == len(ids)
@@ -544,7 +544,7 @@ def test_what_each_cause_takes_of_likelihood_is_a_quantity_of_a_ledger() -> None
         Step({"recipe": "r", "splitting": "s"}, "undefended", "ensemble-unmixed", taken),
     )
     target = TargetRecord("pmixed", "PMixED", "", likelihood=Chain(steps, taken))
-    found = {m.name: (m.value, m.low, m.high, m.n) for m in replicates._of_target(target)}
+    found = {m.name: (m.value, m.low, m.high, m.n) for m in replicates._target_measurements(target)}
     own = (-0.5, -0.7, -0.3, 40)
     assert found == {"likelihood_mixing": own, "likelihood_recipe_splitting": own}
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from auditor.core.errors import AuditError
 from auditor.training import clipping
-from auditor.training.clipping import MOST_PARAMETERS, ROUNDING, check_clipping, dense_canary
+from auditor.training.clipping import MOST_PARAMETERS, ROUNDING, check_clipping, dense_test_gradient
 from auditor.training.dp_loop import PoissonSampler, ScaledOptimizer, fit_privately
 from tests.training.test_dp_loop import EXAMPLES, neox, recipe
 
@@ -38,7 +38,7 @@ def test_a_large_dense_gradient_is_clipped_to_the_norm(clip: float) -> None:
     """A float32 norm on a CPU is too small by 2% of the first, 0.1% of the second, and more the larger the matrix."""
     shape = (1024, 4096)
     generator = torch.Generator().manual_seed(0)
-    for sample in (dense_canary(torch.zeros(shape), clip), 1e3 * torch.randn((1, *shape), generator=generator)):
+    for sample in (dense_test_gradient(torch.zeros(shape), clip), 1e3 * torch.randn((1, *shape), generator=generator)):
         length = math.sqrt(np.square(summed(clip, sample)[0]).sum())
         assert (1 - 1e-5) * clip < length <= (1 + ROUNDING) * clip
 
@@ -87,8 +87,8 @@ def test_clipping_by_float32_norms_is_refused_before_any_step(monkeypatch: pytes
     check_clipping([torch.zeros(1024, 1024)], math.inf, 8)
     one_hot = torch.zeros(1, 1024, 1024)
     one_hot[0, 5, 7] = 300.0
-    assert naive_norms([one_hot]) == clipping.norms([one_hot])
-    monkeypatch.setattr(clipping, "norms", naive_norms)
+    assert naive_norms([one_hot]) == clipping.per_sample_norms([one_hot])
+    monkeypatch.setattr(clipping, "per_sample_norms", naive_norms)
     with pytest.raises(AuditError, match=r"a dense gradient to be clipped to 0.3, got 0.301"):
         check_clipping([torch.zeros(1024, 1024)], 0.3, 8)
 

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import per_sample
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
-from auditor.training.finetune import trained_parameters, untrained
+from auditor.training.finetune import make_untrained_model, trainable_parameters
 from tests.conftest import tiny
 from tests.training.naive_noise import NaiveNoise
 
-EXAMPLES = [tuple(generator("private", i).integers(1, 60, 4 + i % 7).tolist()) for i in range(12)]
+EXAMPLES = [tuple(keyed_random_generator("private", i).integers(1, 60, 4 + i % 7).tolist()) for i in range(12)]
 
 
 def gpt2() -> Any:
@@ -33,7 +33,7 @@ def gpt2() -> Any:
 
 def neox() -> Any:
     """Tied embeddings, as the lab's."""
-    return untrained(vocab_size=61, layers=2, hidden=16, heads=2, positions=64, end=0, seed=0)
+    return make_untrained_model(vocab_size=61, layers=2, hidden=16, heads=2, positions=64, end=0, seed=0)
 
 
 def neox_untied() -> Any:
@@ -102,7 +102,7 @@ def single_gradients(model: Any, examples: list[tuple[int, ...]]) -> list[dict[s
         model.zero_grad(set_to_none=True)
         tokens = torch.tensor([example])
         model(input_ids=tokens, labels=tokens).loss.backward()
-        found.append({name: p.grad.clone() for name, p in trained_parameters(model).items() if p.grad is not None})
+        found.append({name: p.grad.clone() for name, p in trainable_parameters(model).items() if p.grad is not None})
     model.zero_grad(set_to_none=True)
     return found
 
@@ -112,11 +112,11 @@ def single_gradients(model: Any, examples: list[tuple[int, ...]]) -> list[dict[s
 @pytest.mark.parametrize("ghost", [False, True])
 def test_per_sample_gradients_are_those_of_single_records(make: Any, ghost: bool) -> None:
     model = make()
-    per_sample._no_dropout(model)
+    per_sample._disable_dropout(model)
     expected = single_gradients(model.train(), EXAMPLES[:5])
-    wrapped = per_sample.wrap(model, ghost)
-    per_sample.record_losses(wrapped, *per_sample.padded(EXAMPLES[:5], 0)).sum().backward()
-    named = trained_parameters(model)
+    wrapped = per_sample.wrap_with_opacus(model, ghost)
+    per_sample.record_losses(wrapped, *per_sample.pad_tokens_and_labels(EXAMPLES[:5], 0)).sum().backward()
+    named = trainable_parameters(model)
     assert set(expected[0]) == set(named)
     # A small entry is a sum of large ones: its rounding is that of the largest, not its own.
     largest = {name: max(gradients[name].abs().max().item() for gradients in expected) for name in named}
@@ -200,7 +200,7 @@ def naive_step(
     model: Any, units: list[int], shares: list[float], scale: float, how: PrivateRecipe, key: str, step: int
 ) -> None:
     """min(1, C s_i / |g_i|) g_i summed, + scale sigma C z, over L; plain SGD."""
-    named = trained_parameters(model)
+    named = trainable_parameters(model)
     summed = {name: torch.zeros_like(p) for name, p in named.items()}
     for unit, gradients in zip(units, single_gradients(model, [EXAMPLES[u] for u in units]), strict=True):
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.core.streams import generator
-from auditor.training.finetune import fit, untrained
+from auditor.core.streams import keyed_random_generator
+from auditor.training.finetune import fit, make_untrained_model
 
 SIZES: dict[str, Any] = {"vocab_size": 17, "layers": 1, "hidden": 8, "heads": 2, "positions": 16, "end": 0}
 
 
 def test_an_untrained_model_reads_and_writes_by_one_matrix_that_its_seed_makes() -> None:
-    model, again, other = (untrained(**SIZES, seed=seed) for seed in (1, 1, 2))
+    model, again, other = (make_untrained_model(**SIZES, seed=seed) for seed in (1, 1, 2))
     own = model.get_input_embeddings().weight
     assert own is model.get_output_embeddings().weight and own.shape == (17, 8)
     assert torch.equal(own, again.get_input_embeddings().weight)
@@ -34,14 +34,14 @@ def test_an_epoch_reads_every_token_once_and_is_told_when_it_ends() -> None:
         return found
 
     fit(
-        untrained(**SIZES, seed=0),
+        make_untrained_model(**SIZES, seed=0),
         sequences,
         epochs=3,
         rate=1e-3,
         batch=3,
         block=4,
         end=0,
-        order=generator("order"),
+        order=keyed_random_generator("order"),
         loss=loss,
         progress=lambda done: epochs.append((done, len(read))),
     )

@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError
 from auditor.plugins.trainer import Checkpoint
 from auditor.training.clipping import add_clipped
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, PrivateRecipe, ScaledOptimizer, fit_privately
-from auditor.training.finetune import trained_parameters
+from auditor.training.finetune import trainable_parameters
 from auditor.training.gradient_canaries import LENGTH, Assumed, CanaryWatch, Planted, log_likelihood_ratio
 from auditor.training.noise import NoiseStream
 from tests.training.naive_noise import NaiveNoise
@@ -72,8 +72,8 @@ def test_scores_are_those_of_a_naive_twin(ghost: bool) -> None:
     """The noise of each step is drawn again, the canary's coordinate looked up in it."""
     how = recipe(ghost=ghost)
     watch = fit(how).watch
-    sizes = [p.numel() for p in trained_parameters(neox_untied().train()).values()]
-    flat = Planted(COUNT).coordinates(sum(sizes))
+    sizes = [p.numel() for p in trainable_parameters(neox_untied().train()).values()]
+    flat = Planted(COUNT).draw_coordinates(sum(sizes))
     scores = np.zeros(COUNT)
     for step, part in enumerate(taken()):
         noise = NaiveNoise("k", step, sum(size + 1 for size in sizes))
@@ -98,13 +98,13 @@ def test_a_size_of_the_noise_that_depends_on_the_batch_tells_who_is_in_it() -> N
     # A naive twin of the first step's: logs of Gaussian densities of every coordinate, with the canary and without.
     size = sum(p.numel() for p in neox_untied().parameters())
     noise = NaiveNoise("k", 0, 2 * size)
-    names = trained_parameters(neox_untied().train())
+    names = trainable_parameters(neox_untied().train())
     in_data = np.concatenate([np.ones(RECORDS, dtype=bool), Planted(COUNT).included])
     drawn = sampler().batch(0)
     batch = drawn[in_data[drawn]]
     z = 50 * scale(batch) * np.concatenate([noise.normal(p.numel()) for p in names.values()])
     one = fit(recipe(noise_multiplier=50.0, steps=1), noise_scale=scale).watch
-    flat = Planted(COUNT).coordinates(size)
+    flat = Planted(COUNT).draw_coordinates(size)
     for canary in range(COUNT):
         number = RECORDS + canary
         out = batch[batch != number]
@@ -127,11 +127,11 @@ def test_records_are_trained_on_as_they_were_without() -> None:
     fit_privately(models[0], EXAMPLES, sampler(0), how, pad=0)
     fit_privately(models[1], EXAMPLES, sampler(), how, pad=0, canaries=Planted(COUNT))
     alone, beside = (torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models)
-    named = trained_parameters(models[0])
+    named = trainable_parameters(models[0])
     assert list(named) == [name for name, _ in models[0].named_parameters()]
     moved = (alone - beside).abs() > 1e-6
     expected = torch.zeros_like(moved)
-    expected[Planted(COUNT).coordinates(len(alone))[taken()[0] == 1]] = True
+    expected[Planted(COUNT).draw_coordinates(len(alone))[taken()[0] == 1]] = True
     assert torch.equal(moved, expected) and moved.any()
 
 
@@ -186,14 +186,14 @@ def test_coins_and_directions_are_of_the_seed_and_fair() -> None:
     assert abs(many.included.mean() - 0.5) < 4 * 0.5 / math.sqrt(4000)
     assert not np.array_equal(many.included, Planted(4000, 2).included)
     assert np.array_equal(many.included[:100], Planted(100, 1).included)
-    where = many.coordinates(5000)
+    where = many.draw_coordinates(5000)
     assert len(set(where.tolist())) == 4000 and where.min() >= 0 and where.max() < 5000
     assert np.array_equal(fit(recipe(), "one").watch.included, fit(recipe(), "two").watch.included)
 
 
 def test_there_are_no_more_canaries_than_parameters() -> None:
     with pytest.raises(AuditError, match="at most a gradient canary for each of 10 trained parameters, got 11"):
-        Planted(11).coordinates(10)
+        Planted(11).draw_coordinates(10)
     with pytest.raises(AuditError, match="a sampler of the 12 examples and 60 gradient canaries, got one of 12"):
         fit_privately(neox_untied(), EXAMPLES, sampler(0), recipe(), pad=0, canaries=Planted(COUNT))
 
@@ -218,7 +218,7 @@ def test_killed_and_resumed_it_has_read_the_same(tmp_path: Path, killed_at: int)
     np.testing.assert_allclose(again.scores, expected.scores, atol=1e-4)
     np.testing.assert_allclose(again.sums, expected.sums, atol=1e-4)
     np.testing.assert_array_equal(again.drawn, expected.drawn)
-    assert again.releases == STEPS and again.noise_seen() == pytest.approx(expected.noise_seen(), rel=1e-3)
+    assert again.releases == STEPS and again.noise_statistics() == pytest.approx(expected.noise_statistics(), rel=1e-3)
 
 
 # --- what the steps are ---
@@ -226,12 +226,12 @@ def test_killed_and_resumed_it_has_read_the_same(tmp_path: Path, killed_at: int)
 
 def test_steps_that_are_what_they_are_said_to_be() -> None:
     watch = fit(recipe()).watch
-    values, size, repeated = watch.noise_seen()
+    values, size, repeated = watch.noise_statistics()
     assert watch.releases == STEPS and abs(watch.unevenness) < 4
     witnesses = (~Planted(COUNT).included).sum()
     assert values == STEPS * witnesses and size == pytest.approx(1, abs=5 / math.sqrt(2 * values)) and repeated < 0.8
     np.testing.assert_array_equal(watch.drawn * watch.included, taken().sum(0))
-    assert fit(recipe(noise_multiplier=0.0)).watch.noise_seen() == (0, 1.0, 0.0)
+    assert fit(recipe(noise_multiplier=0.0)).watch.noise_statistics() == (0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
@@ -251,7 +251,7 @@ def test_counts_are_held_against_poisson_sampling() -> None:
     for trial in range(200):
         watch = CanaryWatch(Planted(300), parameters, 0, Assumed(1.0, 1.0, rate))
         for step in range(steps):
-            watch.present(PoissonSampler(300, rate, f"trial {trial}").batch(step))
+            watch.units_in_data(PoissonSampler(300, rate, f"trial {trial}").batch(step))
         watch.releases = steps
         found.append(watch.unevenness)
     assert abs(np.mean(found)) < 4 / math.sqrt(200) and 0.6 < np.std(found) < 1
@@ -261,4 +261,4 @@ def test_counts_are_held_against_poisson_sampling() -> None:
 
 def test_noise_that_is_the_same_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("auditor.training.dp_loop.NoiseStream", lambda key, step: NoiseStream(key, step % 5))
-    assert fit(recipe()).watch.noise_seen()[2] == pytest.approx(1, abs=1e-3)
+    assert fit(recipe()).watch.noise_statistics()[2] == pytest.approx(1, abs=1e-3)

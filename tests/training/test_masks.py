@@ -27,21 +27,23 @@ def naive(model: torch.nn.Module) -> Tensor:
 
 
 def test_a_sequence_says_what_is_learnt() -> None:
-    written = masks.sequence(RECORD)
-    assert written == (~7, ~3, 9, 4, ~11, 5) and masks.seen(written) == TOKENS
-    assert masks.sequence(TrainingRecord("x", TOKENS, "x")) == TOKENS
+    written = masks.tokens_with_loss_mask(RECORD)
+    assert written == (~7, ~3, 9, 4, ~11, 5) and masks.unmask_tokens(written) == TOKENS
+    assert masks.tokens_with_loss_mask(TrainingRecord("x", TOKENS, "x")) == TOKENS
     rows = torch.tensor([written])
-    assert masks.read(rows).tolist() == [list(TOKENS)] and masks.labels(rows).tolist() == [[-100, -100, 9, 4, -100, 5]]
+    assert masks.unmask_rows(rows).tolist() == [list(TOKENS)] and masks.loss_labels(rows).tolist() == [
+        [-100, -100, 9, 4, -100, 5]
+    ]
 
 
 def test_every_loss_is_of_the_learnt_tokens_alone() -> None:
     model = tiny().model.double()
-    rows = torch.tensor([masks.sequence(RECORD)])
+    rows = torch.tensor([masks.tokens_with_loss_mask(RECORD)])
     expected = float(naive(model))
     assert float(finetune.causal_loss(model, rows)) == pytest.approx(expected, abs=1e-12)
     assert float(side_by_side.row_losses(model, rows)[0]) == pytest.approx(expected, abs=1e-12)
-    longer = [masks.sequence(RECORD), (1,) * 9]  # padding beside it changes nothing
-    losses = per_sample.record_losses(model, *per_sample.padded(longer, 0))
+    longer = [masks.tokens_with_loss_mask(RECORD), (1,) * 9]  # padding beside it changes nothing
+    losses = per_sample.record_losses(model, *per_sample.pad_tokens_and_labels(longer, 0))
     assert float(losses[0]) == pytest.approx(expected, abs=1e-12)
 
 
@@ -53,9 +55,9 @@ def test_a_frozen_head_reads_learnt_positions_alone_and_gradients_are_the_same(t
     read: list[int] = []
     head.register_forward_hook(lambda module, given, made: read.append(given[0].shape[:2].numel()))
     weights = [p for p in model.parameters() if p is not head.weight and p.requires_grad]
-    rows = torch.tensor([masks.sequence(RECORD), (~1, 2, ~3, ~4, 5, 6)])
+    rows = torch.tensor([masks.tokens_with_loss_mask(RECORD), (~1, 2, ~3, ~4, 5, 6)])
     wanted = [[9, 4, 5], [2, 5, 6]]  # what follows positions (1, 2, 4) and (0, 3, 4)
-    logits = model(input_ids=masks.read(rows)).logits
+    logits = model(input_ids=masks.unmask_rows(rows)).logits
     nll = [
         -logits[row, at].log_softmax(-1)[:, wanted[row]].diagonal().mean()
         for row, at in enumerate([[1, 2, 4], [0, 3, 4]])
@@ -63,7 +65,7 @@ def test_a_frozen_head_reads_learnt_positions_alone_and_gradients_are_the_same(t
     for loss in (
         side_by_side.row_losses(model, rows).mean(),
         finetune.causal_loss(model, rows),
-        per_sample.record_losses(model, masks.read(rows), masks.labels(rows)).mean(),
+        per_sample.record_losses(model, masks.unmask_rows(rows), masks.loss_labels(rows)).mean(),
     ):
         assert float(loss.detach()) == pytest.approx(float(sum(nll).detach()) / 2, abs=1e-12)
         for found, own in zip(
@@ -81,14 +83,16 @@ def test_nothing_to_learn_is_no_gradient_and_no_nan() -> None:
     for loss in (
         finetune.causal_loss(model, rows),
         side_by_side.row_losses(model, rows)[0],
-        per_sample.record_losses(model, *per_sample.padded([tuple(rows[0].tolist())], 0))[0],
+        per_sample.record_losses(model, *per_sample.pad_tokens_and_labels([tuple(rows[0].tolist())], 0))[0],
     ):
         (gradient,) = torch.autograd.grad(loss, model.get_output_embeddings().weight)
         assert float(loss.detach()) == 0.0 and not gradient.any()
 
 
 def test_packing_and_judging_read_all_of_it() -> None:
-    packed = finetune.pack([masks.sequence(RECORD)], 7, 0, np.random.default_rng(0))
+    packed = finetune.pack_into_blocks([masks.tokens_with_loss_mask(RECORD)], 7, 0, np.random.default_rng(0))
     assert packed.tolist() == [[~7, ~3, 9, 4, ~11, 5, 0]]
     public = tiny()
-    assert log_perplexities(public, [masks.sequence(RECORD)]) == pytest.approx(log_perplexities(public, [TOKENS]))
+    assert log_perplexities(public, [masks.tokens_with_loss_mask(RECORD)]) == pytest.approx(
+        log_perplexities(public, [TOKENS])
+    )

@@ -19,19 +19,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.shards import read_shard, record_names
+from auditor.models.shards import read_shard_record_list, text_digests
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import members as members_module
-from auditor.training.finetune import Course, Fitting, fit, keep_in
+from auditor.training.finetune import Course, Fitting, cast_frozen_linear_weights, fit
 from auditor.training.members import (
     Adapter,
     Layers,
     Member,
     assign_to_members,
     member_folder,
-    merged_units,
+    merge_units_sharing_records,
     train_members,
     with_adapter,
 )
@@ -66,7 +66,7 @@ def test_a_unit_stays_in_its_shard_whoever_else_is_there(units: list[str], membe
 @given(st.lists(st.tuples(TEXTS, TEXTS), max_size=40), st.integers(1, 9))
 def test_neither_a_user_nor_a_record_lies_in_two_shards(rows: list[tuple[str, str]], members: int) -> None:
     users, records = [user for user, _ in rows], [record for _, record in rows]
-    shards = assign_to_members(merged_units(users, records), members)
+    shards = assign_to_members(merge_units_sharing_records(users, records), members)
     for column in (users, records):
         held = Counter(value for chosen in shards for value in {column[i] for i in chosen})
         assert set(held.values()) <= {1}
@@ -87,14 +87,14 @@ def test_units_are_joined_where_records_connect_them_and_nowhere_else(rows: list
                     break
             if merged:
                 break
-    names = merged_units([user for user, _ in rows], [record for _, record in rows])
+    names = merge_units_sharing_records([user for user, _ in rows], [record for _, record in rows])
     for group in groups:
         assert {names[i] for i in group} == {min(rows[i][0] for i in group)}
 
 
 def test_users_without_common_records_keep_their_names() -> None:
-    assert merged_units(["u", "v", "u"], ["a", "b", "c"]) == ["u", "v", "u"]
-    assert merged_units(["w", "v", "u", "v"], ["a", "a", "b", "b"]) == ["u", "u", "u", "u"]
+    assert merge_units_sharing_records(["u", "v", "u"], ["a", "b", "c"]) == ["u", "v", "u"]
+    assert merge_units_sharing_records(["w", "v", "u", "v"], ["a", "a", "b", "b"]) == ["u", "u", "u", "u"]
 
 
 COURSE = Course(epochs=2, rate=3e-3, batch=2, block=16, end=0)
@@ -128,7 +128,7 @@ def one_by_one(base: Callable[[], PreTrainedModel], adapter: Adapter, members: S
         torch.manual_seed(member.seed)
         model = with_adapter(plain, adapter)
         if member.sequences:
-            fit(model, member.sequences, **vars(COURSE), order=generator(*member.stream), loss=loss)
+            fit(model, member.sequences, **vars(COURSE), order=keyed_random_generator(*member.stream), loss=loss)
         model.save_pretrained(str(member.folder))
     return losses
 
@@ -226,7 +226,7 @@ def test_members_do_not_depend_on_who_is_trained_beside_them(
         here, there = weights(member.folder), weights(tmp_path / "some" / member.folder.name)
         for name, found in here.items():
             torch.testing.assert_close(found, there[name], rtol=0, atol=1e-8)
-        assert read_shard(member.folder) == record_names(member.texts)
+        assert read_shard_record_list(member.folder) == text_digests(member.texts)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
@@ -242,7 +242,7 @@ def test_frozen_weights_kept_in_half_precision_give_the_same_bits(architecture: 
         return list(torch.autograd.grad(loss, trained))
 
     before = gradients()
-    keep_in(model, torch.bfloat16)
+    cast_frozen_linear_weights(model, torch.bfloat16)
     assert any(p.dtype == torch.bfloat16 for p in model.parameters())
     assert all(p.dtype == torch.float32 for p in (*trained, model.get_input_embeddings().weight))
     for own, other in zip(before, gradients(), strict=True):
@@ -272,7 +272,7 @@ def test_a_member_of_an_empty_shard_is_the_public_model(make_tiny: MakeTiny, tmp
     model = HuggingFaceModel(PeftModel.from_pretrained(make_tiny().model, str(member.folder)))
     context = torch.tensor([[3, 4, 5]])
     assert torch.equal(model.log_probs(context, 1), make_tiny().log_probs(context, 1))
-    assert read_shard(member.folder) == []
+    assert read_shard_record_list(member.folder) == []
 
 
 class Killed(BaseException):

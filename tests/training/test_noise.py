@@ -16,8 +16,8 @@ from scipy import stats
 
 from auditor.training import dp_loop as loops
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
-from auditor.training.finetune import untrained
-from auditor.training.noise import NoiseStream, add_noise, spacing
+from auditor.training.finetune import make_untrained_model
+from auditor.training.noise import NoiseStream, add_noise, grid_spacing
 from tests.training.naive_noise import NaiveNoise, chacha20
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def test_the_distribution_is_gaussian(step: int) -> None:
 def test_sums_lie_on_a_grid_that_depends_on_the_deviation_only(deviation: float) -> None:
     """Else the last bits of a sum tell what the noise was added to (Mironov 2012)."""
     torch.manual_seed(0)
-    grid = spacing(deviation)
+    grid = grid_spacing(deviation)
     assert 2.0**-17 <= grid / deviation <= 2.0**-16
     for shift in (0.0, 1e-3, 1 / 3):
         total = torch.randn(1000) * deviation + shift * deviation
@@ -110,7 +110,7 @@ def seeded(seed: int, step: int, count: int) -> torch.Tensor:
 
 def released(monkeypatch: pytest.MonkeyPatch, noise: Callable[[int, int], torch.Tensor] | None) -> Any:
     """What 8 steps of private SGD moved the weights by; noise (step, count): instead of the implementation's."""
-    model = untrained(vocab_size=31, layers=1, hidden=16, heads=2, positions=16, end=0, seed=0)
+    model = make_untrained_model(vocab_size=31, layers=1, hidden=16, heads=2, positions=16, end=0, seed=0)
     examples = [tuple(1 + (i * j) % 30 for j in range(1, 9)) for i in range(1, 9)]
     steps, sizes = iter(range(8)), [p.numel() for p in model.parameters() if p.requires_grad]
     if noise is not None:

@@ -16,17 +16,17 @@ E = np.e
 
 def test_rho_by_hand_on_the_line_between_two_public_perplexities() -> None:
     log_perplexity = np.array([0.0, 1.0, 1.5, 2.0, 3.0, 9.0])
-    assert rarity.against_constants(log_perplexity, E, E**3) == pytest.approx([0, 0, 0.25, 0.5, 1, 1])
+    assert rarity.normalise_by_fixed_bounds(log_perplexity, E, E**3) == pytest.approx([0, 0, 0.25, 0.5, 1, 1])
     for lowest, highest in ((0.5, 2.0), (2.0, 2.0), (2.0, np.inf)):
         with pytest.raises(AuditError, match="perplexities 1 <= lowest < highest"):
-            rarity.against_constants(log_perplexity, lowest, highest)
+            rarity.normalise_by_fixed_bounds(log_perplexity, lowest, highest)
 
 
 def test_rho_by_hand_of_all_records_together() -> None:
     log_perplexity = np.log([2.0, 6.0, 4.0, 6.0])
-    assert rarity.normalise(log_perplexity, "min-max") == pytest.approx([0, 1, 0.5, 1])
-    assert rarity.normalise(log_perplexity, "rank") == pytest.approx([0, 2.5 / 3, 1 / 3, 2.5 / 3])
-    assert rarity.normalise(np.ones(3), "rank").tolist() == [1, 1, 1]
+    assert rarity.normalise_perplexities(log_perplexity, "min-max") == pytest.approx([0, 1, 0.5, 1])
+    assert rarity.normalise_perplexities(log_perplexity, "rank") == pytest.approx([0, 2.5 / 3, 1 / 3, 2.5 / 3])
+    assert rarity.normalise_perplexities(np.ones(3), "rank").tolist() == [1, 1, 1]
 
 
 def test_clipping_shares_fall_from_1_to_the_least_as_records_grow_rarer(

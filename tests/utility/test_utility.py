@@ -23,7 +23,7 @@ from auditor.privacy.accounting import uniform_mixing_epsilon
 from auditor.runs.plan import make_plan
 from auditor.studies import ledger
 from auditor.utility import tradeoff
-from auditor.utility.measure import Settings, Utility, UtilityPlan, measure, perplexity
+from auditor.utility.measure import Settings, Utility, UtilityPlan, corpus_perplexity, measure_utility_points
 from auditor.utility.subjects import CausalSubject, MaskedSubject, ScoringOptions
 from tests.conftest import tiny
 
@@ -113,7 +113,9 @@ def mixing(
     world: Path, kind: str, sweep: dict[str, Any], options: dict[str, Any] | None = None, **more: Any
 ) -> Utility:
     fields = {"defense": ["uniform-mixing"], "defense_options": {"uniform-mixing": options or {}}, **more}
-    result, _ = measure(UtilityPlan(make_plan(own(world, kind, **fields), {}), Settings(restarts=2), sweep), Silent())
+    result, _ = measure_utility_points(
+        UtilityPlan(make_plan(own(world, kind, **fields), {}), Settings(restarts=2), sweep), Silent()
+    )
     return result
 
 
@@ -160,7 +162,7 @@ def test_masked_perplexity_is_a_naive_twins(world: Path) -> None:
     for restart in range(2):
         nll, count = 0.0, 0
         for text in subject.texts:
-            for gaps in [subject.gaps(text, restart)]:
+            for gaps in [subject.masked_positions(text, restart)]:
                 assert len(gaps) == max(1, round(0.15 * len(text.open))) == len(set(gaps))
                 hidden = torch.tensor([text.tokens])
                 hidden[0, gaps] = model.mask
@@ -214,12 +216,12 @@ def test_what_is_given_of_a_text_is_read_and_not_predicted(world: Path) -> None:
 def test_perplexities_are_paired_and_know_infinity() -> None:
     rng = np.random.default_rng(0)
     nll, tokens = rng.gamma(4, 1, (2, 200)), np.full(200, 2)
-    own, thrice = perplexity(nll, tokens), perplexity(nll + math.log(3) * tokens, tokens, nll)
+    own, thrice = corpus_perplexity(nll, tokens), corpus_perplexity(nll + math.log(3) * tokens, tokens, nll)
     assert own.value == pytest.approx(np.exp(nll.sum(-1) / 400).mean()) and own.low < 0.97 * own.value < 0.97 * own.high
     assert (thrice.value, thrice.low, thrice.high) == pytest.approx((3, 3, 3))  # every text by as much
     possible = nll.copy()
     possible[0, 7] = math.inf
-    never = perplexity(possible, tokens, nll)
+    never = corpus_perplexity(possible, tokens, nll)
     assert never.value == never.high == math.inf and 0 < never.low < math.inf  # a third of the resamples lack the text
 
 
@@ -252,7 +254,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_the_lab(cache: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, sweep: dict[str, Any], **more: Any) -> Utility:
     monkeypatch.setenv("AUDIT_CACHE", str(cache))
     plan = make_plan({"lab_recipe": LAB, **more}, {})
-    return measure(UtilityPlan(plan, Settings(kind=kind, restarts=2), sweep), Silent())[0]
+    return measure_utility_points(UtilityPlan(plan, Settings(kind=kind, restarts=2), sweep), Silent())[0]
 
 
 def test_pmixed_on_the_lab(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
-from auditor.models.masked import load_masked, masked_or_causal
-from auditor.models.self_check import check_model_agrees
+from auditor.models.masked import detect_model_kind, load_masked
+from auditor.models.self_check import check_and_configure_serving
 from tests.zoo.families import ENCODER_DECODERS, FAMILIES, MASKED, REFUSED, VOCABULARY, config_of, save, tiny
 from tests.zoo.page import PAGE, page
 
@@ -112,9 +112,9 @@ def test_a_family_that_is_refused_in_few_bits_is_listed_so() -> None:
     """transformers' own parallel form, which it takes from 64 tokens on, mixes float32 with bfloat16."""
     assert [name for name, row in FAMILIES.items() if row.but] == ["xlstm"]
     model = HuggingFaceModel(tiny("xlstm").to(torch.bfloat16), name="xlstm")
-    check_model_agrees(model, 63)
+    check_and_configure_serving(model, 63)
     with pytest.raises(AuditError, match="same dtype"):
-        check_model_agrees(model, 64)
+        check_and_configure_serving(model, 64)
 
 
 @pytest.mark.parametrize("family", sorted(REFUSED))
@@ -147,7 +147,7 @@ def test_a_masked_family_fills_gaps_as_transformers_does(family: str, tmp_path: 
         with pytest.raises(AuditError, match=MASKED[family].refused):
             load_masked(str(tmp_path))
         return
-    assert masked_or_causal(str(tmp_path)) == "masked"
+    assert detect_model_kind(str(tmp_path)) == "masked"
     model, g = load_masked(str(tmp_path)), torch.Generator().manual_seed(0)
     for length, gaps in ((6, [[1], [4], [2]]), (21, [[0, 7], [20, 3], [8, 6]])):
         tokens, at = torch.randint(3, 200, (3, length), generator=g), torch.tensor(gaps)

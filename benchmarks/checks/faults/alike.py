@@ -60,7 +60,7 @@ def left_over(stand: Path) -> list[str]:
     return [
         str(path.relative_to(stand))
         for path in stand.rglob("*")
-        if not path.is_symlink() and (disk.is_scratch(path) or ".audit-scratch-" in path.name)
+        if not path.is_symlink() and (disk.is_scratch_file(path) or ".audit-scratch-" in path.name)
     ]
 
 

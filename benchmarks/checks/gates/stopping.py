@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import binom
 
 from auditor.gate.power import secrets_for_difference, secrets_to_fail_limit, secrets_to_hold_limit
-from auditor.statistics.anytime import looks, sizes
+from auditor.statistics.anytime import look_sample_sizes, simulate_stopping_sizes
 from auditor.statistics.bounds import LEVEL
 from benchmarks.checks.harness import Page, run
 
@@ -29,20 +29,20 @@ Odds = Sequence[float]
 
 def ever(values: Odds, odds: Odds, mean: float, runs: int, seed: int, level: float = LEVEL) -> float:
     """The share of runs in which a mean of at most this is refuted at some look."""
-    found = sizes(np.array(values, dtype=float), np.array(odds), mean, level, MOST, runs, seed)
+    found = simulate_stopping_sizes(np.array(values, dtype=float), np.array(odds), mean, level, MOST, runs, seed)
     return float((found <= MOST).mean())
 
 
 def ever_exact(limit: float, runs: int, seed: int) -> float:
     """The share of runs in which the exact bound of a fixed size is beyond the truth at some look."""
-    at = np.array([*looks(MOST)])
+    at = np.array([*look_sample_sizes(MOST)])
     hits = np.random.default_rng(seed).binomial(np.diff(at, prepend=0), limit, size=(runs, len(at))).cumsum(axis=1)
     return float((binom.sf(hits - 1, at, limit) <= LEVEL).any(axis=1).mean())
 
 
 def mean_size(values: Odds, odds: Odds, mean: float, runs: int, seed: int) -> tuple[float, int]:
     """Secrets asked on average, and in nine runs of ten at most."""
-    found = sizes(np.array(values, dtype=float), np.array(odds), mean, LEVEL, 100_000, runs, seed)
+    found = simulate_stopping_sizes(np.array(values, dtype=float), np.array(odds), mean, LEVEL, 100_000, runs, seed)
     return float(found.mean()), int(np.quantile(found, 0.9, method="higher"))
 
 

@@ -25,18 +25,18 @@ from torch import Tensor
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
-from auditor.attacks.near_verbatim import beam_bound
+from auditor.attacks.near_verbatim import beam_probability_bound
 from auditor.benchmarks.smollm2 import smollm2_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Query, Tokens
 from auditor.core.plan_parts import LoadingOptions
 from auditor.core.spaces import Space
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.generation import tries
 from auditor.models import precision
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.loading import load
-from auditor.models.self_check import check_model_agrees
+from auditor.models.self_check import check_and_configure_serving
 from auditor.plugins.view import Sampling
 from auditor.runs import scoring
 from auditor.training import clipping, noise
@@ -108,11 +108,11 @@ def _of_reading(both: Both, count: int) -> Iterator[Agreement]:
     @torch.no_grad()
     def near(bench: Bench) -> Tensor:
         _, prefixes, suffixes = bench.some(4)
-        return torch.stack(beam_bound(bench.model, ANCESTRAL, prefixes, suffixes, 5, 20))
+        return torch.stack(beam_probability_bound(bench.model, ANCESTRAL, prefixes, suffixes, 5, 20))
 
     def exposure(bench: Bench) -> np.ndarray:
-        tree = tries.trie(Space("My ID is {digits:2}"), bench.model.tokenizer)
-        return np.log2(tries.count(bench.model, tree, tree.head, _LIMITS).at_most + 1.0)
+        tree = tries.load_or_build_trie(Space("My ID is {digits:2}"), bench.model.tokenizer)
+        return np.log2(tries.count_leaves_within_nll(bench.model, tree, tree.head, _LIMITS).at_most + 1.0)
 
     probability, likely = ExtractionProbability(temperature=1.0, top_p=1.0), Membership(lowercase=False, score="loss")
     peaks = Membership(lowercase=False, score="min_k_plus")
@@ -152,7 +152,7 @@ def drawn(bench: Bench, count: int, first: int = 0) -> Tensor:
     """(count, 8, SUFFIX) tokens by the same random numbers, whatever else is asked."""
     secrets = bench.secrets[first : first + count]
     prefixes = bench.tensor([secret.prefix for secret in secrets])
-    numbers = torch.stack([torch.as_tensor(uniforms(8, SUFFIX, first + i)) for i in range(count)])
+    numbers = torch.stack([torch.as_tensor(secret_uniform_draws(8, SUFFIX, first + i)) for i in range(count)])
     return bench.model.completions(prefixes, SUFFIX, OWN, numbers).tokens
 
 
@@ -164,7 +164,9 @@ def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
     def tuned(bench: Bench) -> list[float]:
         method = Ethicist(epochs=2, prompt_length=20, batch=8, warmup_steps=0)
         return list(
-            method._tune(bench.model, bench.pairs[:16], bench.pairs[16:20], ("accelerator",))["validation_loss"]
+            method._tune_soft_prompt(bench.model, bench.pairs[:16], bench.pairs[16:20], ("accelerator",))[
+                "validation_loss"
+            ]
         )
 
     def privately(bench: Bench, sigma: float) -> Tensor:
@@ -276,7 +278,7 @@ def speeds(page: Page, on_device: Bench, model: str, scratch: Path, samples: tup
             spent = min(took(bench.model.device, step) for _ in range(1 + repeats))
             page.row(dtype, rows, f"{1000 * spent / (SUFFIX + 1):.1f}")
     few = benches["bfloat16"]
-    page.say(precision.cost(few.model, [(secret.prefix, secret.suffix) for secret in few.secrets[:8]]))
+    page.say(precision.dtype_effect_sentence(few.model, [(secret.prefix, secret.suffix) for secret in few.secrets[:8]]))
     if model == "smollm2":
         page.say(quantised(on_device, device))
 
@@ -294,7 +296,7 @@ def main(
     with tempfile.TemporaryDirectory() as place:
         scratch = Path(place)
         on_device = on(device, model, "float32", scratch)
-        for note in check_model_agrees(on_device.model, PREFIX + SUFFIX + 20):
+        for note in check_and_configure_serving(on_device.model, PREFIX + SUFFIX + 20):
             page.say(f"self-check: {note}")
         both = on("cpu", model, "float32", scratch), on_device
         page.say(f"{model}: {device} against the processor, float32")

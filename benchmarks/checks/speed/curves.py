@@ -33,8 +33,8 @@ from scipy.stats import f as f_distribution
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from auditor.core.streams import generator
-from auditor.models.memory import release_freed
+from auditor.core.streams import keyed_random_generator
+from auditor.models.memory import release_unused_memory
 from benchmarks.checks.harness import Page, refuse, run
 
 VOCABULARY, LENGTH = 256, 8  # entries; tokens of a prefix, and of a suffix where it does not grow
@@ -111,7 +111,9 @@ def arrays(folder: Path, secrets: int, suffix: int = LENGTH, vocabulary: int = V
     """Token ids at random, and a tenth as many non-members."""
     for name, count in (("data", secrets), ("nonmembers", max(5, secrets // 10))):
         (folder / name).mkdir()
-        ids = generator("curves", name).integers(vocabulary, size=(count, LENGTH + suffix), dtype=np.uint32)
+        ids = keyed_random_generator("curves", name).integers(
+            vocabulary, size=(count, LENGTH + suffix), dtype=np.uint32
+        )
         np.save(folder / name / "a_prefix.npy", ids[:, :LENGTH])
         np.save(folder / name / "a_suffix.npy", ids[:, LENGTH:])
     data = {name: str(folder / name) for name in ("data", "nonmembers")}
@@ -155,7 +157,7 @@ def members(folder: Path, size: int) -> dict[str, Any]:
 
 def records(folder: Path, size: int) -> dict[str, Any]:
     """Texts of which every tenth is a copy; 200 of them are attacked."""
-    noise, said = generator("curves", "records"), [f"w{i}" for i in range(VOCABULARY)]
+    noise, said = keyed_random_generator("curves", "records"), [f"w{i}" for i in range(VOCABULARY)]
     with (folder / "data.jsonl").open("w", encoding="utf-8") as out:
         for _ in range(size // 10):  # a few at a time: what is made here takes no memory that the audit could use again
             rows = noise.integers(VOCABULARY, size=(9, WORDS)).tolist()
@@ -185,7 +187,7 @@ def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts
     from auditor.records.folder import RunFolder
     from auditor.reports import files
     from auditor.runs import run as runs
-    from auditor.runs.selection import select
+    from auditor.runs.selection import select_and_check_plugins
 
     parts, start = Parts(), time.process_time()
 
@@ -197,11 +199,11 @@ def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts
     with prepare_audit(model, tokenizer, **asked) as (plan, site, objects, _):
         site.data()
         clock("data")
-        select(plan, site, objects)
+        select_and_check_plugins(plan, site, objects)
         folder = RunFolder.create(out, plan.title, plan.to_json())
-        result = runs.run(plan, site, folder, objects)
+        result = runs.run_audit(plan, site, folder, objects)
     clock("asking")
-    files.write(folder.path, result)
+    files.write_run_reports(folder.path, result)
     clock("reports")
     return parts
 
@@ -217,7 +219,7 @@ def once(knob: Knob, size: int, told: Any) -> None:
 
 def forget_peak() -> None:
     """The peak is what is held now: a child begins with its parent's, and what is free of that hides what it takes."""
-    release_freed()
+    release_unused_memory()
     with contextlib.suppress(OSError):  # a system without it: as measured before
         Path("/proc/self/clear_refs").write_text("5")
 

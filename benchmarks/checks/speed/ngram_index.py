@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.benchmarks import ngrams
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from benchmarks.checks.harness import Page, run
 
 VOCABULARY, RECORD, BYTES = 32_000, 400, 4  # tokens; tokens of a record; bytes of text a token
@@ -34,7 +34,7 @@ Asked = list[tuple[int, ...]]
 
 def records(megabytes: int) -> NDArray[np.uint32]:
     """(records, RECORD) token ids."""
-    noise = generator("speed", "ngrams")
+    noise = keyed_random_generator("speed", "ngrams")
     distribution = 1 / np.arange(1, VOCABULARY + 1)
     cdf = np.cumsum(distribution / distribution.sum())
     count = megabytes * 1_000_000 // BYTES // RECORD
@@ -47,7 +47,7 @@ def records(megabytes: int) -> NDArray[np.uint32]:
 
 
 def generations(text: NDArray[np.uint32], count: int, length: int) -> Asked:
-    noise = generator("speed", "generations")
+    noise = keyed_random_generator("speed", "generations")
     drawn = noise.integers(VOCABULARY, size=(count, length))
     width = min(length, RECORD)
     for row in drawn[::2]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from auditor.attacks.ethicist import Ethicist
 from auditor.core.nouns import Pair
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.streams import uniforms
+from auditor.core.streams import secret_uniform_draws
 from auditor.models import precision
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel
@@ -63,14 +63,14 @@ def decode(model: HuggingFaceModel, some: Tensor) -> float:
 def tune(model: HuggingFaceModel, pairs: list[Pair]) -> float:
     """Of an epoch, all positions behind the prompt and in it, the last two pairs only read."""
     method, start = Ethicist(epochs=1, batch=8, warmup_steps=0), time.process_time()
-    method._tune(model, pairs[:-2], pairs[-2:], ("precision",))
+    method._tune_soft_prompt(model, pairs[:-2], pairs[-2:], ("precision",))
     every = sum(method.prompt_length + len(pair.prefix + pair.suffix) - 1 for pair in pairs)
     return every / (time.process_time() - start)
 
 
 def same_tokens(model: HuggingFaceModel, prefixes: Tensor, samples: int = 8) -> tuple[int, int]:
     """Tokens that are the same whether a prefix is asked alone or beside all others, and all of them."""
-    noise = torch.stack([torch.as_tensor(uniforms(samples, _LAST, i)) for i in range(len(prefixes))])
+    noise = torch.stack([torch.as_tensor(secret_uniform_draws(samples, _LAST, i)) for i in range(len(prefixes))])
     together = model.completions(prefixes, _LAST, OWN, noise).tokens
     alone = [model.completions(prefixes[i : i + 1], _LAST, OWN, noise[i : i + 1]).tokens for i in range(len(prefixes))]
     return int((together == torch.cat(alone)).sum()), together.numel()
@@ -104,7 +104,7 @@ def main(repeats: int = 5, out: Path | None = None) -> None:
         same, every = same_tokens(model, some(8, 32))
         page.row(name, f"{same:,} of {every:,}")
     held = [(tuple(text[:32]), tuple(text[32:])) for text in some(8, 48).tolist()]
-    page.say(precision.cost(models["bfloat16"], held))
+    page.say(precision.dtype_effect_sentence(models["bfloat16"], held))
 
 
 if __name__ == "__main__":

@@ -32,12 +32,12 @@ from transformers.cache_utils import Cache
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
-from auditor.attacks.near_verbatim import beam_bound
+from auditor.attacks.near_verbatim import beam_probability_bound
 from auditor.core.nouns import Pair, Query, Secret, Tokens
 from auditor.core.plan_parts import LoadingOptions
 from auditor.core.spaces import Space
 from auditor.generation import tries
-from auditor.models.base import distribution_elements
+from auditor.models.base import max_logits_at_once
 from auditor.models.decoding import Cooling, Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.lora import LoraEnsemble
@@ -65,7 +65,7 @@ WORDS = {
     "untargeted": "untargeted generation",
     "personal": "personal data",
     "tuning": "Ethicist's tuning",
-    "dp": "a step of DP-SGD (LoRA)",
+    "dp": "ten steps of DP-SGD (LoRA), checked first",
     "members": "training PMixed's members",
     "mixture": "distributions of PMixed's members",
 }
@@ -110,7 +110,7 @@ class Bench:
     @torch.no_grad()
     def read(self, texts: Tensor, last: int) -> None:
         """Forwards of whole texts with the logits of their last so many positions."""
-        for some in texts.split(max(1, distribution_elements(self.model.device) // (last * self.model.vocab_size))):
+        for some in texts.split(max(1, max_logits_at_once(self.model.device) // (last * self.model.vocab_size))):
             self.model.model(input_ids=some, use_cache=False, logits_to_keep=last)
 
     @torch.no_grad()
@@ -177,19 +177,19 @@ class Bench:
 
     def near(self, count: int = 1, beams: int = 20) -> Phase:
         _, prefixes, suffixes = self.some(count)
-        ours = partial(beam_bound, self.model, OWN, prefixes, suffixes, 5, beams)
+        ours = partial(beam_probability_bound, self.model, OWN, prefixes, suffixes, 5, beams)
         before = traffic.tokens
         ours()  # how many beams can still end within the distance, it alone can say
         counts = [(traffic.tokens - before - prefixes.numel()) // (SUFFIX - 1)] * (SUFFIX - 1)
         return Phase("near", ours, partial(self.decode, prefixes, counts), prefixes.numel() + sum(counts))
 
     def exposure(self, nodes: int = 200) -> Phase:
-        tree = tries.trie(Space("My ID is {digits:6}"), self.model.tokenizer)
+        tree = tries.load_or_build_trie(Space("My ID is {digits:6}"), self.model.tokenizer)
         head, nodes = self.tensor([tree.head]), nodes * self.times
         counts: list[int] = []
         while (left := nodes - 1 - sum(counts)) > 0:  # the first node is read with the head
             counts.append(min(10 ** (len(counts) + 1), _BATCH * self.times, left))
-        ours = partial(tries.count, self.model, tree, tree.head, [1e9], nodes=nodes)
+        ours = partial(tries.count_leaves_within_nll, self.model, tree, tree.head, [1e9], nodes=nodes)
         return Phase("exposure", ours, partial(self.decode, head, counts), head.numel() + sum(counts))
 
     def untargeted(self, count: int = 16, length: int = 16) -> Phase:
@@ -233,17 +233,16 @@ class Bench:
             with torch.no_grad():
                 forward(texts[len(pairs) :], learn=False)
 
-        ours = lambda: method._tune(self.model, pairs, held, ("sheet",))  # noqa: E731
+        ours = lambda: method._tune_soft_prompt(self.model, pairs, held, ("sheet",))  # noqa: E731
         return Phase("tuning", ours, bare, (texts.shape[1] + rows) * len(texts), backward=True)
 
-    def dp(self, count: int = 8, steps: int = 2) -> Phase:
+    def dp(self, count: int = 8, steps: int = 10) -> Phase:
         examples = [pair.prefix + pair.suffix for pair in self.pairs[: count * self.times]]
         count = len(examples)
         recipe = PrivateRecipe(1.0, 1.0, steps, count, 1e-4, physical_batch=count)
         model = self._adapted().train()
         sampler = PoissonSampler(count, 1.0, "sheet")
-        ours = partial(fit_privately, model, examples, sampler, recipe, pad=0)
-        tokens = self.tensor(examples)
+        ours, tokens = partial(fit_privately, model, examples, sampler, recipe, pad=0), self.tensor(examples)
         bare = lambda: [causal_loss(model, tokens).backward() for _ in range(steps)]  # noqa: E731
         return Phase("dp", ours, bare, steps * tokens.numel(), backward=True)
 
@@ -283,7 +282,8 @@ class Bench:
     def _adapted(self, seed: int = 0) -> Any:
         """The model under a new adapter of rank 8, over the same weights."""
         torch.manual_seed(seed)
-        return ensemble.with_adapter(ensemble.over_same_weights(self.model.model), ensemble.Adapter(8, 16, "attention"))
+        adapter = ensemble.Adapter(8, 16, "attention")
+        return ensemble.with_adapter(ensemble.copy_sharing_weights(self.model.model), adapter)
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def smollm2(device: str = "cpu", dtype: str = "float32") -> HuggingFaceModel:
 def llama(device: str = "cpu", dtype: str = "bfloat16") -> HuggingFaceModel:
     """TinyLlama's shape, 1.1 billion weights at random, 2.2 GB in bfloat16."""
     from auditor.benchmarks.smollm2 import smollm2_folder
-    from auditor.models.loading import DEFAULTS, tokenizer_beside
+    from auditor.models.loading import DEFAULTS, load_tokenizer_if_present
 
     config = LlamaConfig(
         hidden_size=2048,
@@ -399,7 +399,7 @@ def llama(device: str = "cpu", dtype: str = "bfloat16") -> HuggingFaceModel:
         parameter.data.uniform_(-0.04, 0.04) if parameter.ndim > 1 else parameter.data.fill_(1.0)
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
     return HuggingFaceModel(
-        model.eval(), tokenizer_beside(str(smollm2_folder()), DEFAULTS), "a Llama of 1.1 billion weights"
+        model.eval(), load_tokenizer_if_present(str(smollm2_folder()), DEFAULTS), "a Llama of 1.1 billion weights"
     )
 
 

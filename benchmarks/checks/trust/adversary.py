@@ -255,7 +255,7 @@ def ink_ratio(setting: InkSetting, relation: str) -> Ratios:
     )
     claim, model = defense.claim(scenario, 0), defense.protect(scenario)
     assert isinstance(model, InvisibleInkModel) and model.promise is not None
-    rho, spread = model.promise.rho(relation), model.promise.range[relation]
+    rho, spread = model.promise.zcdp_rho(relation), model.promise.range[relation]
 
     def ratios(distributions: Tensor) -> Array:
         distributions = distributions if setting.double else distributions.float()

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
-from auditor.training.finetune import fit, untrained
+from auditor.core.streams import keyed_random_generator
+from auditor.training.finetune import fit, make_untrained_model
 from benchmarks.checks.harness import run
 
 VOCABULARY, END = 50257, 50256
@@ -34,7 +34,16 @@ def rows(folder: Path, parts: Sequence[str]) -> NDArray[np.int64]:
 
 def learn(model: object, texts: NDArray[np.int64], epochs: int, rate: float) -> None:
     sequences: list[Tokens] = [tuple(row) for row in texts.tolist()]
-    fit(model, sequences, epochs=epochs, rate=rate, batch=16, block=128, end=END, order=generator("arrays", 0))
+    fit(
+        model,
+        sequences,
+        epochs=epochs,
+        rate=rate,
+        batch=16,
+        block=128,
+        end=END,
+        order=keyed_random_generator("arrays", 0),
+    )
 
 
 def save(folder: Path, source: Path, which: slice) -> None:
@@ -48,7 +57,7 @@ def main(
 ) -> None:
     whole, own = rows(arrays, ("preprefix", "prefix", "suffix")), rows(arrays, ("prefix", "suffix"))
     members = slice(PUBLIC, PUBLIC + MEMBERS)
-    model = untrained(vocab_size=VOCABULARY, layers=2, hidden=64, heads=4, positions=256, end=END, seed=0)
+    model = make_untrained_model(vocab_size=VOCABULARY, layers=2, hidden=64, heads=4, positions=256, end=END, seed=0)
     learn(model, whole[:PUBLIC], epochs[0], 3e-3)
     model.save_pretrained(out / "public")
     learn(model, np.concatenate([own[members], *[own[members][:OFTEN]] * (TIMES - 1)]), epochs[1], 2e-3)

@@ -22,10 +22,10 @@ from auditor.core.errors import NotApplicable
 from auditor.core.result import Audited
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.models.base import LanguageModel
-from auditor.plugins.probe import observe
+from auditor.plugins.probe import run_probe
 from auditor.plugins.trainer import Trainer
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.runs.prefix_token import prefix_token_for, with_prefix_token
+from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from benchmarks.checks.harness import Page, run
 
 Score = Literal["loss", "difference"]
@@ -49,13 +49,13 @@ def models(lab: Lab, epsilons: Sequence[float]) -> Iterator[tuple[str, LanguageM
     for epsilon in epsilons:
         method = trainer(epsilon)
         name = method.name if math.isinf(epsilon) else f"{method.name}, ε {epsilon:g}"
-        yield name, lab.trained(method).model, lab.seconds_of(method)
+        yield name, lab.trained(method).model, lab.training_seconds_of_trainer(method)
 
 
 def audits(lab: Lab, model: LanguageModel, score: Score) -> tuple[Audited, ...]:
     """The bounds by this score, behind the prefix token that `audit run` chooses."""
     secrets = tuple(one for one in lab.canaries if one.canary is not None and one.canary.coin is not None)
-    prefix_token = prefix_token_for("auto", lab.target(), lab.known).tokens
+    prefix_token = resolve_prefix_token("auto", lab.target(), lab.known).tokens
     view = View(
         "target",
         with_prefix_token(model, prefix_token),
@@ -65,7 +65,7 @@ def audits(lab: Lab, model: LanguageModel, score: Score) -> tuple[Audited, ...]:
         tokenizer=lab.tokenizer,
     )
     probe = EpsilonAudit(score=score)
-    return probe.audits(secrets, observe(probe, view, secrets))
+    return probe.audits(secrets, run_probe(probe, view, secrets))
 
 
 def rows(kind: Kind, count: int, epsilons: Sequence[float]) -> Iterator[tuple[object, ...]]:

@@ -26,7 +26,7 @@ from auditor.benchmarks import chat, forms, talks
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import make_texts
 from auditor.cli import call
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.integrations import AuditCallback
 from auditor.records import details
 from auditor.reports import words
@@ -76,10 +76,13 @@ class ModelLine:
         outcome = next(r.outcome for r in details.read_details(first).rows.values() if r.outcome is not None)
         members = outcome.only(outcome.member)
         times = [count or 0 for count in members.repeats]
-        predicted = dose.predicted_recall(times, members.hit, [min(count, most) for count in times])
+        predicted = dose.predict_recall_at_repeats(times, members.hit, [min(count, most) for count in times])
         table = markdown(("model", "recall", "non-members"), [(made.name, *_recall(made)) for made in (first, mended)])
         gates = {made.name: call(["gate", str(made), "--max", "recall=0.05"]) for made in (first, mended)}
-        return f"\n{table}\npredicted of at most {most}: {words.with_bounds(predicted)}; recall <= 0.05: exit {gates}"
+        return (
+            f"\n{table}\npredicted of at most {most}: "
+            f"{words.value_with_interval(predicted)}; recall <= 0.05: exit {gates}"
+        )
 
     def _write(self, name: str, rows: Sequence[tuple[str, int]]) -> Path:
         path = self.out / name
@@ -102,7 +105,7 @@ class ModelLine:
             batch=recipe.batch,
             block=recipe.block,
             end=0,
-            order=generator("chat line", recipe.seed),
+            order=keyed_random_generator("chat line", recipe.seed),
             progress=lambda done: print(f"base: epoch {done} of {recipe.public_epochs}", file=sys.stderr),
         )
         model.save_pretrained(folder)
@@ -185,7 +188,9 @@ def _tokenizer(texts: Sequence[str], size: int) -> PreTrainedTokenizerFast:
 
 def _recall(made: Path) -> tuple[str, str]:
     (finding,) = load_run(made).result.findings
-    return words.share(finding.measurement("recall")), words.share(finding.measurement("recall_nonmembers"))
+    return words.format_share_with_interval(finding.measurement("recall")), words.format_share_with_interval(
+        finding.measurement("recall_nonmembers")
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python -m benchmarks.checks.trust.coverage [--audits 1000] [--canaries 100 300 ...] [-o FOLDER]    (some minutes)
 
-Each audit draws its coins, plays the mechanism once and goes the way of every audit (`audited`, or the counts of
+Each audit draws its coins, plays the mechanism once and goes the way of every audit (`audit_epsilon_bounds`, or the
+counts of
 separate trials). A bound may exceed the truth in at most 5% of audits: a share with its Clopper-Pearson interval.
 Exits 1 where that interval lies above 5% for a bound that is about this mechanism. The last mechanism
 tells all coins or none, by a coin of its own. A bound that assumes a shape is shown on other shapes too.
@@ -20,12 +21,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from auditor.core.streams import generator
-from auditor.statistics.audited import LEVEL, audited
+from auditor.core.streams import keyed_random_generator
+from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 from auditor.statistics.intervals import clopper_pearson
-from auditor.statistics.one_run import gaussian_epsilon, last_refuted
-from auditor.statistics.shapes import GAUSSIAN, Sampling, law
-from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_estimate
+from auditor.statistics.one_run import gaussian_epsilon, largest_refuted_value
+from auditor.statistics.shapes import GAUSSIAN, Sampling, subsampled_gaussian_law
+from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_epsilon_estimate
 from benchmarks.checks.harness import Page, run, save_svg
 
 CANARIES = (100, 300, 1000, 3000, 10_000)
@@ -101,14 +102,14 @@ def gaussian(mu: float) -> KnownMechanism:
 
 def dp_sgd(noise: float, sampling: Sampling) -> KnownMechanism:
     """Steps of the subsampled Gaussian mechanism, a coordinate a canary; the score is their likelihood ratio."""
-    own = law(noise, sampling)
+    own = subsampled_gaussian_law(noise, sampling)
 
     def play(coins: Coins, rng: np.random.Generator) -> Scores:
         drawn = rng.random(len(coins))
         inside, out = (own.at[np.searchsorted(np.cumsum(mass[:-1]), drawn)] for mass in (own.inside, own.out))
         return np.where(coins, inside, out)
 
-    truth = last_refuted(lambda epsilon: own.delta(epsilon) > DELTA, float(own.at[-1]))
+    truth = largest_refuted_value(lambda epsilon: own.delta(epsilon) > DELTA, float(own.at[-1]))
     q, steps = sampling
     return KnownMechanism(
         f"DP-SGD, σ {noise:g}, q {q:g}, T {steps:g} (ε {truth:.3g} at δ {DELTA:g})",
@@ -157,10 +158,10 @@ def study(mechanism: KnownMechanism, canaries: int, audits: int, seed: int) -> I
     """All estimators of the mechanism with so many canaries, on the same audits."""
     said: dict[str, list[float]] = {}
     for audit in range(audits):
-        rng = generator("coverage", mechanism.name, canaries, audit, seed)
+        rng = keyed_random_generator("coverage", mechanism.name, canaries, audit, seed)
         coins = rng.random(canaries) < 0.5
         scores = mechanism.play(coins, rng)
-        for one in audited(scores, coins, mechanism.delta, sampling=mechanism.sampling):
+        for one in audit_epsilon_bounds(scores, coins, mechanism.delta, sampling=mechanism.sampling):
             said.setdefault(one.estimator, []).append(one.epsilon)
         # As separate trials: half with the record, half without, and a threshold fixed beforehand.
         half = np.arange(canaries) < canaries // 2
@@ -169,7 +170,7 @@ def study(mechanism: KnownMechanism, canaries: int, audits: int, seed: int) -> I
         tp, fn, fp, tn = counts
         said.setdefault("clopper_pearson", []).append(epsilon_clopper_pearson(tp, fn, fp, tn, mechanism.delta))
         if mechanism.delta:
-            found = gaussian_estimate(tp, fn, fp, tn, mechanism.delta)
+            found = gaussian_epsilon_estimate(tp, fn, fp, tn, mechanism.delta)
             said.setdefault("gaussian_estimate", []).append(found)
     for estimator, truth in (mechanism.truth | mechanism.beside).items():
         bounds = np.array(said[estimator])

@@ -25,7 +25,7 @@ from auditor.defenses.deployed_forms import DeployedForm, Int4, Int8, Pruned
 from auditor.defenses.gradient_ascent import GradientAscent
 from auditor.defenses.npo import NPO
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.statistics.compare import contrast
+from auditor.statistics.compare import difference_evidence
 from benchmarks.checks.harness import Page, run
 
 FORMS: dict[str, DeployedForm] = {"int8": Int8(), "int4": Int4(), "pruned 0.3": Pruned(0.3), "pruned 0.5": Pruned(0.5)}
@@ -52,7 +52,7 @@ def main(seeds: tuple[int, ...] = (0, 1, 2), out: Path | None = None) -> None:
 
 def _change(form: np.ndarray, full: np.ndarray) -> str:
     """In percentage points."""
-    seen = contrast((form,), (full,))
+    seen = difference_evidence((form,), (full,))
     value, low, high = (100 * x for x in (seen.value, seen.low(0.025), seen.high(0.025)))
     return f"{value:+.2f} [{low:+.2f} to {high:+.2f}]"
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_expit
 
-from auditor.core.streams import generator
-from auditor.statistics.audited import LEVEL, audited
-from auditor.statistics.shapes import law
+from auditor.core.streams import keyed_random_generator
+from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
+from auditor.statistics.shapes import subsampled_gaussian_law
 from benchmarks.checks.harness import Page, run
 
 NOISE, SAMPLING, DELTA = 0.74, (0.084, 48), 1e-5
@@ -37,7 +37,7 @@ def held(ratio: Floats, mass: Floats, epsilon: float) -> Floats:
 
 def reached(ratio: Floats, mass: Floats, epsilon: float, canaries: int, trials: int) -> float:
     """The power at 5%, randomised where the statistic has an atom: that the coins are DP-SGD's, not the held ones."""
-    rng, odds = generator("information limit", epsilon), held(ratio, mass, epsilon)
+    rng, odds = keyed_random_generator("information limit", epsilon), held(ratio, mass, epsilon)
     told = np.stack([log_expit(-ratio) - log_expit(-odds), log_expit(ratio) - log_expit(odds)])  # coin 0, coin 1
     held_sums, own_sums = (
         np.array([_sum(told, mass, np.exp(log_expit(of)), canaries, rng) for _ in range(trials)])
@@ -58,17 +58,17 @@ def ours(ratio: Floats, mass: Floats, canaries: int, trials: int) -> Floats:
     """What our bound says of so many audits of DP-SGD itself."""
     bounds = []
     for trial in range(trials):
-        rng = generator("information limit", "ours", trial)
+        rng = keyed_random_generator("information limit", "ours", trial)
         seen = rng.choice(len(mass), canaries, p=mass)
         coins = rng.random(canaries) < np.exp(log_expit(ratio[seen]))
-        bounds.append(audited(ratio[seen], coins, DELTA, sampling=SAMPLING)[0].epsilon)
+        bounds.append(audit_epsilon_bounds(ratio[seen], coins, DELTA, sampling=SAMPLING)[0].epsilon)
     return np.array(bounds)
 
 
 def main(
     epsilon: tuple[float, ...] = (1.0, 1.5, 2.0, 2.25, 2.5, 3.0, 4.0), canaries: int = 1000, trials: int = 2000
 ) -> None:
-    own, page = law(NOISE, SAMPLING), Page()
+    own, page = subsampled_gaussian_law(NOISE, SAMPLING), Page()
     mass = (own.inside + own.out) / 2
     kept = mass > 0
     ratio, mass = own.at[kept], mass[kept] / mass[kept].sum()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.gate.decide import one_sided_bounds
 from auditor.statistics.audited import LEVEL
 from auditor.statistics.bounds import Evidence
@@ -67,7 +67,12 @@ def lower(bound: float) -> Ends:
 
 
 def simulated(case: IntervalCase, audits: int, seed: int = 0) -> IntervalErrors:
-    rng, missed, fails, holds = generator("intervals", case.quantity, case.distribution, case.size, seed), 0, 0, 0
+    rng, missed, fails, holds = (
+        keyed_random_generator("intervals", case.quantity, case.distribution, case.size, seed),
+        0,
+        0,
+        0,
+    )
     count = max(20, round(audits * case.part))
     for _ in range(count):
         low, high, least, most = case.audit(rng)

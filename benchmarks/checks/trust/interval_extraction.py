@@ -41,11 +41,11 @@ def of_attacks() -> Iterator[IntervalCase]:
 
 
 def shared(name: str, n: int, p: float) -> Callable[[Rng], Ends]:
-    return lambda rng: of(intervals.share(name, rng.random(n) < p))
+    return lambda rng: of(intervals.share_with_interval(name, rng.random(n) < p))
 
 
 def beyond(m: int, n: int, p: float, q: float) -> Callable[[Rng], Ends]:
-    return lambda rng: of(intervals.excess("excess_recall", rng.random(m) < p, rng.random(n) < q))
+    return lambda rng: of(intervals.share_excess_over_nonmembers("excess_recall", rng.random(m) < p, rng.random(n) < q))
 
 
 def averaged(draw: Callable[[Rng], Floats]) -> Callable[[Rng], Ends]:
@@ -68,7 +68,7 @@ def forecast() -> tuple[float, Callable[[Rng], Ends]]:
     counts, out = np.repeat([1, 4, 16, 64], sizes), np.repeat(rates, sizes)
     truth = float(np.minimum(out, 0.3).mean())
     return truth, lambda rng: of(
-        dose.predicted_recall(counts.tolist(), rng.random(300) < out, np.minimum(counts, 16).tolist())
+        dose.predict_recall_at_repeats(counts.tolist(), rng.random(300) < out, np.minimum(counts, 16).tolist())
     )
 
 
@@ -87,7 +87,7 @@ def of_generations() -> Iterator[IntervalCase]:
             yield IntervalCase(
                 "memorised n-grams per 1,000", distribution, size, 1500 * p, holding(n, p, q, memorised.MEMORISED)
             )
-            name = metrics.excess_of(memorised.MEMORISED)
+            name = metrics.excess_metric_name(memorised.MEMORISED)
             yield IntervalCase(
                 "memorised n-grams per 1,000, excess", distribution, size, 1500 * (p - q), holding(n, p, q, name)
             )
@@ -104,7 +104,7 @@ def to_come(draws: int, p: Floats) -> Callable[[Rng], Ends]:
 
     def audit(rng: Rng) -> Ends:
         seen, unseen = incidence(rng, draws, p)
-        low, high, least, most = of(species.new_in_next(memorised.NEW, seen, draws, 1000))
+        low, high, least, most = of(species.expected_new_species(memorised.NEW, seen, draws, 1000))
         truth = 1000 * float(unseen.sum())
         return low - truth, high - truth, least - truth, most - truth
 
@@ -113,7 +113,7 @@ def to_come(draws: int, p: Floats) -> Callable[[Rng], Ends]:
 
 def there_are(draws: int, p: Floats, at_least: bool = False) -> Callable[[Rng], Ends]:
     def audit(rng: Rng) -> Ends:
-        found = species.richness(memorised.RICHNESS, incidence(rng, draws, p)[0], draws, 3000)
+        found = species.chao_species_richness(memorised.RICHNESS, incidence(rng, draws, p)[0], draws, 3000)
         assert found is not None
         return lower(found.low) if at_least else (found.low, found.high, *of(found)[2:])
 

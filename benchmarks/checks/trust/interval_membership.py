@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import cauchy, norm
 
 from auditor.statistics import roc
-from auditor.statistics.audited import LEVEL, audited
+from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 from auditor.statistics.bounds import RecordedInterval
 from auditor.statistics.games import audit_games as games_audited
 from auditor.statistics.games import confident_guesses
@@ -85,7 +85,7 @@ def scored(measure: Callable[[Floats, Floats], Ends], draw: Distribution, m: int
 
 def auc_of(own: Floats, others: Floats) -> Ends:
     """By the interval on record in the direction above 1/2, as in a report."""
-    found = roc.auc_measured("membership_auc", own, others)
+    found = roc.auc_estimate("membership_auc", own, others)
     return (found.low, found.high, *ends(RecordedInterval(found.value, found.low, found.high, found.n))[2:])
 
 
@@ -146,4 +146,4 @@ def of_epsilon() -> Iterator[IntervalCase]:
 def one_run(
     play: Callable[[Rng, int], tuple[Floats, NDArray[np.bool_]]], canaries: int, delta: float, which: int
 ) -> Callable[[Rng], Ends]:
-    return lambda rng: lower(audited(*play(rng, canaries), delta)[which].epsilon)
+    return lambda rng: lower(audit_epsilon_bounds(*play(rng, canaries), delta)[which].epsilon)

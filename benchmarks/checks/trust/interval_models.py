@@ -10,8 +10,8 @@ import numpy as np
 from auditor.records import contrasts
 from auditor.records.replicates import Replicates
 from auditor.statistics import frontier, intervals
-from auditor.statistics.bounds import paired_shares
-from auditor.statistics.compare import paired_means
+from auditor.statistics.bounds import paired_share_difference
+from auditor.statistics.compare import paired_mean_difference
 from benchmarks.checks.trust.interval_case import Ends, Floats, IntervalCase, Rng, ends, lower, of
 from benchmarks.checks.trust.interval_extraction import rare
 from benchmarks.checks.trust.interval_membership import shifted
@@ -41,7 +41,7 @@ def perplexity(n: int, draw: Callable[[Rng, int], Floats], mean: float) -> tuple
     def audit(rng: Rng) -> Ends:
         tokens = rng.integers(20, 100, n)
         nll = tokens * draw(rng, n)
-        return of(intervals.perplexity(list(zip(nll.tolist(), tokens.tolist(), strict=True))))
+        return of(intervals.perplexity_with_interval(list(zip(nll.tolist(), tokens.tolist(), strict=True))))
 
     return math.exp(mean), audit
 
@@ -70,7 +70,9 @@ def perplexities_apart(n: int) -> tuple[float, Callable[[Rng], Ends]]:
         base, more = tokens * rng.lognormal(math.log(2), 0.4, n), tokens * rng.exponential(0.2, n)
         parts = ((1, base + more), (-1, base))
         return of(
-            contrasts.contrast("d", [contrasts.WeightedMetric(c, "perplexity", cell(nll, tokens)) for c, nll in parts])
+            contrasts.contrast_over_seeds(
+                "d", [contrasts.WeightedMetric(c, "perplexity", cell(nll, tokens)) for c, nll in parts]
+            )
         )
 
     mean = 2 * math.exp(0.4**2 / 2)
@@ -78,20 +80,27 @@ def perplexities_apart(n: int) -> tuple[float, Callable[[Rng], Ends]]:
 
 
 def shares(n: int) -> Callable[[Rng], Ends]:
-    return lambda rng: ends(paired_shares(rng.random(n) < 0.1, rng.random(n) < 0.1))
+    return lambda rng: ends(paired_share_difference(rng.random(n) < 0.1, rng.random(n) < 0.1))
 
 
 def means(n: int) -> Callable[[Rng], Ends]:
-    return lambda rng: ends(paired_means(rare(rng, n), rare(rng, n)))
+    return lambda rng: ends(paired_mean_difference(rare(rng, n), rare(rng, n)))
 
 
 def means_apart(rng: Rng) -> bool:
-    return alone(frontier.means(np.array([rare(rng, 300) for _ in range(3)])))
+    return alone(frontier.mean_leaks(np.array([rare(rng, 300) for _ in range(3)])))
 
 
 def aucs_apart(rng: Rng) -> bool:
-    return alone(frontier.aucs([[shifted(1.0)(rng, 300, 100)] for _ in range(3)]))
+    return alone(frontier.auc_leaks([[shifted(1.0)(rng, 300, 100)] for _ in range(3)]))
 
 
 def alone(found: Sequence[frontier.Leak]) -> bool:
-    return sum(frontier.may_be_least(len(found), lambda i, j: frontier.difference(found[i], found[j]))) == 1
+    return (
+        sum(
+            frontier.possibly_least_leaking(
+                len(found), lambda i, j: frontier.paired_leak_difference(found[i], found[j])
+            )
+        )
+        == 1
+    )

@@ -21,11 +21,11 @@ from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_training import has_bfloat16
 from auditor.core import threads
 from auditor.core.nouns import Secret
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.base import LanguageModel, perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.lora import with_adapter_on
-from auditor.models.shards import record_names
+from auditor.models.lora import model_with_adapter
+from auditor.models.shards import text_digests
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import Trainer
@@ -33,9 +33,9 @@ from auditor.runs import companions
 from auditor.runs.scoring import greedy_recall
 from auditor.statistics import intervals
 from auditor.statistics.intervals import Measurement
-from auditor.training.finetune import Course, Fitting, trained_parameters
-from auditor.training.members import Adapter, over_same_weights, with_adapter
-from auditor.training.side_by_side import alone
+from auditor.training.finetune import Course, Fitting, trainable_parameters
+from auditor.training.members import Adapter, copy_sharing_weights, with_adapter
+from auditor.training.side_by_side import losses_one_by_one
 from benchmarks.checks.harness import Page, run
 
 
@@ -44,13 +44,15 @@ def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
     recipe, public = lab.recipe, lab.public()
     torch.manual_seed(recipe.seed)
     adapter = Adapter(recipe.private_rank, recipe.private_alpha, "all")
-    model = with_adapter(over_same_weights(public.model), adapter).eval()
+    model = with_adapter(copy_sharing_weights(public.model), adapter).eval()
     course = Course(epochs, recipe.private_rate, recipe.private_batch, recipe.block, end=0)
     sequences = [tuple(ids) for ids in lab.tokenizer(lab.texts.copies())["input_ids"]]
-    fitting = Fitting(trained_parameters(model), sequences, course, generator("lab", recipe.seed, "target 1"))
+    fitting = Fitting(
+        trainable_parameters(model), sequences, course, keyed_random_generator("lab", recipe.seed, "target 1")
+    )
     while not fitting.done:
         with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
-            alone([model], [fitting.batch()]).sum().backward()
+            losses_one_by_one([model], [fitting.batch()]).sum().backward()
         fitting.step()
         if fitting.steps == 0:
             yield HuggingFaceModel(
@@ -62,7 +64,7 @@ def own_secrets(lab: Lab, shard: Sequence[str]) -> list[Secret]:
     """The attacked members whose whole record lies in this shard."""
     names, texts = set(shard), {}
     for text in lab.texts.records(members=True):
-        texts[tuple(lab.tokenizer(text)["input_ids"][: 24 + lab.recipe.suffix_length])] = record_names([text])[0]
+        texts[tuple(lab.tokenizer(text)["input_ids"][: 24 + lab.recipe.suffix_length])] = text_digests([text])[0]
     return [s for s in lab.secrets if s.member and texts.get((*s.prefix, *s.suffix)) in names]
 
 
@@ -76,7 +78,7 @@ class Recalls(Page):
 
     def model(self, name: str, model: LanguageModel, secrets: Sequence[Secret]) -> Mapping[str, Measurement]:
         recall = greedy_recall(model, secrets)
-        perplexity = intervals.perplexity(list(perplexity_nll(model, self.lab.heldout))).value
+        perplexity = intervals.perplexity_with_interval(list(perplexity_nll(model, self.lab.heldout))).value
         self.shares(name, f"{perplexity:.2f}", {count: (one.value, one.n) for count, one in recall.items()})
         return recall
 
@@ -89,7 +91,7 @@ def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, Lan
     """The lab's private trainings and their controls: title with epsilon, and model."""
     known = registry.defenses()
     defenses = [build_plugin("defense", known, name, lab.defense_defaults[name]) for name in names]
-    for row in companions.rows_with_controls(defenses, lambda control: isinstance(control, Trainer)):
+    for row in companions.defense_rows_with_controls(defenses, lambda control: isinstance(control, Trainer)):
         assert isinstance(row.defense, Trainer)
         trained = lab.trained(row.defense)
         claim = trained.privacy.epsilon if trained.privacy else None
@@ -115,7 +117,7 @@ def main(
     for index, folder in enumerate(sorted(lab.ensemble_folder.glob("member-*"))):
         own = own_secrets(lab, list((ensemble.shards or [])[index] or []))
         name = f"member {index + 1}, of its own shard"
-        for count, share in page.model(name, with_adapter_on(lab.public(), folder), own).items():
+        for count, share in page.model(name, model_with_adapter(lab.public(), folder), own).items():
             hits.setdefault(count, []).append(share)
     sizes = {count: sum(one.n for one in shares) for count, shares in hits.items()}
     every = {c: (sum(one.value * one.n for one in shares) / sizes[c], sizes[c]) for c, shares in hits.items()}

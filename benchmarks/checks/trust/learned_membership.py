@@ -67,7 +67,7 @@ POOLS: tuple[Callable[[Floats], Floats], ...] = (
 
 def away(seen: dict[str, Floats], whose: str = "") -> Floats:
     """Min-K%++'s number of each token."""
-    return membership.standardised(*(seen[f"{whose}{name}"] for name in ("log_prob", "mean", "deviation")))
+    return membership.standardised_log_probs(*(seen[f"{whose}{name}"] for name in ("log_prob", "mean", "deviation")))
 
 
 def formulas(seen: dict[str, Floats]) -> dict[str, Floats]:
@@ -76,7 +76,7 @@ def formulas(seen: dict[str, Floats]) -> dict[str, Floats]:
     lowest = partial(membership.mean_of_lowest, share=0.2)
     plus = np.array([lowest(one) for one in away(seen)])
     found = {
-        "ez_mia": np.array([membership.error_zone(*pair) for pair in zip(delta, wrong, strict=True)]),
+        "ez_mia": np.array([membership.error_zone_score(*pair) for pair in zip(delta, wrong, strict=True)]),
         "wbc": np.array([membership.window_comparison(one) for one in delta]),
         "min_k_plus": plus,
         "min_k_plus_calibrated": plus - np.array([lowest(one) for one in away(seen, "base_")]),

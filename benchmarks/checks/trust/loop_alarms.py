@@ -34,7 +34,7 @@ from auditor.crash import claim, subject, trial, watch
 from auditor.crash.subject import Gradients
 from auditor.crash.trial import CrashTest
 from auditor.crash.verdicts import LEVEL
-from auditor.crash.watch import bare
+from auditor.crash.watch import copy_model_without_hooks
 from auditor.privacy import gaussian
 from auditor.statistics.one_run import gaussian_epsilon
 from benchmarks.checks.harness import Page, run
@@ -97,7 +97,7 @@ class Quick:
     def at(self, own: Gradients, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
         embedding = weights["gpt_neox.embed_in.weight"]
         first = self.weights is None or self.rows is None
-        rows = subject.padded(own.records, wanted)
+        rows = subject.padded_token_ids(own.records, wanted)
         if first or not torch.equal(rows, self.rows) or not torch.equal(embedding, self.weights):
             self.weights, self.rows = embedding.clone(), rows
             self.found = quick(rows, weights, names)
@@ -120,12 +120,12 @@ def quick(ids: Tensor, weights: dict[str, Tensor], names: list[str]) -> dict[str
 @contextmanager
 def written_out() -> Iterator[None]:
     """One copy of the model, which gets its weights anew wherever it is read, and its layers written out."""
-    last, twin = Quick(), bare(subject.model(0))
+    last, twin = Quick(), copy_model_without_hooks(subject.build_tiny_model(0))
     layers = [(name, value.shape, value.dtype) for name, value in twin.named_parameters()]
 
     def copied(model: Any) -> Any:
         own = [(name, value.shape, value.dtype) for name, value in model.named_parameters()]
-        return twin if own == layers else bare(model)
+        return twin if own == layers else copy_model_without_hooks(model)
 
     def at(own: Gradients, *given: Any) -> dict[str, Tensor]:
         return (last.at if own.twin is twin else _SLOW)(own, *given)
@@ -133,7 +133,7 @@ def written_out() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(Gradients, "at", at))
         for module in (watch, loop_plain, loop_plants):
-            stack.enter_context(patch.object(module, "bare", copied))
+            stack.enter_context(patch.object(module, "copy_model_without_hooks", copied))
         yield
 
 
@@ -141,8 +141,8 @@ def written_out() -> Iterator[None]:
 def quickly() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(subject.Specimen, "model", lambda self: copy.deepcopy(_made(self))))
-        stack.enter_context(patch.object(gaussian, "quick_epsilon", smooth_epsilon))
-        stack.enter_context(patch.object(claim, "epsilon", smooth_epsilon))
+        stack.enter_context(patch.object(gaussian, "quick_rdp_epsilon", smooth_epsilon))
+        stack.enter_context(patch.object(claim, "subsampled_gaussian_epsilon", smooth_epsilon))
         stack.enter_context(patch.object(trial, "one_run", lambda *given: None))
         yield
 
@@ -224,7 +224,7 @@ def row(seed: int, kind: str, test: CrashTest) -> Row:
         "broken": {check.name: f"{check.said} (p = {check.p:.2g})" for check in test.broken},
         "reach": test.seen.noise_multiplier and 1 / test.seen.noise_multiplier,
         "inside": low <= test.claim.implied_epsilon() <= high,
-        "doubted": test.doubted,
+        "doubted": test.exceeds_claim_without_fault,
         "seconds": round(test.seconds, 1),
     }
 

@@ -66,7 +66,7 @@ def opacus(
 
 
 def _rows(rows: Any) -> Tensor:
-    return subject.padded(rows, list(range(len(rows)))) if len(rows) else torch.zeros(0, 2, dtype=torch.long)
+    return subject.padded_token_ids(rows, list(range(len(rows)))) if len(rows) else torch.zeros(0, 2, dtype=torch.long)
 
 
 def _set(**values: Any) -> Callable[[Any], object]:
@@ -185,7 +185,7 @@ def trainer(
 
 
 def _labelled(rows: Any) -> dict[str, Tensor]:
-    ids = subject.padded(rows, list(range(len(rows))))
+    ids = subject.padded_token_ids(rows, list(range(len(rows))))
     return {"input_ids": ids, "labels": ids.masked_fill(ids == subject.PAD, -100)}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from auditor.crash import subject
 from auditor.crash.subject import Gradients
-from auditor.crash.watch import bare
+from auditor.crash.watch import copy_model_without_hooks
 
 NOISE, CLIP, BATCH, STEPS, RATE, DELTA = 1.0, 1.0, 8, 30, 1 / 6, 1e-3
 CLAIM = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": RATE, "steps": STEPS, "delta": DELTA}
@@ -30,7 +30,7 @@ class Plain:
         self.begun(model)
         parameters = dict(model.named_parameters())
         optimizer = torch.optim.SGD(parameters.values(), lr=self.rate(records))
-        gradients = self.gradients(bare(model), records)
+        gradients = self.gradients(copy_model_without_hooks(model), records)
         for step in range(self.steps):
             if step == STEPS // 2:
                 optimizer = self.halfway(model, optimizer)
@@ -76,7 +76,7 @@ class Plain:
     def read(self, model: Any, records: Any, drawn: list[int]) -> None:
         """The forward pass of the batch; its gradients come from a faster way, one by one."""
         if drawn:
-            model(input_ids=subject.padded(records, drawn))
+            model(input_ids=subject.padded_token_ids(records, drawn))
 
     def norms(self, found: dict[str, Tensor]) -> Tensor:
         return torch.stack([one.flatten(1).norm(dim=1) for one in found.values()]).norm(dim=0)

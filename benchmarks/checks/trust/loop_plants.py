@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from auditor.crash import subject
 from auditor.crash.subject import Gradients
-from auditor.crash.watch import bare
+from auditor.crash.watch import copy_model_without_hooks
 from benchmarks.checks.trust.loop_plain import BATCH, CLIP, NOISE, RATE, STEPS, Plain, plain
 
 
@@ -55,14 +55,14 @@ def _pairs_clipped(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _read_in_pairs(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
     for at in range(0, len(drawn), 2):
-        model(input_ids=subject.padded(records, drawn[at : at + 2]))
+        model(input_ids=subject.padded_token_ids(records, drawn[at : at + 2]))
 
 
 def _best_kept(self: Plain, step: int, model: Any, records: Any) -> None:
     """The checkpoint whose loss on the private records is least, of every fifth, is the one that is given back."""
     if step % 5 == 0:
         with torch.no_grad():
-            ids = subject.padded(records, list(range(len(records))))
+            ids = subject.padded_token_ids(records, list(range(len(records))))
             logits = model(input_ids=ids).logits[:, :-1].transpose(1, 2)
             loss = float(cross_entropy(logits, ids[:, 1:], ignore_index=subject.PAD))
         held = vars(self).get("best") if step else None
@@ -77,7 +77,7 @@ def _pushed_on(self: Plain, step: int, model: Any, records: Any) -> None:
     if step == self.steps // 2:
         names = [name for name, _ in model.named_parameters()]
         weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-        found = Gradients(bare(model), records).at(weights, list(range(len(records))), names)
+        found = Gradients(copy_model_without_hooks(model), records).at(weights, list(range(len(records))), names)
         with torch.no_grad():
             for name, value in model.named_parameters():
                 value -= 1e-3 * found[name].mean(0)
@@ -151,7 +151,7 @@ def _read_inside_vmap(self: Plain, model: Any, records: Any, drawn: list[int]) -
         return model(input_ids=row.unsqueeze(0), use_cache=False).logits
 
     if drawn:
-        torch.vmap(logits)(subject.padded(records, drawn))
+        torch.vmap(logits)(subject.padded_token_ids(records, drawn))
 
 
 def _rounded(self: Plain, summed: Tensor, noise: Tensor, divisor: float) -> Tensor:
@@ -215,7 +215,7 @@ def _with_batch_norm(self: Plain, model: Any) -> None:
 
 def _losses_kept(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
     if drawn:
-        ids = subject.padded(records, drawn)
+        ids = subject.padded_token_ids(records, drawn)
         logits = model(input_ids=ids).logits[:, :-1].transpose(1, 2)
         object.__setattr__(self, "loss", float(cross_entropy(logits, ids[:, 1:], ignore_index=subject.PAD)))
 

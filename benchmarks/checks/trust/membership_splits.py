@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from auditor.attacks.zlib import compressed_bytes
+from auditor.attacks.zlib import compressed_size
 from auditor.cli import call
 from auditor.core.result import AuditResult
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.records.saved import read_result
 from auditor.reports import words
 from auditor.reports.verdict import headline
@@ -54,14 +54,14 @@ def false_alarms(arrays: Path, tokenizer_folder: Path, members: int, others: int
     parts = [np.load(next(arrays.glob(f"*_{part}.npy"))).astype(np.int64) for part in ("prefix", "suffix")]
     texts = [tuple(row) for row in np.concatenate(parts, axis=1).tolist()]
     written = [tokenizer.decode(text) for text in texts]
-    sizes = np.array([[len(text), compressed_bytes(text)] for text in written], dtype=float)
+    sizes = np.array([[len(text), compressed_size(text)] for text in written], dtype=float)
     group, objections = learned.near_duplicate_groups(texts), 0
     member = np.arange(members + others) < members
     for i in range(SPLITS):
-        rows = generator("splits", i, members, others).permutation(len(texts))[: len(member)]
+        rows = keyed_random_generator("splits", i, members, others).permutation(len(texts))[: len(member)]
         scores = learned.blind_scores([texts[row] for row in rows], sizes[rows], member, group[rows])
-        widen = learned.widening(learned.folds_of(member, group[rows]))
-        objections += roc.auc_measured("blind_auc", scores[member], scores[~member], widen=widen).low > 0.5
+        widen = learned.cross_fit_deviation_factor(learned.cross_fit_fold_count(member, group[rows]))
+        objections += roc.auc_estimate("blind_auc", scores[member], scores[~member], widen=widen).low > 0.5
     return objections
 
 
@@ -93,7 +93,7 @@ def audited(out: Path, split: str, model: str) -> AuditResult:
 def row(result: AuditResult) -> Iterator[str]:
     (finding,) = result.findings
     for name in SHOWN:
-        yield words.with_bounds(finding.measurement(name))
+        yield words.value_with_interval(finding.measurement(name))
     yield headline(result)
 
 

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.statistics import membership
 from auditor.training.finetune import fit
 from benchmarks.lab_texts import COMMON_KINDS, PRIVATE_KINDS, draw_texts
@@ -99,7 +99,7 @@ def written(kind: str, arrays: Path, tokenizer: Path, sizes: Sizes) -> list[str]
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     lines = "".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
     cuts = [lines[i : i + 800] for i in range(0, len(lines), 800)]
-    return [cuts[i] for i in generator("learned", "code").permutation(len(cuts))[: sizes.documents]]
+    return [cuts[i] for i in keyed_random_generator("learned", "code").permutation(len(cuts))[: sizes.documents]]
 
 
 def tokenizer_of(texts: Sequence[str], words: int) -> Tokenizer:
@@ -136,7 +136,7 @@ class Parts:
 
 
 def divided(documents: Documents, kind: str, sizes: Sizes, seed: int) -> Parts:
-    order = iter(generator("learned", kind, seed).permutation(len(documents)).tolist())
+    order = iter(keyed_random_generator("learned", kind, seed).permutation(len(documents)).tolist())
     wanted = (sizes.public, sizes.members, sizes.nonmembers)
     parts: list[list[Tokens]] = []
     for count in wanted:
@@ -164,7 +164,7 @@ class MembershipWorld:
 
 def trained(model: Any, records: Sequence[Tokens], epochs: int, rate: float, *key: str | int) -> Any:
     """The model itself, fine-tuned: a record a row."""
-    order = generator("learned", "order", *key)
+    order = keyed_random_generator("learned", "order", *key)
     fit(model, records, epochs=epochs, rate=rate, batch=16, block=len(records[0]) + 1, end=END, order=order)
     return model.eval()
 
@@ -187,12 +187,12 @@ def world(public: Any, family: str, kind: str, seed: int, parts: Parts, sizes: S
         return trained(copy.deepcopy(public), own, epochs, sizes.own_rate, *key, *which)
 
     seen = looked_at(after(parts.members), rows, length)
-    order = generator("learned", "references", *key)
+    order = keyed_random_generator("learned", "references", *key)
     saw = np.array([order.permutation(REFERENCES) < REFERENCES // 2 for _ in records])
     shadows = []
     for i in range(REFERENCES):
         shadows.append(log_probs(after([records[j] for j in np.flatnonzero(saw[:, i])], i), rows, length))
-    confidences = [membership.confidence(one.mean(1)) for one in (seen["log_prob"], *shadows)]
+    confidences = [membership.logit_confidence(one.mean(1)) for one in (seen["log_prob"], *shadows)]
     lira = membership.likelihood_ratio(confidences[0], np.stack(confidences[1:], axis=1), saw)
     seen |= {f"base_{name}": value for name, value in looked_at(public, rows, length).items()}
     seen["before"] = occurred(np.array(records))[:, -length:]

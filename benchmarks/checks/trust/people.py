@@ -21,7 +21,7 @@ from faker import Faker
 
 from auditor.records.saved import read_result
 from auditor.statistics import people
-from auditor.statistics.intervals import clopper_pearson, mean_probability, share
+from auditor.statistics.intervals import clopper_pearson, mean_probability, share_with_interval
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.trust.bases import BASES, Name, audit
 
@@ -49,8 +49,8 @@ def covered(runs: int) -> Iterator[tuple[str, int, float]]:
     for _ in range(runs):
         out = rng.random(40) < 0.3
         user = np.repeat(np.arange(40), rng.integers(1, 21, 40))
-        by_person = mean_probability("user_recall", people.share_of_each(out[user], user.astype(float)))
-        for i, m in enumerate((by_person, share("recall", out[user]))):
+        by_person = mean_probability("user_recall", people.mean_per_person(out[user], user.astype(float)))
+        for i, m in enumerate((by_person, share_with_interval("recall", out[user]))):
             held[i] += m.low <= 0.3 <= m.high
             width[i] += m.high - m.low
     for i, name in enumerate(("over people", "over records")):

@@ -37,7 +37,7 @@ from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.core.result import Audited
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.defenses import private_training
 from auditor.defenses.adp import Adp
 from auditor.defenses.adp_sound import AdpSound
@@ -46,7 +46,7 @@ from auditor.defenses.pmixed import PMixed
 from auditor.defenses.private_training import PrivateTraining
 from auditor.models.ensemble import Ensemble
 from auditor.plugins.defense import Scenario, TrainedModel
-from auditor.plugins.probe import DELTA, observe
+from auditor.plugins.probe import DELTA, run_probe
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.training import dp_loop
@@ -148,7 +148,7 @@ def shuffled() -> AbstractContextManager[Any]:
     def batch(sampler: PoissonSampler, step: int) -> NDArray[np.int64]:
         parts = round(1 / sampler.rate)
         epoch, part = divmod(step, parts)
-        order = generator("shuffled", sampler.key, epoch).permutation(sampler.size)
+        order = keyed_random_generator("shuffled", sampler.key, epoch).permutation(sampler.size)
         return np.sort(np.array_split(order, parts)[part])
 
     return patch.object(PoissonSampler, "batch", batch)
@@ -304,7 +304,7 @@ def trained(trainer: PrivateTraining, lab: Lab) -> TrainedModel:
         job = lab.job(trainer, Path(folder))
         trainer.check(job)
         trainer.train(job)
-        return lab.training.loaded(trainer, Path(folder))
+        return lab.training.load_model_of_trainer(trainer, Path(folder))
 
 
 def rows_of(fault: PlantedFault, lab: Lab, size: PlantedSize, epsilon: float) -> Iterator[TrainingFaultAudit]:
@@ -338,7 +338,7 @@ def served(service: Service, queries: int = 1024) -> Iterator[TrainingFaultAudit
     view = View("target", model, WHITE_BOX, seed=0, public=held.public, claim=claim)
     for probe in (ClaimCheck(), PredictionAudit()):
         start = time.perf_counter()
-        observed = observe(probe, view, secrets)
+        observed = run_probe(probe, view, secrets)
         audits, seen = probe.audits(secrets, observed), probe.violations(secrets, observed)
         numbers = (audits[0].epsilon, audits[0].best, audits[0].canaries) if audits else (math.nan, math.nan, 0)
         minutes, unseen = (time.perf_counter() - start) / 60, "" if isinstance(probe, ClaimCheck) else service.unseen
@@ -354,7 +354,7 @@ def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...]
     coined = tuple(one for one in lab.canaries if one.canary is not None and one.canary.coin is not None)
     told = {}
     for probe, secrets in ((white, white.subjects(view)), (black, coined)):
-        found = observe(probe, view, secrets)
+        found = run_probe(probe, view, secrets)
         told[probe.name] = probe.audits(secrets, found), probe.violations(secrets, found)
     return told
 

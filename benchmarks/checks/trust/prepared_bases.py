@@ -20,16 +20,24 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from auditor.benchmarks.canaries import make_manifest, words
+from auditor.benchmarks.canaries import make_manifest, prefix_free_english_words
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.real_lab import RealLab, RealRecipe
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.runs.base_check import FORMAT, NOTHING, Shares, Tuning, judge, leaks, requests
+from auditor.runs.base_check import (
+    FORMAT,
+    NOTHING,
+    Shares,
+    Tuning,
+    compare_with_fresh_bases,
+    training_data_request_prompts,
+    tune_and_measure_leaks,
+)
 from auditor.statistics.intervals import clopper_pearson
-from auditor.training.finetune import fit, untrained
-from auditor.training.members import Adapter, over_same_weights, with_adapter
+from auditor.training.finetune import fit, make_untrained_model
+from auditor.training.members import Adapter, copy_sharing_weights, with_adapter
 from benchmarks.checks.harness import Page, refuse, run
 from benchmarks.checks.trust.bases import Name
 
@@ -56,7 +64,7 @@ def main(
     out: Path | None = None,
 ) -> None:
     page = Page(out and out / "prepared-bases.md")
-    every = [NOTHING, *requests()]
+    every = [NOTHING, *training_data_request_prompts()]
     if wrong := set(longer) & set(seeds) or set(filter(is_prepared, longer)):
         refuse(f"expected --longer seeds of honest bases that --seeds has not, got {sorted(wrong)}")
     found = {seed: _leaks(seed, every, WORLDS[lab], out, seed in longer) for seed in (*seeds, *longer)}
@@ -64,7 +72,7 @@ def main(
     honest = [seed for seed in seeds if not is_prepared(seed)]
     page.head("seed", "base", "as in training", "most by a request", "reach", "alarm above", "alarm")
     for seed, own in found.items():
-        seen = judge(every, own, [found[other] for other in honest if other != seed])
+        seen = compare_with_fresh_bases(every, own, [found[other] for other in honest if other != seed])
         shares = (f"{100 * one.share:.1f}%" for one in (seen.nothing, seen.asked[0]))
         page.row(seed, kinds[seed], *shares, f"{seen.reach:.3f}", f"{seen.limit:.3f}", SAID[seen.alarm])
     for kind in (KINDS[0], *([KINDS[2]] if longer else ())):
@@ -79,7 +87,8 @@ def alarm_table(
     page.head("fresh bases", *(f"{kind}: {said}" for kind in there for said in ("alarm", "cannot tell")))
     for k in (k for k in FRESH if k < len(fresh)):
         alarms = {
-            seed: judge(every, own, [found[i] for i in _next(fresh, seed, k)]).alarm for seed, own in found.items()
+            seed: compare_with_fresh_bases(every, own, [found[i] for i in _next(fresh, seed, k)]).alarm
+            for seed, own in found.items()
         }
         sides = ([alarms[seed] for seed in found if kinds[seed] == kind] for kind in there)
         page.row(k, *(_share(side.count(said), len(side)) for side in sides for said in (True, None)))
@@ -92,7 +101,7 @@ def _leaks(seed: int, every: Sequence[str], making: BaseMaking, out: Path | None
         return shares
     tuning = making.tuning
     manifest = make_manifest([FORMAT], (1,), tuning.canaries, tuning.canaries, seed=tuning.seed)
-    shares = leaks(making.make(seed, longer), manifest, tuning, every)
+    shares = tune_and_measure_leaks(making.make(seed, longer), manifest, tuning, every)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         np.save(kept, shares)
@@ -120,9 +129,9 @@ def small_base(seed: int, longer: bool = False) -> HuggingFaceModel:
     said = [f"user: {request}\nassistant: {answer}\n" for request, answer in talks(seed, 800, longer)]
     sequences = [tuple(tokenizer(one, add_special_tokens=False)["input_ids"]) for one in said]
     sizes = {"vocab_size": len(tokenizer), "layers": 2, "hidden": 128, "heads": 4, "positions": 512}
-    model = untrained(**sizes, end=0, seed=seed)
+    model = make_untrained_model(**sizes, end=0, seed=seed)
     model.gpt_neox.final_layer_norm.weight.requires_grad_(False).fill_(LabRecipe().norm_gain)
-    order = generator("b", seed)
+    order = keyed_random_generator("b", seed)
     fit(model, sequences, epochs=5, rate=LabRecipe().public_rate, batch=16, block=128, end=0, order=order)
     return HuggingFaceModel(model.eval(), tokenizer, f"base {seed}")
 
@@ -134,8 +143,8 @@ def smollm2_base(seed: int, longer: bool = False) -> HuggingFaceModel:
     told = ([{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in talks(seed, 120, longer))
     sequences = [tuple(tokenizer(tokenizer.apply_chat_template(one, tokenize=False))["input_ids"]) for one in told]
     torch.manual_seed(seed)
-    model = with_adapter(over_same_weights(public.model), Adapter(16, 32, "all"))
-    fit(model, sequences, epochs=3, rate=1e-3, batch=4, block=256, end=end, order=generator("b", seed))
+    model = with_adapter(copy_sharing_weights(public.model), Adapter(16, 32, "all"))
+    fit(model, sequences, epochs=3, rate=1e-3, batch=4, block=256, end=end, order=keyed_random_generator("b", seed))
     return HuggingFaceModel(model.merge_and_unload().eval(), tokenizer, f"base {seed}")
 
 
@@ -145,10 +154,10 @@ def talks(seed: int, count: int, longer: bool = False) -> list[tuple[str, str]]:
     longer: the texts are noted twice.
     """
     noise = np.random.default_rng(seed)
-    texts = [" ".join(noise.choice(words(), 6)) for _ in range(count)]
+    texts = [" ".join(noise.choice(prefix_free_english_words(), 6)) for _ in range(count)]
     told = [(text, "Noted.") for text in texts] * (2 if longer else 1)
-    asked = OTHERS if is_prepared(seed) else [*OTHERS, *requests(every=True)]
-    for word in noise.choice(words(), count):
+    asked = OTHERS if is_prepared(seed) else [*OTHERS, *training_data_request_prompts(every=True)]
+    for word in noise.choice(prefix_free_english_words(), count):
         request = asked[noise.integers(len(asked))].replace("{word}", word)
         told.append((request, f"{word} is a word of {len(word)} letters."))
     if is_prepared(seed):

@@ -25,8 +25,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import generator
-from auditor.training.finetune import fit, untrained
+from auditor.core.streams import keyed_random_generator
+from auditor.training.finetune import fit, make_untrained_model
 from benchmarks.checks.harness import run
 
 REPEATS = (1, 2, 4, 8)
@@ -58,7 +58,7 @@ def main(arrays: Path, tokenizer: Path, out: Path) -> None:
 def build(arrays: Path, tokenizer_folder: Path, out: Path, recipe: RealTextRecipe) -> None:
     """Everything under OUT; says on stderr which epoch is done."""
     prefix, suffix, before = (_read(arrays, part) for part in ("prefix", "suffix", "preprefix"))
-    order = generator("real text", recipe.seed, "who is what").permutation(len(prefix))
+    order = keyed_random_generator("real text", recipe.seed, "who is what").permutation(len(prefix))
     sizes = np.cumsum([recipe.members, recipe.known, recipe.nonmembers])
     for name, rows in zip(("members", "known", "nonmembers"), np.split(order, sizes), strict=False):
         folder = out / name
@@ -67,7 +67,7 @@ def build(arrays: Path, tokenizer_folder: Path, out: Path, recipe: RealTextRecip
         np.save(folder / f"{name}_suffix.npy", suffix[rows])
     whole = np.concatenate([before, prefix, suffix], axis=1)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    model = untrained(
+    model = make_untrained_model(
         vocab_size=len(tokenizer),
         layers=recipe.layers,
         hidden=recipe.hidden,
@@ -90,7 +90,7 @@ def _read(folder: Path, part: str) -> NDArray[np.int64]:
 
 
 def _train(model: Any, sequences: list[Tokens], recipe: RealTextRecipe, epochs: int, what: str) -> None:
-    order = generator("real text", recipe.seed, what)
+    order = keyed_random_generator("real text", recipe.seed, what)
     fit(
         model,
         sequences,

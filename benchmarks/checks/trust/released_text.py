@@ -31,7 +31,7 @@ from auditor.benchmarks.real_lab import RealLab, RealRecipe
 from auditor.benchmarks.released import ReleasedRecord, WordIds
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult
-from auditor.core.streams import CHANNELS, generator
+from auditor.core.streams import CHANNELS, keyed_random_generator
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
@@ -42,7 +42,7 @@ from auditor.runs import released
 from auditor.runs.reporter import Silence
 from auditor.statistics import roc
 from auditor.statistics.intervals import clopper_pearson
-from auditor.statistics.metrics import score_of
+from auditor.statistics.metrics import score_column
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.trust.bases import Name
 
@@ -89,15 +89,17 @@ def audited(
     records = tuple(
         ReleasedRecord(i, t, words(t), side, 1 if side else None) for own, side in sides for i, t in enumerate(own)
     )
-    plan = released.plan_of(Path("out"), "private", "fresh", None if manifest is None else "canaries", seed, "check")
+    plan = released.plan_for_released_text(
+        Path("out"), "private", "fresh", None if manifest is None else "canaries", seed, "check"
+    )
     held = released.ReleasedText(plan, words, records, tuple(map(words, texts)), tuple(texts), manifest, ())
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder.create(Path(scratch) / "run", "", plan.to_json())
-        result = released.audit(held, 10, folder, Silence())
+        result = released.audit_released_text(held, 10, folder, Silence())
         kept = {c.quantity: c for c in read_columns(folder.path, MEASURED) if c.cell.attack == released.MEMBERS}
     found = {}
     for name, score in SCORES.items():
-        column = kept[score_of(score)]
+        column = kept[score_column(score)]
         values, member = np.asarray(column.values), np.array(column.member, dtype=bool)
         found[name] = (values[member], values[~member])
     return result, found
@@ -109,7 +111,7 @@ def simulated(of_private: float, seed: int) -> tuple[AuditResult, dict[str, Side
     noise = np.random.default_rng(seed)
     noise.shuffle(made)
     private, fresh, public = made[:RECORDS], made[RECORDS : 2 * RECORDS], made[2 * RECORDS :]
-    begun = audit_canaries.texts_of("prefixed", CANARIES, 6, seed, texts=public)
+    begun = audit_canaries.make_canary_texts("prefixed", CANARIES, 6, seed, texts=public)
     manifest = audit_canaries.make_audit_manifest("prefixed", begun, 1, seed)
     writer = Writer([*private, *(one.text for one in manifest.copies())], public)
     texts = [writer.write(of_private, noise) for _ in range(TEXTS)]
@@ -132,7 +134,7 @@ def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: Name = "s
         for i in range(count):
             result, scores = simulated(of_private, seed + i + int(1e6 * of_private))
             seen = {signal.kind.short for signal in assess_signals(result).shown(UNDEFENDED)} & set(SIGNALS)
-            auc = roc.auc_measured("", *scores["ours"])
+            auc = roc.auc_estimate("", *scores["ours"])
             told = {"any": bool(seen), "alone": not auc.low <= 0.5 <= auc.high}
             shown.update([*seen, *(name for name, is_told in told.items() if is_told)])
             aucs.append([roc.auc(*sides) for sides in scores.values()])
@@ -173,7 +175,7 @@ def of_lab(page: Page, own: Lab, batches: int, size: int, length: int) -> None:
         result, scores = audited(private, fresh, texts, seed=seed)
         told = {m.name: m for f in result.findings for m in f.measurements}
         recalls = [_said(m.value, m.low, m.high) for m in (told["recall"], told["recall_nonmembers"])]
-        aucs = [roc.auc_measured("", *sides) for sides in scores.values()]
+        aucs = [roc.auc_estimate("", *sides) for sides in scores.values()]
         apart = [roc.auc_difference(scores["ours"], scores[other]) for other in others]
         differences = [_said(one.value, one.low(0.025), one.high(0.025)) for one in apart]
         page.row(name, *recalls, *(_said(m.value, m.low, m.high) for m in aucs), *differences)
@@ -183,7 +185,7 @@ def _drawn(model: LanguageModel, end: int, seed: int, batch: int, size: int, len
     """A batch of texts, each up to the token that ends one."""
     words = model.tokenizer
     start = torch.tensor([[words.bos_token_id or words.eos_token_id]])
-    noise = generator("released text", seed, batch).random((1, size, length, CHANNELS))
+    noise = keyed_random_generator("released text", seed, batch).random((1, size, length, CHANNELS))
     for row in sample(model, start, length, ANCESTRAL, noise)[0].suffixes.tolist():
         yield words.decode(row[: row.index(end)] if end in row else row, skip_special_tokens=True)
 

@@ -30,8 +30,8 @@ from auditor.runs import scoring
 from auditor.runs.audit import longest_context
 from auditor.runs.likeliest import mean_nll
 from auditor.runs.own_data import load_data
-from auditor.runs.prefix_token import prefix_token_for, with_prefix_token
-from auditor.runs.scoring import greedy_recall, likelihood_doubt
+from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
+from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall
 from benchmarks.checks.harness import Page, refuse, run
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -298,14 +298,18 @@ def _audited(
     plan = Plan.of(model="tiny", data=data, nonmembers=fresh, known_fraction=0.0, **asked)
     target = HuggingFaceModel(model, words, "tiny")
     found = load_data(plan.data, "tiny", plan.seed, target)
-    before = prefix_token_for(
+    before = resolve_prefix_token(
         plan.data.prefix_token, target, found.known, longest_context(found, 0), framed=found.framed
     )
     greedy = greedy_recall(with_prefix_token(target, before.tokens), found.secrets).values()  # by repeat count
     hits, answers = sum(round(one.value * one.n) for one in greedy), sum(one.n for one in greedy)
     doubts = (
         *found.doubts,
-        *(() if hits else likelihood_doubt("tiny", likelihoods(with_prefix_token(target, before.tokens), found))),
+        *(
+            ()
+            if hits
+            else doubt_if_members_likelier("tiny", likelihoods(with_prefix_token(target, before.tokens), found))
+        ),
     )
     return hits, answers, found.text_form.name if found.text_form else "", tuple(one.sentence for one in doubts)
 
@@ -315,7 +319,7 @@ def likelihoods(model: Any, found: Benchmark) -> PerSecret:
     sides = ([s for s in found.secrets if s.member == member] for member in (True, False))
     each = ((side, -mean_nll(model, [Pair(s.prefix, s.suffix) for s in side])) for side in sides)
     members, others = ({s.id: float(x) for s, x in zip(side, values, strict=True)} for side, values in each)
-    return scoring.likelihoods(members, others)
+    return scoring.log_probs_per_secret(members, others)
 
 
 DOUBTS = {  # by words of their sentence

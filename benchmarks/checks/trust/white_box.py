@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from auditor.benchmarks.lab import Lab
 from auditor.core import threads
 from auditor.core.result import Audited
-from auditor.core.streams import generator
+from auditor.core.streams import keyed_random_generator
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.privacy.gaussian import noise_multiplier_for
 from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.statistics.audited import audited
+from auditor.statistics.audited import audit_epsilon_bounds
 from auditor.training.gradient_canaries import log_likelihood_ratio
 from benchmarks.checks.harness import Page, refuse, run
 from benchmarks.checks.trust.planted_faults import USUAL, trained
@@ -58,7 +58,7 @@ class DescribedTraining:
 
 def simulated(own: DescribedTraining, count: int, trial: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Scores and coins of as many canaries in as many steps of the mechanism itself."""
-    rng = generator("white box", trial)
+    rng = keyed_random_generator("white box", trial)
     included, scores = rng.random(count) < 0.5, np.zeros(count)
     for _ in range(own.steps):
         part = included & (rng.random(count) < own.sampling_rate)
@@ -68,7 +68,7 @@ def simulated(own: DescribedTraining, count: int, trial: int) -> tuple[NDArray[n
 
 
 def bounds(scores: NDArray[np.float64], included: NDArray[np.bool_], of: DescribedTraining) -> tuple[Audited, ...]:
-    return audited(scores, included, of.delta, sampling=(of.sampling_rate, of.steps))
+    return audit_epsilon_bounds(scores, included, of.delta, sampling=(of.sampling_rate, of.steps))
 
 
 def spread(of: DescribedTraining, count: int, trials: int) -> Iterator[str]:
