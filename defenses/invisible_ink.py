@@ -376,7 +376,7 @@ class _InkRows(Rows):
 
     @torch.no_grad()
     def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
-        """Draws that no budget pays for (`View._uniforms`) are the public model's."""
+        """Draws that no budget pays for (`View._sampling_noise`) are the public model's."""
         if not self.distribution and not decoding.ancestral:
             raise AuditError(f"expected ancestral decoding, got {decoding}: InvisibleInk's claim covers no other")
         drawn, near = decoding.draw(self._own, row_of_draw, uniforms[:, 0])

@@ -148,7 +148,7 @@ def _signal_strength(signal: Signal) -> float:
 
 
 def no_leakage_phrase(seen: Assessment, *targets: str) -> str:
-    """The reassuring words: said where `Assessment.reassures`, and nowhere else."""
+    """The reassuring words: said where `Assessment.shows_no_leakage`, and nowhere else."""
     whole = all(len(seen.tested(target)) == len(seen.of(target)) for target in targets)
     return f"no leakage seen{'' if whole else ' in what was tested'}"
 

@@ -163,7 +163,7 @@ def _epsilon_bound_contradictions(finding: Finding) -> Iterator[str]:
 
 
 def _game_contradictions(finding: Finding, claim: Claim | None) -> Iterator[str]:
-    """What says whether games could have contradicted a claim (`powerless`), where it stands elsewhere too."""
+    """What says whether games could have contradicted a claim (`powerless_reason`), where it stands elsewhere too."""
     for audit in finding.audits:
         if audit.table is None:
             continue

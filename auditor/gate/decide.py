@@ -5,7 +5,8 @@ if all rules do, so an upper bound of 95% each keeps a false pass to 5% (an inte
 rule does, so lower bounds are corrected for the number of decisions (Holm), which keeps a false alarm to 5% too.
 
 A lower bound of epsilon has no upper one: no audit shows that epsilon is small. It is held where it is within a limit
-that it could have been beyond (`statistics.audited.why_powerless`), and inconclusive where it could not have been.
+that it could have been beyond (`statistics.audited.powerless_audit_reason`), and inconclusive where it could not have
+been.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class RunFolder:
         return form
 
     def save_secrets(self, facts: dict[str, Any]) -> None:
-        """What reports may tell of each secret (`details.secret_facts`): a column a key, no text."""
+        """What reports may tell of each secret (`details.secret_fact_columns`): a column a key, no text."""
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
     def facts(self, cell: CellKey) -> dict[str, float]:

@@ -264,7 +264,7 @@ def _text_form_doubt_sentences(sample: _Sample, best: Form, settled: bool) -> li
         form for form in sample.members if _has_likelier_members(sample.members[form], sample.others[form], sample)
     ]
     if best in remembers:
-        return doubts  # what the model knows of them in this form is for the run to say (`scoring.likelihood_doubt`)
+        return doubts  # what the model knows of them in this form the run says (`scoring.doubt_if_members_likelier`)
     if remembers:
         doubts.append(
             f"members are more likely than non-members as {remembers[0].said}, but not as {best.said}: the model may "

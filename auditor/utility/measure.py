@@ -230,7 +230,7 @@ def _own_model_subject_and_parts(
 
     @cache
     def ensemble(folder: str) -> Any:
-        assert isinstance(public, HuggingFaceModel)  # `check_needs` has seen to it
+        assert isinstance(public, HuggingFaceModel)  # `check_defense_inputs_given` has seen to it
         return load_ensemble(Path(folder), public)
 
     def held(defense: Defense) -> Mapping[str, Any]:

@@ -145,7 +145,7 @@ def test_games_of_one_token_do_not_hold_the_claim_of_a_thousand(tmp_path: Path, 
 def test_games_are_not_made_stronger_by_an_edit(
     tmp_path: Path, capsys: Said, change: dict[str, Any], said: str
 ) -> None:
-    """What `powerless` goes by stands elsewhere too."""
+    """What `powerless_reason` goes by stands elsewhere too."""
     weak = replace(games.audit_games((18_750,) * 4, 1e-5, 0.05), tokens=1, covered=1024, exact=0.234)
     folder = finished(tmp_path / "run", 8.0, row((weak,), attack="prediction-audit", options={"tokens": 1}))
     limit = ("--max", "epsilon_lower_bound=claim")
