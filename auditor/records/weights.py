@@ -29,7 +29,7 @@ _SETTLED = 2.0  # seconds: a file may change again within one tick of the coarse
 
 
 def model_sha256_by_file_name(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
-    """The same of models by role: each a folder or hub id, and the revision of one on the hub."""
+    """File name -> SHA-256, of models by role: each a folder or hub id, and the revision of one on the hub."""
     memory = _Memory()
     found = {name: memory.digest(path) for name, path in _model_files_by_role(named)}
     memory.keep()
@@ -39,7 +39,7 @@ def model_sha256_by_file_name(named: Mapping[str, tuple[str, str | None]]) -> di
 def rehash_model_files(
     named: Mapping[str, tuple[str, str | None]], said: Callable[[str, int, int], None] = lambda *told: None
 ) -> dict[str, str]:
-    """As `of`, with every byte read: who decides by it trusts no file's date, and no digest that was kept.
+    """As `model_sha256_by_file_name`, with every byte read: who decides by it trusts no file's date and no kept digest.
 
     said: is told what is read, how many files of how many are done.
     """

@@ -51,8 +51,7 @@ class Concentrated:
 def most_concentrated_part(
     parts: Mapping[str, NDArray[np.bool_]], hit: NDArray[np.bool_], level: float
 ) -> Concentrated | None:
-    """Of the parts (name -> who belongs to it) that prefix token at this level, Bonferroni-corrected, the one with most
-    hits.
+    """Of the parts (name -> who belongs to it) with more hits than the rest (Fisher, Bonferroni), the one with most.
 
     None where no part is told from the others.
     """
