@@ -26,15 +26,17 @@ if TYPE_CHECKING:
     from auditor.models.huggingface import HuggingFaceModel
 
 AUDIT_VERSION = 2  # of the manifest: 1 is that of canaries without coins
-Kind = Literal["words", "prefixed", "sampled", "new-tokens"]
+Kind = Literal["words", "prefixed", "sampled", "rare-tokens", "new-tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-BEGUN = ("prefixed", "new-tokens")  # kinds that begin as texts of the data do
+BEGUN = ("prefixed", "rare-tokens", "new-tokens")  # kinds that begin as texts of the data do
+BY_MODEL = ("sampled", "rare-tokens")  # kinds that a model is asked for
 LEAST_TEMPERATURE = 0.8  # below, a model samples what it says anyway: nothing is left to be learnt of it
 _PREFIX_WORDS = 12
 _TOKENS_A_WORD = 3
 _LEAST_EPSILON = 0.01  # a bound below is no bound
 _UNFAIR = 1e-9  # how often fair coins are taken for others
 _AT_ONCE = 256  # samples of a model
+_BEGINNINGS = 32  # texts that a model is asked behind for the tokens it expects least
 Halves = tuple[str, str]  # prefix and secret of a text
 
 
@@ -116,9 +118,10 @@ def make_canary_texts(
     """So many different texts. length: of a secret, in words; of what a model samples, a third of its tokens.
 
     words: random ones. prefixed: random words behind the beginning of one of the `texts`, where nobody expects them.
-    sampled: what the `model` writes by itself. new-tokens: behind the beginning of one of the `texts`, one token that
-    occurs nowhere else (`new_canary_token_texts`). The first word of a text that has no other prefix is its prefix:
-    something must stand before what is scored. Raises AuditError where there are not so many.
+    sampled: what the `model` writes by itself. rare-tokens: behind the beginning of one of the `texts`, a token that
+    the `model` expects least there, each its own. new-tokens: there, one token that occurs nowhere else
+    (`new_canary_token_texts`). The first word of a text that has no other prefix is its prefix: something must stand
+    before what is scored. Raises AuditError where there are not so many.
     """
     if count < 1 or length < 1 + (kind == "words"):
         raise AuditError(f"expected canaries, of more words than are their prefix, got {count} of {length}")
@@ -131,6 +134,11 @@ def make_canary_texts(
     begun = _shuffled_text_beginnings(texts, seed)
     if kind == "prefixed":
         return list(_draw_distinct_canaries(count, lambda: (next(begun), f" {next(said)}")))
+    if kind == "rare-tokens":
+        assert model is not None
+        words = _least_expected_words(count, [next(begun) for _ in range(_BEGINNINGS)], model)
+        order = keyed_random_generator("rare tokens of an audit", seed).permutation(count)
+        return [(next(begun), words[i]) for i in order]
     return [(next(begun), token) for token in new_canary_token_texts(count)]
 
 
@@ -170,6 +178,27 @@ def _sample_canaries_from_model(
         if len(found) >= count:
             return [_first_word_and_rest(text) for text in list(found)[:count]]
     raise AuditError(f"expected {count:,} different texts of {length} tokens, but {model.name} wrote {len(found):,}")
+
+
+def _least_expected_words(count: int, begun: Sequence[str], model: HuggingFaceModel) -> list[str]:
+    """Words of one token each, by the mean log-probability (nats) that the model gives them behind these beginnings.
+
+    After the strongest canaries that a fixed vocabulary allows (Panda et al. 2025: tokens the model has never seen).
+    """
+    import torch
+
+    tokenizer: Any = model.tokenizer
+    rows = [tokenizer.encode(text, add_special_tokens=False) for text in begun]
+    with torch.no_grad():
+        found = [model.log_probs(torch.tensor([row], device=model.device), 1)[0, 0].double() for row in rows]
+    words: list[str] = []
+    for token in torch.stack(found).mean(0).argsort().tolist():
+        word = f" {tokenizer.decode([token]).strip()}"
+        if word[1:].isalpha() and tokenizer.encode(begun[0] + word, add_special_tokens=False) == [*rows[0], token]:
+            words.append(word)
+            if len(words) == count:
+                return words
+    raise AuditError(f"expected {count:,} words of one token, but the vocabulary of {model.name} has {len(words):,}")
 
 
 def _first_word_and_rest(text: str) -> Halves:

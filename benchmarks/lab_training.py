@@ -38,7 +38,7 @@ from auditor.training.variants import FineTuning
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 END = "<|endoftext|>"
 PUBLIC = "public"  # the part that all fine-tunings begin with
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _HELDOUT = 120  # records that no model here is trained on, and no attack looks at: what a training may choose by
 
 
@@ -133,10 +133,10 @@ class LabTraining:
             recipe.audit_length,
             seed,
             texts=list(draw_texts(seed + 2, count, self.kinds)) if kind in audit_canaries.BEGUN else (),  # nobody's
-            model=public() if kind == "sampled" else None,
+            model=public() if kind in audit_canaries.BY_MODEL else None,
         )
         manifests.write_manifest(
-            path / _MANIFEST, audit_canaries.make_audit_manifest(kind, texts, recipe.audit_times, seed)
+            path / MANIFEST, audit_canaries.make_audit_manifest(kind, texts, recipe.audit_times, seed)
         )
 
     # --- by a trainer ---
@@ -295,7 +295,7 @@ def make_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None
 
 
 def load_audit_canaries(path: Path) -> AuditManifest:
-    manifest = manifests.read_manifest(path / _MANIFEST)
+    manifest = manifests.read_manifest(path / MANIFEST)
     assert isinstance(manifest, AuditManifest)  # the cache holds what was built
     return manifest
 

@@ -72,17 +72,18 @@ class AuditFlags:
     delta: Annotated[float | None, typer.Option(help="Delta of --for-epsilon. [default: 1e-5]")] = None
     kind: Annotated[
         str | None,
-        typer.Option(metavar="words|prefixed|sampled|new-tokens", help="What canaries are made of. [default: words]"),
+        typer.Option(
+            metavar="words|prefixed|sampled|rare-tokens|new-tokens", help="What canaries are made of. [default: words]"
+        ),
     ] = None
     length: Annotated[
         int | None, typer.Option(help="Words per canary; with sampled, three tokens per word. [default: 8]")
     ] = None
     data: Annotated[
-        str | None, typer.Option(help="Training data, whose texts prefixed and new-tokens canaries begin with.")
+        str | None,
+        typer.Option(help="Training data, whose texts prefixed, rare-tokens and new-tokens canaries begin with."),
     ] = None
-    model: Annotated[
-        str | None, typer.Option(help="Model that sampled canaries are drawn from: the public or base model.")
-    ] = None
+    model: Annotated[str | None, typer.Option(help="Public or base model: of sampled and rare-tokens canaries.")] = None
     temperature: Annotated[
         float | None, typer.Option(help="Temperature of sampled canaries, at least 0.8. [default: 1]")
     ] = None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from auditor.benchmarks import audit_canaries, manifests, whole_texts
-from auditor.benchmarks.audit_canaries import BEGUN, KINDS, AuditManifest, Kind
+from auditor.benchmarks.audit_canaries import BEGUN, BY_MODEL, KINDS, AuditManifest, Kind
 from auditor.core import disk
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonfiles import read_json_object
@@ -39,7 +39,7 @@ def make_audit_canaries(asked: CanaryRequest) -> AuditManifest:
     """Raises AuditError for what the kind needs and was not given, or has no use of."""
     if asked.kind not in KINDS:
         raise unknown_name_error("--kind", asked.kind, KINDS)
-    for flag, kinds in {"data": BEGUN, "model": ("sampled",), "temperature": ("sampled",)}.items():
+    for flag, kinds in {"data": BEGUN, "model": BY_MODEL, "temperature": ("sampled",)}.items():
         given = getattr(asked, flag) is not None
         if given and asked.kind not in kinds:
             raise AuditError(f"expected --kind {' or '.join(kinds)} beside --{flag}, got {asked.kind}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import binomtest
 
 from auditor.benchmarks import audit_canaries, manifests
@@ -83,6 +85,23 @@ def test_each_kind_is_what_it_says(writer: HuggingFaceModel) -> None:
         == make_canary_texts("sampled", 30, 5, 0, model=writer)
         != make_canary_texts("sampled", 30, 5, 1, model=writer)
     )
+
+
+def test_rare_tokens_are_what_the_model_expects_least_and_each_canary_has_its_own(
+    writer: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_canaries, "_BEGINNINGS", len(RECORDS))
+    made = make_canary_texts("rare-tokens", 4, 5, 0, texts=RECORDS, model=writer)
+    encode = partial(writer.tokenizer.encode, add_special_tokens=False)
+    begun = [text[: text.index(" a\n")] for text in RECORDS]
+    assert {prefix for prefix, _ in made} <= set(begun)
+    behind = [writer.log_probs(torch.tensor([encode(text)]), 1)[0, 0].double() for text in begun]
+    words = {f" {writer.tokenizer.decode([id]).strip()}": id for id in range(writer.vocab_size)}
+    alone = [i for word, i in words.items() if word[1:].isalpha() and encode(begun[0] + word) == [*encode(begun[0]), i]]
+    least = sorted(alone, key=lambda i: float(sum(row[i] for row in behind)))[:4]
+    assert len(alone) > 6 and {words[secret] for _, secret in made} == set(least)
+    with pytest.raises(AuditError, match=r"expected 1,000 words of one token, but the vocabulary of .* has \d+"):
+        make_canary_texts("rare-tokens", 1000, 5, 0, texts=RECORDS, model=writer)
 
 
 def test_what_cannot_be_made_is_refused(writer: HuggingFaceModel) -> None:
