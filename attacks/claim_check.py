@@ -19,7 +19,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.core.streams import secret_uniform_draws
-from auditor.models.base import Check
+from auditor.models.base import DivergenceCheck
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches, value_column
 from auditor.plugins.view import Sampling, View
@@ -166,7 +166,7 @@ def evenly_spaced_positions(positions: int, length: int) -> list[int]:
     return [i * length // count for i in range(count)]
 
 
-def summarise_checks_of_text(checks: Sequence[Check], row: int, at: Sequence[int]) -> dict[str, float]:
+def summarise_checks_of_text(checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]) -> dict[str, float]:
     """Of one text: by relation where the most of the claim is used, and how many positions break any claim.
 
     Where nothing is claimed, what all positions cost together.

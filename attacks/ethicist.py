@@ -17,7 +17,7 @@ from auditor.core.nouns import Pair
 from auditor.core.streams import keyed_random_generator
 from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel
-from auditor.models.memory import AtOnce
+from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.attack import Attack, SamplingAttack, add_capability, mean_nll
 from auditor.plugins.view import Batch, View
 
@@ -150,7 +150,7 @@ class Ethicist(SamplingAttack):
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _warmup_linear_decay_schedule(self.warmup_steps, steps))
         # The untouched initial prompt is not a candidate: the paper keeps the best *epoch*.
         best, best_epoch, best_loss, history = prompt, 0, np.inf, []
-        at_once = AtOnce(_PAIRS_AT_ONCE)
+        at_once = BatchSizeLimit(_PAIRS_AT_ONCE)
 
         def loss_of(pairs: Sequence[Pair], learn: Callable[[Tensor], None]) -> float:
             state = noise.get_state()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.generation.sample import Candidates
-from auditor.generation.search import Leaves
+from auditor.generation.search import TreeLeaves
 from auditor.plugins.attack import SamplingAttack
 from auditor.plugins.view import Batch, Search, View
 
@@ -42,5 +42,5 @@ class Exact(SamplingAttack):
 
 
 def _exact_candidate_log_probs(candidates: Candidates) -> Tensor:
-    assert isinstance(candidates, Leaves)
+    assert isinstance(candidates, TreeLeaves)
     return candidates.log_q

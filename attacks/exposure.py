@@ -204,7 +204,7 @@ class _Ranking:
         for x, better, left in zip(nll.tolist(), at_most.tolist(), unseen.tolist(), strict=True):
             least = max(1, better)  # the canary itself may be among the unseen
             most = max(least, min(least + left, exposure.rank_upper_bound(x, self.space.size))) if left else least
-            estimate = exposure.Estimate(least, least, most)
+            estimate = exposure.RankEstimate(least, least, most)
             seen.append(
                 self._exposure_values(
                     x, estimate, 2.0 ** -exposure.exposure_from_rank(most, self.space.bits), references, distribution
@@ -216,7 +216,7 @@ class _Ranking:
     def _estimated_exposures(self, texts: Sequence[str], own: Sequence[Tokens]) -> list[dict[str, float]]:
         view, size = self.view, self.space.size
         head = constrained.common_prefix([*own, *self.tokens.values()])
-        guide, context = constrained.Guide(self.space, view.tokenizer, head), self._require_context(head)
+        guide, context = constrained.TokenGuide(self.space, view.tokenizer, head), self._require_context(head)
         tails = [tokens[len(head) :] for tokens in own]
         uniform = [self.tokens[text][len(head) :] for text in self.references]
         for tail in (*tails, *uniform):
@@ -247,7 +247,7 @@ class _Ranking:
     def _exposure_values(
         self,
         nll: float,
-        rank: exposure.Estimate,
+        rank: exposure.RankEstimate,
         null_p: float,
         references: np.ndarray,
         distribution: exposure.SkewNormal,

@@ -24,7 +24,7 @@ from auditor.gate import decide, policy
 from auditor.gate.compare import compare_finished_runs
 from auditor.gate.rulings import Decision
 from auditor.records import details, table
-from auditor.records.outcomes import Run
+from auditor.records.outcomes import RunOutcomes
 from auditor.reports import export, files, inert, verdict
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class FinishedRun:
     """A run folder that holds a result. Everything here works without the model, and without torch."""
 
     folder: Path
-    run: Run
+    run: RunOutcomes
 
     @property
     def result(self) -> AuditResult:
@@ -169,14 +169,14 @@ def prepare_audit(
     from auditor.runs.objects import class_name, plugin_objects
     from auditor.runs.plan import make_plan
     from auditor.runs.reporter import Silence
-    from auditor.runs.shared import Shared
+    from auditor.runs.shared import SweepCache
 
     models = {"model": model, "public": public, "reference": reference}
     given = {name: one for name, one in models.items() if live_models.is_live_model(name, one)}
     if isinstance(tokenizer, (str, Path)):  # of a model behind an API, which the plan sees to
         plan, tokenizer = {**plan, "tokenizer": tokenizer}, None
     _check_audit_arguments(tokenizer, given, plan)
-    reporter, shared = reporter or Silence(), Shared()
+    reporter, shared = reporter or Silence(), SweepCache()
     with ExitStack() as stack:
         stack.enter_context(live_models.restore_training_flags(*given.values()))
         live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}

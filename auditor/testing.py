@@ -311,7 +311,7 @@ def make_model(vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: f
     return HuggingFaceModel(model, name=f"tiny {kind}")
 
 
-class Words:
+class TwoLetterTokenizer:
     """A tokenizer of two-letter words, upper case for even ids: lower-casing turns an even id into the next one."""
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -326,7 +326,12 @@ class Words:
 
 
 def make_view(model: LanguageModel, setting: Setting, **more: Any) -> View:
-    roles: dict[str, Any] = {"public": model, "reference": tiny_model(7), "tokenizer": Words(), "training": KEPT}
+    roles: dict[str, Any] = {
+        "public": model,
+        "reference": tiny_model(7),
+        "tokenizer": TwoLetterTokenizer(),
+        "training": KEPT,
+    }
     return View("target", model, setting, seed=0, **roles, **more)
 
 
@@ -354,8 +359,8 @@ def secrets(model: LanguageModel) -> list[Secret]:
 
 
 def canaries() -> list[Secret]:
-    """Members and controls of one small space, as `Words` writes them."""
-    words = Words()
+    """Members and controls of one small space, as `TwoLetterTokenizer` writes them."""
+    words = TwoLetterTokenizer()
     slots = tuple((f"slot{i}", tuple(words.decode((token,)) for token in range(i, 61, 10))) for i in range(3))
     space = Space(words.decode((5, 9)) + "".join(f"{{{name}}}" for name, _ in slots), slots)
     texts = list(space.texts())[::17][:12]
@@ -374,7 +379,7 @@ def random_canaries() -> list[Secret]:
             query.prefix[: query.length],
             i % 2,
             member=i % 2 > 0,
-            canary=Canary(Words().decode(query.prefix * 2), coin=i % 2 > 0),
+            canary=Canary(TwoLetterTokenizer().decode(query.prefix * 2), coin=i % 2 > 0),
         )
         for i, query in enumerate(random_queries(24))
     ]

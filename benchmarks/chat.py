@@ -14,13 +14,13 @@ from itertools import takewhile
 from typing import Any, Literal, get_args
 
 from auditor.benchmarks import forms
-from auditor.benchmarks.forms import Form
+from auditor.benchmarks.forms import ChatRendering
 from auditor.benchmarks.talks import (
     ASSISTANT,
     REASONING,
     Conversation,
     Message,
-    Unusable,
+    UnusableConversation,
     message_text,
     normalised_role,
 )
@@ -56,7 +56,7 @@ class RenderedChat:
     text: str
     tokens: Tokens
     offsets: tuple[tuple[int, int], ...]
-    answers: tuple[Answer | Unusable, ...]
+    answers: tuple[Answer | UnusableConversation, ...]
     marked: tuple[bool, ...] | None  # what the template itself marks as the assistant's; None: it marks nothing
     remarks: tuple[str, ...] = ()  # what of the row the text does not say
 
@@ -101,7 +101,7 @@ class _Span:
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASSISTANT) -> RenderedChat:
+def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: str = ASSISTANT) -> RenderedChat:
     """The conversation in this rendering. Raises Unusable where nothing can be written, or nothing of it be asked for.
 
     turns: whose turns are its answers, or ALL; what is learnt of it is told of the assistant's alone. Raises AuditError
@@ -118,7 +118,7 @@ def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASS
     remarks: list[str] = []
     try:
         whole = forms.render(tokenizer, said, form, messages)
-    except Unusable:
+    except UnusableConversation:
         if not any(isinstance(message.get("content"), list | tuple) for message in messages):
             raise
         messages = tuple(
@@ -143,10 +143,10 @@ def render_chat(tokenizer: Any, said: Conversation, form: Form, turns: str = ASS
     )
 
 
-def _render_without_template(tokenizer: Any, said: Conversation, form: Form) -> RenderedChat:
+def _render_without_template(tokenizer: Any, said: Conversation, form: ChatRendering) -> RenderedChat:
     """Without a template: one text, and the end of text behind it, as TRL puts it there."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
-    text, spans = "", list[_Span | Unusable]()
+    text, spans = "", list[_Span | UnusableConversation]()
     found = forms.untemplated_pieces(said, form)
     for number, (piece, answers) in enumerate(found):
         last = number == len(found) - 1
@@ -155,7 +155,9 @@ def _render_without_template(tokenizer: Any, said: Conversation, form: Form) -> 
         text += piece + behind
         if answers:
             bounds = _strip_span_whitespace(text, start, start + len(piece))
-            spans.append(_Span(bounds, (start, len(text)), "content") if bounds else Unusable("an empty answer"))
+            spans.append(
+                _Span(bounds, (start, len(text)), "content") if bounds else UnusableConversation("an empty answer")
+            )
     beside = {"system": any(m["role"] == SYSTEM for m in said.messages) and said.plain, "tools": said.tools}
     remarks = [f"nothing of {name} is written without a template" for name, there in beside.items() if there]
     return _tokenise_rendered_chat(tokenizer, text, spans, None, remarks)
@@ -164,7 +166,7 @@ def _render_without_template(tokenizer: Any, said: Conversation, form: Form) -> 
 def _tokenise_rendered_chat(
     tokenizer: Any,
     text: str,
-    spans: Sequence[_Span | Unusable],
+    spans: Sequence[_Span | UnusableConversation],
     marked: tuple[bool, ...] | None,
     remarks: Sequence[str],
     turns: str = ASSISTANT,
@@ -172,17 +174,23 @@ def _tokenise_rendered_chat(
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
     answers = tuple(
-        span if isinstance(span, Unusable) else _answer_of_character_span(text, offsets, span) for span in spans
+        span if isinstance(span, UnusableConversation) else _answer_of_character_span(text, offsets, span)
+        for span in spans
     )
     if not any(isinstance(answer, Answer) for answer in answers):
-        raise next((answer for answer in answers if isinstance(answer, Unusable)), Unusable(f"no {turns} turn"))
+        raise next(
+            (answer for answer in answers if isinstance(answer, UnusableConversation)),
+            UnusableConversation(f"no {turns} turn"),
+        )
     return RenderedChat(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
 
 
-def _answer_of_character_span(text: str, offsets: Sequence[tuple[int, int]], span: _Span) -> Answer | Unusable:
+def _answer_of_character_span(
+    text: str, offsets: Sequence[tuple[int, int]], span: _Span
+) -> Answer | UnusableConversation:
     tokens = _token_range_of_text(text, offsets, *span.said)
     if tokens is None:
-        return Unusable("an answer does not begin at a token boundary")
+        return UnusableConversation("an answer does not begin at a token boundary")
     start, end = span.learnt
     return Answer(
         tokens,
@@ -216,7 +224,7 @@ def _ignored_input_sentences(
         try:
             if rendered(without) == whole:
                 yield f"the chat template writes nothing of {key if key.isidentifier() else 'a key of a message'}"
-        except Unusable:
+        except UnusableConversation:
             continue  # it asks for it
     if said.tools is not None and not any(_tool_name(tool) in whole for tool in said.tools):
         yield "the chat template writes nothing of tools"
@@ -232,7 +240,7 @@ def _tool_name(tool: Any) -> str:
 
 def _assistant_answer_spans(
     rendered: Callable[..., str], whole: str, messages: Sequence[Message], turn: int
-) -> Iterator[_Span | Unusable]:
+) -> Iterator[_Span | UnusableConversation]:
     """What the assistant said in this turn, as the template wrote it: its reasoning, if that is there, and its content.
 
     Each is found by writing the conversation with a mark in its place: what stands before and behind the mark stands
@@ -249,13 +257,15 @@ def _assistant_answer_spans(
         marked = None if _MARK in whole else _render_or_none(rendered, with_mark)
         bounds = None if marked is None else _bounds_of_mark(whole, marked)
         if bounds is None and key == "content":
-            yield Unusable("the chat template does not write an answer as it was given")
+            yield UnusableConversation("the chat template does not write an answer as it was given")
         if bounds is None:
             continue  # a thought of an earlier turn, which templates leave out
         found += 1
         yield _Span(bounds, _answer_turn_bounds(rendered, whole, with_mark[: turn + 1], bounds), key)
     if not found and not any(value.strip() for _, value, _ in _reasoning_and_content_parts(message)):
-        yield Unusable("an assistant turn that only calls tools" if message.get("tool_calls") else "an empty answer")
+        yield UnusableConversation(
+            "an assistant turn that only calls tools" if message.get("tool_calls") else "an empty answer"
+        )
 
 
 def _reasoning_and_content_parts(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
@@ -315,12 +325,12 @@ def _answer_turn_bounds(
 def _render_or_none(rendered: Callable[..., str], messages: Sequence[Message], answering: bool = False) -> str | None:
     try:
         return str(rendered(messages, answering)) if messages else None
-    except Unusable:
+    except UnusableConversation:
         return None
 
 
 def _template_answer_mask(
-    tokenizer: Any, said: Conversation, form: Form, messages: Sequence[Message]
+    tokenizer: Any, said: Conversation, form: ChatRendering, messages: Sequence[Message]
 ) -> tuple[bool, ...] | None:
     """The tokens inside the template's `{% generation %}` blocks, which is what TRL's assistant_only_loss trains on."""
     if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
@@ -353,8 +363,14 @@ def _token_range_of_text(text: str, offsets: Sequence[tuple[int, int]], start: i
 
 
 def cut_answers(
-    tokenizer: Any, said: Conversation, written: RenderedChat, form: Form, knows: str, longest: int, shown: int | None
-) -> Iterator[AnswerCut | Unusable]:
+    tokenizer: Any,
+    said: Conversation,
+    written: RenderedChat,
+    form: ChatRendering,
+    knows: str,
+    longest: int,
+    shown: int | None,
+) -> Iterator[AnswerCut | UnusableConversation]:
     """Each answer that an attacker who knows so much can ask for, as a secret; or why there is none.
 
     `user`: all that came before an answer; `partial:F`: that, and the share F of the answer's tokens; `system`: the
@@ -364,13 +380,13 @@ def cut_answers(
     share = known_answer_share(knows)
     alone = _system_turn_only_prompt(tokenizer, said, form) if knows == SYSTEM else None
     for answer in written.answers if alone is None else written.found[:1]:
-        if isinstance(answer, Unusable):
+        if isinstance(answer, UnusableConversation):
             yield answer
             continue
         start, end = answer.said
         middle = start + math.floor(share * (end - start))
         if share and middle == start:
-            yield Unusable("an answer that is too short to know a part of")
+            yield UnusableConversation("an answer that is too short to know a part of")
             continue
         last = min(end, middle + longest)
         first = 0 if shown is None else max(0, middle - shown)
@@ -383,16 +399,16 @@ def cut_answers(
             prefix = tuple(tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"])
             wording = replace(wording, prefix=alone)
         if not prefix:
-            yield Unusable("an answer with nothing before it")
+            yield UnusableConversation("an answer with nothing before it")
             continue
         yield AnswerCut(prefix, written.tokens[middle:last], wording, middle, stands, answer.role)
 
 
-def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: Form) -> str:
+def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: ChatRendering) -> str:
     """What an attacker sends who knows the system turn and no other. Raises Unusable where there is none."""
     messages = forms.messages_for_template(said, form)
     if messages[0]["role"] != SYSTEM or (form.source is None and said.plain):
-        raise Unusable("no system turn to know")
+        raise UnusableConversation("no system turn to know")
     if form.source is None:
         return f"{message_text(messages[0].get('content'))}\n"
     return forms.render(tokenizer, said, form, messages[:1], answering=True)

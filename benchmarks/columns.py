@@ -108,14 +108,14 @@ def row_repeat_counts(table: RecordTable) -> list[int]:
 
 def conversations(
     table: RecordTable, layout: Sequence[str], order: Sequence[int] | None = None
-) -> Iterator[talks.Conversation | talks.Unusable]:
+) -> Iterator[talks.Conversation | talks.UnusableConversation]:
     """What each row says, or why it cannot be used. order: of which rows; None: of all."""
     columns = {name: table.column(name) for name in (*layout, *talks.BESIDE) if name in table.columns}
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
             yield talks.parse_row_as_conversation(layout, row)
-        except talks.Unusable as why:
+        except talks.UnusableConversation as why:
             yield why
 
 

@@ -20,7 +20,7 @@ from auditor.benchmarks.columns import (
     joined_layout_texts,
     text_column_values,
 )
-from auditor.benchmarks.forms import Form
+from auditor.benchmarks.forms import ChatRendering
 from auditor.benchmarks.tables import RecordTable
 from auditor.benchmarks.wording import token_ends, wording_of_tokens
 from auditor.core.errors import AuditError
@@ -44,7 +44,7 @@ class Cutting:
     suffix_length: int
     windows: int | None = None
     knows: str | None = None
-    form: Form | None = None  # of conversations; None: the usual one
+    form: ChatRendering | None = None  # of conversations; None: the usual one
     turns: str | None = None  # of conversations, whose are attacked; None: the assistant's
 
 
@@ -52,7 +52,7 @@ Halves = tuple[Tokens, Tokens, Wording] | str  # prefix and suffix, as tokens an
 
 
 @dataclass(frozen=True)
-class Part:
+class CutPart:
     """What came of a row, or of a part of it: `at` is where its suffix begins, in tokens of the row."""
 
     row: int
@@ -82,7 +82,7 @@ def tokenizer_note(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def cut_rows_into_parts(
     table: RecordTable, cut: Cutting, remarks: Counter[str]
-) -> tuple[Iterator[Part], str, Sequence[str]]:
+) -> tuple[Iterator[CutPart], str, Sequence[str]]:
     """The secrets of each row, how they were cut, and what the rows say, which is whole when all secrets are read.
 
     remarks: is given what of conversations is not written, with how many say so. Raises AuditError for a flag that says
@@ -102,7 +102,7 @@ def cut_rows_into_parts(
     said = joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
         halves = _cut_pairs(cut.tokenizer, text_column_values(table, "prefix"), text_column_values(table, "suffix"))
-        pairs = (Part(row, half) for row, half in enumerate(halves))
+        pairs = (CutPart(row, half) for row, half in enumerate(halves))
         return pairs, "prefix and suffix tokenised jointly and kept whole", said
     prefix = cut.prefix_length or LENGTH
     how = f"text cut into its first {prefix} and the next {cut.suffix_length} tokens"
@@ -111,7 +111,7 @@ def cut_rows_into_parts(
     return _cut_texts(cut, prefix, said), how, said
 
 
-def _cut_texts(cut: Cutting, prefix: int, texts: Sequence[str]) -> Iterator[Part]:
+def _cut_texts(cut: Cutting, prefix: int, texts: Sequence[str]) -> Iterator[CutPart]:
     """(prefix,) and (suffix_length,) tokens of each text, once or at every stride; what is left over is not used."""
     total = prefix + cut.suffix_length
     for first in range(0, len(texts), BATCH):
@@ -120,7 +120,7 @@ def _cut_texts(cut: Cutting, prefix: int, texts: Sequence[str]) -> Iterator[Part
         rows = zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         for row, (text, ids, offsets) in enumerate(rows, first):
             if len(ids) < total:
-                yield Part(row, f"shorter than {prefix} + {cut.suffix_length} tokens")
+                yield CutPart(row, f"shorter than {prefix} + {cut.suffix_length} tokens")
                 continue
             starts = [0] if cut.windows is None else range(0, len(ids) - total + 1, cut.windows)
             for part, start in enumerate(starts):
@@ -130,7 +130,7 @@ def _cut_texts(cut: Cutting, prefix: int, texts: Sequence[str]) -> Iterator[Part
                     tuple(ids[middle:end]),
                     wording_of_tokens(text, offsets, start, middle, end),
                 )
-                yield Part(row, halves, None if cut.windows is None else part, middle)
+                yield CutPart(row, halves, None if cut.windows is None else part, middle)
 
 
 def _cut_pairs(tokenizer: Any, prefixes: Sequence[str], suffixes: Sequence[str]) -> Iterator[Halves]:
@@ -164,43 +164,49 @@ def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets:
 
 def _cut_conversations(
     cut: Cutting,
-    form: Form,
+    form: ChatRendering,
     knows: str,
-    said: Iterator[talks.Conversation | talks.Unusable],
+    said: Iterator[talks.Conversation | talks.UnusableConversation],
     told: tuple[list[str], Counter[str]],
-) -> Iterator[Part]:
+) -> Iterator[CutPart]:
     """told: is given what is written of each, and what is not."""
     texts, remarks = told
     for row, one in enumerate(said):
         try:
-            if isinstance(one, talks.Unusable):
+            if isinstance(one, talks.UnusableConversation):
                 raise one
             written = chat.render_chat(cut.tokenizer, one, form, cut.turns or talks.ASSISTANT)
             found = list(
                 chat.cut_answers(cut.tokenizer, one, written, form, knows, cut.suffix_length, cut.prefix_length)
             )
-        except talks.Unusable as why:
-            yield Part(row, str(why))
+        except talks.UnusableConversation as why:
+            yield CutPart(row, str(why))
             continue
         texts.append(written.text)
         remarks.update(written.remarks)
         for part, answer in enumerate(found):
             number = part if len(found) > 1 else None
-            if isinstance(answer, talks.Unusable):
-                yield Part(row, str(answer), number)
+            if isinstance(answer, talks.UnusableConversation):
+                yield CutPart(row, str(answer), number)
             else:
                 role = answer.role if cut.turns == ALL else None
-                yield Part(row, (answer.prefix, answer.suffix, answer.wording), number, answer.at, answer.stands, role)
+                yield CutPart(
+                    row, (answer.prefix, answer.suffix, answer.wording), number, answer.at, answer.stands, role
+                )
 
 
-def usual_form_of_table(tokenizer: Any, table: RecordTable) -> Form:
+def usual_form_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
     """What trainers make of such rows first of all; today, where the template writes the day.
 
     Raises AuditError for messages and a tokenizer without a template.
     """
-    rows = (said for said in conversations(table, detect_column_layout(table)) if not isinstance(said, talks.Unusable))
+    rows = (
+        said
+        for said in conversations(table, detect_column_layout(table))
+        if not isinstance(said, talks.UnusableConversation)
+    )
     first = list(islice(rows, 1))
-    return forms.most_usual_rendering(tokenizer, first, f"{date.today()}") if first else Form(forms.NONE)
+    return forms.most_usual_rendering(tokenizer, first, f"{date.today()}") if first else ChatRendering(forms.NONE)
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> Any:

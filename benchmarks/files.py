@@ -35,9 +35,17 @@ from auditor.benchmarks.cutting import (
     tokenizer_note,
     usual_form_of_table,
 )
-from auditor.benchmarks.forms import Form
+from auditor.benchmarks.forms import ChatRendering
 from auditor.benchmarks.occurrences import last_word_continues, occurrences
-from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, plural, row_numbers_text, split_records
+from auditor.benchmarks.splitting import (
+    Record,
+    RecordSource,
+    SplitOptions,
+    check_lengths,
+    plural,
+    row_numbers_text,
+    split_records,
+)
 from auditor.benchmarks.tables import RecordTable, read_table, require_rows
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
@@ -73,7 +81,7 @@ class Files(Benchmark):
         seed: int = 0,
         group_column: str | None = None,
         user_column: str | None = None,
-        form: Form | None = None,
+        form: ChatRendering | None = None,
     ):
         """Reads and cuts everything at once. Raises AuditError for whatever a user can mend, in one sentence.
 
@@ -85,7 +93,7 @@ class Files(Benchmark):
         first are shown in reports, those of the second under other names.
         """
         check_lengths(prefix_length, suffix_length)
-        split = Split(known_fraction, limit, seed)
+        split = SplitOptions(known_fraction, limit, seed)
         self.tokenizer = fast_tokenizer(tokenizer)
         cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form, turns)
         members = _read_file_as_source("--data", data, cut, group_column, user_column)
@@ -119,8 +127,10 @@ class Files(Benchmark):
         layout, repeats = detect_column_layout(table), row_repeat_counts(table)
         if self.form is not None:
             for said, times in zip(conversations(table, layout), repeats, strict=True):
-                with suppress(talks.Unusable):  # nobody is attacked in such a row either, and the notes say so
-                    if not isinstance(said, talks.Unusable):
+                with suppress(
+                    talks.UnusableConversation
+                ):  # nobody is attacked in such a row either, and the notes say so
+                    if not isinstance(said, talks.UnusableConversation):
                         yield chat.render_chat(self.tokenizer, said, self.form).tokens, times
             return
         texts = joined_layout_texts(table, layout)
@@ -131,7 +141,7 @@ class Files(Benchmark):
 
 def _read_file_as_source(
     flag: str, name: str, cut: Cutting, group_column: str | None = None, user_column: str | None = None
-) -> Source:
+) -> RecordSource:
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
     table = require_rows(read_table(flag, name, (*COLUMNS, *filter(None, (group_column, user_column)))))
     layout = detect_column_layout(table)
@@ -170,7 +180,7 @@ def _read_file_as_source(
         for why, rows in unasked.items()
     )
     notes = (how, *dropped, *(f"{why} ({plural(count, 'conversation')})" for why, count in remarks.items()))
-    return Source(table.where, tuple(records), reasons, tuple(f"{table.where}: {note}" for note in notes), form)
+    return RecordSource(table.where, tuple(records), reasons, tuple(f"{table.where}: {note}" for note in notes), form)
 
 
 def _records_with_copy_counts(records: Sequence[Record], standing: Sequence[str], texts: Sequence[str]) -> list[Record]:

@@ -25,7 +25,7 @@ from auditor.benchmarks.talks import (
     REASONING,
     Conversation,
     Message,
-    Unusable,
+    UnusableConversation,
     is_assistant,
     message_text,
     normalised_role,
@@ -48,7 +48,7 @@ Piece = tuple[str, bool]  # a text, and whether it is an answer
 
 
 @dataclass(frozen=True)
-class Form:
+class ChatRendering:
     """One rendering. source: Jinja, or the JSON of several templates by name; None: it is written without one.
 
     variants: what differs from the base, of `VARIANTS`. day: YYYY-MM-DD, of a template that writes the day.
@@ -87,7 +87,7 @@ class Form:
 # --- by name ----------------------------------------------------------------------------------------------------------
 
 
-def parse_form(asked: str, day: str | None, tokenizer: Any) -> Form:
+def parse_form(asked: str, day: str | None, tokenizer: Any) -> ChatRendering:
     """The rendering that `--template` and `--date` name. Raises AuditError where there is none.
 
     day: None leaves the day of a template that writes one open.
@@ -98,7 +98,7 @@ def parse_form(asked: str, day: str | None, tokenizer: Any) -> Form:
     allowed = {NONE: {LINE}, ALPACA: {LINE, BARE, INPUT}}.get(base, _OF_TEMPLATES)
     if wrong := [one for one in variants if one not in allowed]:
         raise AuditError(f"expected --template {base} with one of {', '.join(sorted(allowed))}, got +{wrong[0]}")
-    form = Form(base, None if base in (NONE, ALPACA) else _template_source(base, tokenizer), variants)
+    form = ChatRendering(base, None if base in (NONE, ALPACA) else _template_source(base, tokenizer), variants)
     if day is not None and not form.writes_day:
         raise AuditError(f"expected --date with a template that writes the day (strftime_now), got it with {asked}")
     return replace(form, day=day)
@@ -154,7 +154,7 @@ def trl_training_template(tokenizer: Any) -> str | None:
 # --- those to choose from ---------------------------------------------------------------------------------------------
 
 
-def candidate_forms(tokenizer: Any, rows: Sequence[Conversation]) -> list[Form]:
+def candidate_forms(tokenizer: Any, rows: Sequence[Conversation]) -> list[ChatRendering]:
     """What trainers make of such rows, the most usual first. Without a day: which, is another question.
 
     Raises AuditError for messages and a tokenizer without a template: nothing else is usual of them.
@@ -162,21 +162,25 @@ def candidate_forms(tokenizer: Any, rows: Sequence[Conversation]) -> list[Form]:
     kind = rows[0].kind
     own, of_trl = own_template(tokenizer), trl_training_template(tokenizer)
     plain = {
-        COMPLETION: [Form(NONE), Form(NONE, None, (LINE,))],  # TRL: one text, and the end of text behind it
-        INSTRUCTION: [Form(ALPACA, None, some) for some in ((), (LINE,), (INPUT, LINE), (BARE, LINE))] + [Form(NONE)],
+        COMPLETION: [
+            ChatRendering(NONE),
+            ChatRendering(NONE, None, (LINE,)),
+        ],  # TRL: one text, and the end of text behind it
+        INSTRUCTION: [ChatRendering(ALPACA, None, some) for some in ((), (LINE,), (INPUT, LINE), (BARE, LINE))]
+        + [ChatRendering(NONE)],
     }.get(kind, [])
     if kind == MESSAGES and own is None:
         return [parse_form(MODEL, None, tokenizer)]
     of_templates = [
-        Form(base, source, tuple(one for one in some if one))
+        ChatRendering(base, source, tuple(one for one in some if one))
         for base, source in ((MODEL, own), (TRL, of_trl))
         if source is not None
         for some in product(*_form_variants(source, rows))
     ]
-    return [*plain, *of_templates, *([Form(NONE)] if kind == MESSAGES else [])]
+    return [*plain, *of_templates, *([ChatRendering(NONE)] if kind == MESSAGES else [])]
 
 
-def most_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> Form:
+def most_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> ChatRendering:
     """The first candidate, with this day where it writes one."""
     form = candidate_forms(tokenizer, rows)[0]
     return replace(form, day=day) if form.writes_day else form
@@ -203,7 +207,7 @@ def _has_reasoning(message: Message) -> bool:
 # --- what they write --------------------------------------------------------------------------------------------------
 
 
-def messages_for_template(said: Conversation, form: Form) -> tuple[dict[str, Any], ...]:
+def messages_for_template(said: Conversation, form: ChatRendering) -> tuple[dict[str, Any], ...]:
     """The messages that the template is given: as they were, but for what the form does otherwise."""
     messages = [dict(message) for message in said.messages]
     if LINE in form.variants and said.kind == INSTRUCTION:
@@ -218,7 +222,7 @@ def messages_for_template(said: Conversation, form: Form) -> tuple[dict[str, Any
     return tuple(messages)
 
 
-def chat_template_arguments(tokenizer: Any, said: Conversation, form: Form) -> dict[str, Any]:
+def chat_template_arguments(tokenizer: Any, said: Conversation, form: ChatRendering) -> dict[str, Any]:
     """What `apply_chat_template` is given beside the messages."""
     source = str(form.source)
     if form.base == MODEL and not isinstance(tokenizer.chat_template, str):  # several by name: which, depends on tools
@@ -244,7 +248,9 @@ def template_with_fixed_date(source: str, day: str | None) -> str:
     return fixed
 
 
-def render(tokenizer: Any, said: Conversation, form: Form, messages: Sequence[Message], answering: bool = False) -> str:
+def render(
+    tokenizer: Any, said: Conversation, form: ChatRendering, messages: Sequence[Message], answering: bool = False
+) -> str:
     """The messages as the template writes them. answering: up to where the assistant begins to speak.
 
     Raises Unusable where it refuses them.
@@ -253,7 +259,7 @@ def render(tokenizer: Any, said: Conversation, form: Form, messages: Sequence[Me
     try:
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answering, **asked)
     except (TemplateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise Unusable(f"the chat template refuses it ({_data_free_error_text(error, messages)})") from None
+        raise UnusableConversation(f"the chat template refuses it ({_data_free_error_text(error, messages)})") from None
     return str(text)
 
 
@@ -264,14 +270,14 @@ def _data_free_error_text(error: Exception, messages: Sequence[Message]) -> str:
     return type(error).__name__ if any(one and one in words for one in said) or not words else words
 
 
-def untemplated_pieces(said: Conversation, form: Form) -> list[Piece]:
+def untemplated_pieces(said: Conversation, form: ChatRendering) -> list[Piece]:
     """The row without a template, piece by piece. Raises Unusable for a turn without text."""
     if form.base == ALPACA:
         return _alpaca_prompt_pieces(said, form)
     if said.kind == MESSAGES:  # turn by turn, a line each
         contents = [(message_text(message.get("content")), is_assistant(message)) for message in said.messages]
         if any(content is None for content, _ in contents):
-            raise Unusable("a turn that is not text, and no template to write it")
+            raise UnusableConversation("a turn that is not text, and no template to write it")
         joined = [[("\n", False), (str(content), spoken)] for content, spoken in contents]
         return [piece for some in joined for piece in some][1:]
     given = [text for text in said.plain[:-1] if text]
@@ -280,7 +286,7 @@ def untemplated_pieces(said: Conversation, form: Form) -> list[Piece]:
     return [("".join(given) + ("\n" if LINE in form.variants else ""), False), (said.plain[-1], True)]
 
 
-def _alpaca_prompt_pieces(said: Conversation, form: Form) -> list[Piece]:
+def _alpaca_prompt_pieces(said: Conversation, form: ChatRendering) -> list[Piece]:
     """The text that Alpaca was trained with and published. bare: without its opening; input: with the input's heading
     even where there is none; line: the answer on a line of its own, as axolotl writes it.
     """

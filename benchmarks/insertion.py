@@ -29,7 +29,7 @@ _REPEATS = "repeats"  # what `audit run --data` reads how often a row was traine
 
 
 @dataclass(frozen=True)
-class Copies:
+class InsertionPlan:
     """What to insert where. `text`: the column of texts; `group`: one that says whose a row is, "" for none."""
 
     manifest: Manifest | AuditManifest
@@ -69,7 +69,7 @@ class Copies:
         return {column: own.get(column, absent) for column in columns}
 
 
-def write_data_with_canaries(copies: Copies, data: str, out: Path) -> int:
+def write_data_with_canaries(copies: InsertionPlan, data: str, out: Path) -> int:
     """Writes the data with the copies in it to `out`, in the format of the data; returns how many copies.
 
     Raises AuditError, and writes nothing, where the data cannot be read or `out` exists.
@@ -103,7 +103,7 @@ def _refuse_unfit_canary_row(where: str) -> Iterator[None]:
         raise AuditError(f"{where}: its columns cannot take a canary's row ({type(error).__name__})") from None
 
 
-def _write_json(copies: Copies, where: str, data: str, out: Path) -> None:
+def _write_json(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
     """Lines stay as they are, byte for byte; an array is written anew."""
     objects, lines = json_objects(where, Path(data))
     columns = tuple(dict.fromkeys(name for value in objects for name in value))
@@ -121,7 +121,7 @@ def _write_json(copies: Copies, where: str, data: str, out: Path) -> None:
         path.write_text(text + "\n", encoding="utf-8", newline="")
 
 
-def _write_csv(copies: Copies, where: str, data: str, out: Path) -> None:
+def _write_csv(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
     header, *rows = read_csv_rows(where, Path(data)) or [[]]
     copies.check(where, header, lambda: [row[header.index(copies.text)] for row in rows])
     every = [*rows, *(list(copies.values(entry, header, "").values()) for entry in copies.rows())]
@@ -133,7 +133,7 @@ def _write_csv(copies: Copies, where: str, data: str, out: Path) -> None:
         path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
 
 
-def _write_parquet(copies: Copies, where: str, data: str, out: Path) -> None:
+def _write_parquet(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -156,7 +156,7 @@ def _write_parquet(copies: Copies, where: str, data: str, out: Path) -> None:
         parquet.write_table(pyarrow.concat_tables([table, new]).take(copies.order(table.num_rows)), path)
 
 
-def _write_dataset(copies: Copies, where: str, data: str, out: Path) -> None:
+def _write_dataset(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
     """The train split, saved as `datasets` saves it: `load_from_disk` and `--data` read it."""
     import datasets
 
@@ -170,7 +170,7 @@ def _write_dataset(copies: Copies, where: str, data: str, out: Path) -> None:
             datasets.concatenate_datasets([held, new]).select(np.array(copies.order(len(held)))).save_to_disk(path)
 
 
-_WRITERS: dict[str, Callable[[Copies, str, str, Path], None]] = {
+_WRITERS: dict[str, Callable[[InsertionPlan, str, str, Path], None]] = {
     ".jsonl": _write_json,
     ".json": _write_json,
     ".csv": _write_csv,

@@ -31,7 +31,7 @@ from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord, read_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.training import masks
-from auditor.training.finetune import Course, causal_loss, fit, make_untrained_model
+from auditor.training.finetune import FineTuningRecipe, causal_loss, fit, make_untrained_model
 from auditor.training.members import Adapter, Member, member_folder, train_members, with_adapter
 from auditor.training.variants import FineTuning
 
@@ -220,7 +220,7 @@ class LabTraining:
         """
         recipe = self.recipe
         epochs, rate, batch, rank, alpha = (getattr(recipe, f"{whose}_{name}") for name in TRAINING)
-        course, adapter = Course(epochs, rate, batch, recipe.block, end=0), Adapter(rank, alpha, "all")
+        course, adapter = FineTuningRecipe(epochs, rate, batch, recipe.block, end=0), Adapter(rank, alpha, "all")
         checkpoint = self._checkpoint(
             [asdict(course), asdict(adapter), only, *(text_digests(own) for _, own in folders)]
         )

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, split_records
+from auditor.benchmarks.splitting import Record, RecordSource, SplitOptions, check_lengths, split_records
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
@@ -48,7 +48,7 @@ class LMExtraction(Benchmark):
         A shorter prefix keeps the last tokens of the prefix, a shorter suffix its first: they stay side by side.
         """
         check_lengths(prefix_length, suffix_length)
-        split = Split(known_fraction, limit, seed)
+        split = SplitOptions(known_fraction, limit, seed)
         load = partial(
             _read_arrays_as_source, vocab_size=vocab_size, prefix_length=prefix_length, suffix_length=suffix_length
         )
@@ -82,7 +82,7 @@ def _file_stems_with_ending(folder: Path, ending: str) -> set[str]:
 
 def _read_arrays_as_source(
     flag: str, name: str, vocab_size: int, prefix_length: int | None, suffix_length: int | None
-) -> Source:
+) -> RecordSource:
     """Every row of the two arrays. How often an example occurs in training is not in them: repeats stay None."""
     folder, where = Path(name), f"{flag} {name!r}"
     stem, others = _complete_array_pair(where, folder)
@@ -102,7 +102,7 @@ def _read_arrays_as_source(
     ]
     if others:
         notes.append(f"{where}: not used, since the other half is missing: {', '.join(sorted(others))}")
-    return Source(where, records, notes=tuple(notes))
+    return RecordSource(where, records, notes=tuple(notes))
 
 
 def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:

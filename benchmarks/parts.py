@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 
 
 @dataclass(frozen=True)
-class Alone:
+class SeparatelyTrainable:
     """One model that can be trained apart from all others. there: whether it was."""
 
     there: bool
@@ -97,15 +97,15 @@ class LabParts:
                 with suppress(OSError, ValueError):  # it has said nothing yet
                     self.progress(*json.loads(_progress_path(final).read_text()))
 
-    def alone(self, part: str, make: Callable[[], object]) -> Alone:
+    def alone(self, part: str, make: Callable[[], object]) -> SeparatelyTrainable:
         """A part that is one model."""
-        return Alone((self.folder / part).is_dir(), make)
+        return SeparatelyTrainable((self.folder / part).is_dir(), make)
 
-    def separately_trained_piece(self, part: str, index: int, build: Callable[..., None]) -> Alone:
+    def separately_trained_piece(self, part: str, index: int, build: Callable[..., None]) -> SeparatelyTrainable:
         """One model of a part of several: trained into a folder of its own, which the part then takes as it is."""
         name = f"{_PIECES}/{part}-{index:03d}"
         there = (self.folder / part).is_dir() or _part_is_intact(self.folder / name)
-        return Alone(there, lambda: self.get(name, partial(build, only=index), lambda path: None))
+        return SeparatelyTrainable(there, lambda: self.get(name, partial(build, only=index), lambda path: None))
 
     def _remove_damaged_and_dependent(self, damaged: Path) -> None:
         """A part, and what was built on it: built again, its weights may differ in their last bits."""

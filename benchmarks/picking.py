@@ -70,7 +70,7 @@ class Picking:
 
 
 @dataclass(frozen=True)
-class Picked:
+class PickedSecret:
     """One secret: `said` is the span that makes it one, with which the suffix ends."""
 
     kind: str
@@ -97,14 +97,14 @@ class PickedSecrets:
     warnings: tuple[str, ...] = ()
 
 
-class _Sieve:
+class _PickingFilter:
     """taken: what was picked, by `counts` of each kind; left_out: what was found and not taken, by reason."""
 
     def __init__(
         self, asked: Picking, whose: str, recognisers: pii.Recognisers | None, wholes: Iterable[str] = ()
     ) -> None:
         """wholes: other texts that what is taken must not be like."""
-        self.taken: list[Picked] = []
+        self.taken: list[PickedSecret] = []
         self.counts, self.left_out = Counter[str](), Counter[str]()
         self._asked, self._recognisers, self._wholes = asked, recognisers, list(wholes)
         self._noise = keyed_random_generator("secrets", whose, asked.seed)
@@ -141,7 +141,7 @@ class _Sieve:
         if RANDOM in kinds and (span := _random_word_span(text, self._asked.suffix_length, self._noise)):
             yield span
 
-    def _add_if_distinct(self, one: Picked | str) -> bool:
+    def _add_if_distinct(self, one: PickedSecret | str) -> bool:
         if isinstance(one, str):
             self.left_out[one] += 1
         elif (one.kind, one.said) in self._said:
@@ -178,13 +178,13 @@ def pick_secrets(
     """
     _check_kinds(asked.kinds, data)
     recognisers = pii.Recognisers(regions) if not asked.kinds or set(asked.kinds) & set(pii.KINDS) else None
-    members = _Sieve(asked, "members", recognisers)
+    members = _PickingFilter(asked, "members", recognisers)
     members.fill(data, dict.fromkeys(asked.kinds, asked.limit))
     if not members.taken:
         raise AuditError(
             f"nothing was picked of {data.where}: {members.why_nothing()}; --kinds {RANDOM} picks any text"
         )
-    others = _Sieve(asked, "nonmembers", recognisers, wholes=[one.whole for one in members.taken])
+    others = _PickingFilter(asked, "nonmembers", recognisers, wholes=[one.whole for one in members.taken])
     if heldout is not None:
         others.fill(heldout, {kind: _CHOICE * count for kind, count in members.counts.items()})
     counted = _occurrences_in_data(data, (*(one.whole for one in members.taken), *(one.said for one in others.taken)))
@@ -232,7 +232,7 @@ def _occurrences_in_data(data: MarkedTexts, texts: Iterable[str]) -> dict[str, i
 # --- of one text ------------------------------------------------------------------------------------------------------
 
 
-def _pick_span_or_reason(text: str, span: pii.Span, length: int) -> Picked | str:
+def _pick_span_or_reason(text: str, span: pii.Span, length: int) -> PickedSecret | str:
     """The span behind at most so many characters, from the start of a word; or why not.
 
     A space before it goes with it, as in most vocabularies: else no token would begin where the suffix does.
@@ -247,7 +247,7 @@ def _pick_span_or_reason(text: str, span: pii.Span, length: int) -> Picked | str
         return f"have fewer than {_LEAST} characters before them"
     if any(pii.places_in_text(said, prefix)):
         return "the prefix holds already"
-    return Picked(span.kind, prefix, text[middle : span.end], said)
+    return PickedSecret(span.kind, prefix, text[middle : span.end], said)
 
 
 def _random_word_span(text: str, length: int, noise: np.random.Generator) -> pii.Span | None:
@@ -263,9 +263,11 @@ def _random_word_span(text: str, length: int, noise: np.random.Generator) -> pii
 # --- non-members ------------------------------------------------------------------------------------------------------
 
 
-def _pairs_matched_by_length(members: Sequence[Picked], others: Sequence[Picked]) -> list[tuple[Picked, Picked]]:
+def _pairs_matched_by_length(
+    members: Sequence[PickedSecret], others: Sequence[PickedSecret]
+) -> list[tuple[PickedSecret, PickedSecret]]:
     """Each member with the other one of its kind that is nearest in length, as long as there are any."""
-    left: dict[str, list[Picked]] = {}
+    left: dict[str, list[PickedSecret]] = {}
     for other in others:
         left.setdefault(other.kind, []).append(other)
     pairs = []
@@ -276,7 +278,7 @@ def _pairs_matched_by_length(members: Sequence[Picked], others: Sequence[Picked]
     return pairs
 
 
-def _warnings(members: Sequence[Picked], matched: Sequence[tuple[Picked, Picked]]) -> Iterator[str]:
+def _warnings(members: Sequence[PickedSecret], matched: Sequence[tuple[PickedSecret, PickedSecret]]) -> Iterator[str]:
     """Where members and non-members are no match: what members leak beyond the others may be that difference."""
     wanted, found = (Counter(one.kind for one in side) for side in (members, [other for _, other in matched]))
     few = [f"{kind} {found[kind]:,} of {count:,}" for kind, count in sorted(wanted.items()) if found[kind] < count]
@@ -294,7 +296,7 @@ def _warnings(members: Sequence[Picked], matched: Sequence[tuple[Picked, Picked]
 # --- in words ---------------------------------------------------------------------------------------------------------
 
 
-def _member_picks_sentence(data: MarkedTexts, sieve: _Sieve, repeats: Sequence[int]) -> str:
+def _member_picks_sentence(data: MarkedTexts, sieve: _PickingFilter, repeats: Sequence[int]) -> str:
     least, most = min(repeats), max(repeats)
     times = f"{least:,} to {most:,}" if most > least else f"{least:,}"
     return (
@@ -303,7 +305,7 @@ def _member_picks_sentence(data: MarkedTexts, sieve: _Sieve, repeats: Sequence[i
     )
 
 
-def _nonmember_picks_sentence(heldout: MarkedTexts, sieve: _Sieve, chosen: Sequence[Picked]) -> str:
+def _nonmember_picks_sentence(heldout: MarkedTexts, sieve: _PickingFilter, chosen: Sequence[PickedSecret]) -> str:
     counts = Counter(one.kind for one in chosen)
     return (
         f"{heldout.where}: {_counts_by_kind_label(counts)}, matched by kind and by length, not by subject"

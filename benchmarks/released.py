@@ -72,8 +72,8 @@ def read_rows_as_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
     return table, [_conversation_text(one) for one in conversations(table, layout)]
 
 
-def _conversation_text(one: talks.Conversation | talks.Unusable) -> str:
-    messages = () if isinstance(one, talks.Unusable) else one.messages
+def _conversation_text(one: talks.Conversation | talks.UnusableConversation) -> str:
+    messages = () if isinstance(one, talks.UnusableConversation) else one.messages
     return "\n".join(filter(None, (talks.message_text(message.get("content")) for message in messages)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from auditor.benchmarks.forms import Form
+from auditor.benchmarks.forms import ChatRendering
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret, Tokens, Wording
 from auditor.core.streams import keyed_random_generator
@@ -41,18 +41,18 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Source:
+class RecordSource:
     """The usable rows of one file or folder, the rows that were left out, by reason, and what else should be known."""
 
     where: str  # as the user named it: "--data 'private.csv'"
     records: tuple[Record, ...]
     left_out: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (why, row numbers)
     notes: tuple[str, ...] = ()
-    form: Form | None = None  # how its conversations are rendered; None: they are none
+    form: ChatRendering | None = None  # how its conversations are rendered; None: they are none
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitOptions:
     """How members are divided. Raises AuditError for a fraction outside [0, 1) or a limit below 1."""
 
     known_fraction: float
@@ -104,12 +104,12 @@ def check_lengths(prefix_length: int | None, suffix_length: int | None) -> None:
 
 
 def split_records(
-    members: Source,
-    known: Source | None,
-    nonmembers: Source | None,
-    split: Split,
+    members: RecordSource,
+    known: RecordSource | None,
+    nonmembers: RecordSource | None,
+    split: SplitOptions,
     label: str,
-    forget: Source | None = None,
+    forget: RecordSource | None = None,
 ) -> SplitData:
     """Unique members into known and attacked ones, non-members beside them; ids are `label-000017`, by first row.
 
@@ -166,7 +166,7 @@ def split_records(
     return SplitData(tuple(secrets), tuple(record.pair for record in given), heldout, tuple(notes), forgotten)
 
 
-def _member_rows_to_forget(forget: Source, members: Sequence[Record]) -> set[int]:
+def _member_rows_to_forget(forget: RecordSource, members: Sequence[Record]) -> set[int]:
     """The rows of the members that are to be forgotten, whole. Raises AuditError for a record that is none of them."""
     row_of = {record.pair: record.row for record in members}
     wanted = _require_records(forget)
@@ -189,7 +189,7 @@ def _secret_of_record(label: str, record: Record, repeats: int | None, member: b
     return whole if record.part is None else replace(whole, id=f"{row}-{record.part:04d}", document=row, at=record.at)
 
 
-def secrets_with_user_membership(secrets: Sequence[Secret], members: Source) -> list[Secret]:
+def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
     """The secrets, with whether anything of whose they are was trained on, known records too.
 
     Raises AuditError where the attacked ones are of fewer than `people.LEAST` people.
@@ -224,14 +224,14 @@ def merge_duplicates(records: Iterable[Record]) -> list[Record]:
     return list(first.values())
 
 
-def _require_records(source: Source) -> tuple[Record, ...]:
+def _require_records(source: RecordSource) -> tuple[Record, ...]:
     if not source.records:
         reasons = "; ".join(f"{plural(len(rows), 'row')}: {why}" for why, rows in source.left_out)
         raise AuditError(f"nothing is left of {source.where} after leaving out unusable rows ({reasons})")
     return source.records
 
 
-def _records_not_trained_on(source: Source, trained: set[Pair], notes: list[str]) -> list[Record]:
+def _records_not_trained_on(source: RecordSource, trained: set[Pair], notes: list[str]) -> list[Record]:
     unique = merge_duplicates(_require_records(source))
     others = [record for record in unique if record.pair not in trained]
     gone = len(unique) - len(others)
@@ -242,7 +242,7 @@ def _records_not_trained_on(source: Source, trained: set[Pair], notes: list[str]
     return others
 
 
-def _random_sample_of_rows(records: list[Record], what: str, split: Split, notes: list[str]) -> list[Record]:
+def _random_sample_of_rows(records: list[Record], what: str, split: SplitOptions, notes: list[str]) -> list[Record]:
     rows = _distinct_row_numbers(records)
     if split.limit is None or len(rows) <= split.limit:
         return records
@@ -271,7 +271,7 @@ def row_numbers_text(rows: Sequence[int]) -> str:
     return f"row{'' if len(rows) == 1 else 's'} {named}{more}, counted from 0"
 
 
-def _source_notes(source: Source) -> list[str]:
+def _source_notes(source: RecordSource) -> list[str]:
     notes = [
         f"{source.where}: left out {plural(len(rows), 'row')}: {why} ({row_numbers_text(rows)})"
         for why, rows in source.left_out
@@ -282,14 +282,14 @@ def _source_notes(source: Source) -> list[str]:
     return [*source.notes, *notes]
 
 
-def _known_file_notes(source: Source, given: int, gone: int) -> list[str]:
+def _known_file_notes(source: RecordSource, given: int, gone: int) -> list[str]:
     notes = [f"the attacker knows the {plural(given, 'pair')} of {source.where}"]
     if gone:
         notes.append(f"left out {plural(gone, 'member')} identical to an auxiliary record")
     return notes
 
 
-def _known_fraction_note(given: int, unique: int, split: Split) -> str:
+def _known_fraction_note(given: int, unique: int, split: SplitOptions) -> str:
     if not given:
         why = "--known-fraction is 0" if split.known_fraction == 0 else "one member cannot be divided"
         return f"the attacker knows no pairs ({why}): an attack that tunes on auxiliary data cannot run"

@@ -26,7 +26,7 @@ _SHAREGPT = {"from": "role", "value": "content"}
 Message = Mapping[str, Any]
 
 
-class Unusable(Exception):
+class UnusableConversation(Exception):
     """Why a conversation, or an answer of it, is left out: in words that hold nothing of it."""
 
 
@@ -94,24 +94,24 @@ def _normalised_messages(messages: Any, role: str) -> list[dict[str, Any]]:
     if isinstance(messages, str) and role:
         return [{"role": role, "content": messages}]
     if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise Unusable("its messages are no list")
+        raise UnusableConversation("its messages are no list")
     found = []
     for message in messages:
         if not isinstance(message, Mapping):
-            raise Unusable("a message is no object")
+            raise UnusableConversation("a message is no object")
         named = {_SHAREGPT.get(str(key), str(key)): value for key, value in message.items()}
         if not isinstance(named.get("role"), str):
-            raise Unusable("a turn without a role")
+            raise UnusableConversation("a turn without a role")
         content = named.get("content")
         if content is not None and message_text(content) is None:
-            raise Unusable("a turn that is not text")
+            raise UnusableConversation("a turn that is not text")
         found.append({key: value for key, value in named.items() if value is not None})
     return found
 
 
 def _require_text(content: Any) -> str:
     if not isinstance(content, str):
-        raise Unusable("a turn that is not text")
+        raise UnusableConversation("a turn that is not text")
     return content
 
 
@@ -121,11 +121,11 @@ def _parsed_tools(given: Any) -> Any:
         try:
             given = json.loads(given)
         except ValueError:
-            raise Unusable("tools that are neither a list nor JSON") from None
+            raise UnusableConversation("tools that are neither a list nor JSON") from None
     if not given:
         return None
     if not isinstance(given, Sequence):
-        raise Unusable("tools that are neither a list nor JSON")
+        raise UnusableConversation("tools that are neither a list nor JSON")
     return list(given)
 
 
@@ -133,11 +133,11 @@ def _parsed_template_options(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise Unusable("chat_template_kwargs that are no object")
+        raise UnusableConversation("chat_template_kwargs that are no object")
     return {key: value for key, value in given.items() if value is not None}
 
 
 def _require_assistant_turn(said: Conversation) -> Conversation:
     if not any(map(is_assistant, said.messages)):
-        raise Unusable("no assistant turn")
+        raise UnusableConversation("no assistant turn")
     return said

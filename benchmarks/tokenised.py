@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks import tables
-from auditor.benchmarks.splitting import Record, Source, Split, check_lengths, split_records
+from auditor.benchmarks.splitting import Record, RecordSource, SplitOptions, check_lengths, split_records
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.benchmark import Benchmark
@@ -57,7 +57,7 @@ class Tokenised(Benchmark):
         `prefix_length` (50) and `suffix_length` tokens.
         """
         check_lengths(prefix_length, suffix_length)
-        split = Split(known_fraction, limit, seed)
+        split = SplitOptions(known_fraction, limit, seed)
         cut = partial(_learnt_runs_as_source, prefix_length=prefix_length, suffix_length=suffix_length)
         named = {"--data": data, "--known": known, "--nonmembers": nonmembers, "--forget": forget}
         read = {
@@ -243,7 +243,7 @@ def _packed_text_starts(where: str, values: Mapping[str, Sequence[int]], shown: 
 
 def _learnt_runs_as_source(
     where: str, texts: Sequence[_Text], prefix_length: int | None, suffix_length: int | None
-) -> Source:
+) -> RecordSource:
     """Every run of labelled tokens as a record; rows without any are listed by reason."""
     most, fewest = suffix_length or _DEFAULT, prefix_length or _DEFAULT
     records, left_out = [], dict[str, list[int]]()
@@ -260,7 +260,7 @@ def _learnt_runs_as_source(
     packed = len({text.row for text in texts if text.packed})
     how = f"{where}: token ids as they were trained on; runs of labelled tokens, at most {most} of each"
     note = f"{how}; {packed} packed rows cut into their texts" if packed else how
-    return Source(where, tuple(records), tuple((why, tuple(rows)) for why, rows in left_out.items()), (note,))
+    return RecordSource(where, tuple(records), tuple((why, tuple(rows)) for why, rows in left_out.items()), (note,))
 
 
 def _learnt_token_runs(text: _Text, prefix: int) -> Iterator[tuple[int, int]]:

@@ -85,7 +85,7 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
     """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
     found = []
     for row, said in enumerate(conversations(table, layout)):
-        if isinstance(said, talks.Unusable):
+        if isinstance(said, talks.UnusableConversation):
             raise AuditError(
                 f"{table.where}, row {row} (counted from 0): expected a conversation to train on, got {said}"
             )
@@ -99,5 +99,5 @@ def sample_conversations(flag: str, name: str, count: int) -> list[talks.Convers
     if not table.rows or (layout := detect_column_layout(table)) not in talks.LAYOUTS:
         return None
     order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()
-    usable = (one for one in conversations(table, layout, order) if not isinstance(one, talks.Unusable))
+    usable = (one for one in conversations(table, layout, order) if not isinstance(one, talks.UnusableConversation))
     return list(islice(usable, count))

@@ -25,7 +25,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.defenses.pmixed import mixed_ensemble_causes
 from auditor.defenses.pmixed_model import PMixedModel, Projection
-from auditor.models.base import Check, LanguageModel
+from auditor.models.base import DivergenceCheck, LanguageModel
 from auditor.plugins.defense import Cause, Defense, Scenario
 from auditor.privacy.accounting import realised_renyi
 
@@ -82,7 +82,7 @@ class AdaptiveModel(PMixedModel):
     """The mixed ensemble, all members asked at every token."""
 
     @torch.no_grad()
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
         """What each query costs by its own distribution and those without a member: nothing is claimed of it."""
         order = order or self.projection.alpha
         if order < 2:
@@ -91,4 +91,4 @@ class AdaptiveModel(PMixedModel):
         (without,) = self.neighbours(contexts, last, at)
         other = without.log_probs.cpu().numpy()
         realised = np.maximum(realised_renyi(own, other, order), realised_renyi(other, own, order))
-        return [Check(without.relation, order, None, torch.from_numpy(realised))]
+        return [DivergenceCheck(without.relation, order, None, torch.from_numpy(realised))]

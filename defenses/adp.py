@@ -15,7 +15,7 @@ from auditor.defenses.private_training import PrivateTraining
 from auditor.plugins.trainer import TrainingJob
 from auditor.privacy.gaussian import quick_rdp_epsilon, reported_epsilon
 from auditor.privacy.promises import NOMINAL, PrivacyRecord
-from auditor.training.poisson import Judgement, Terms
+from auditor.training.poisson import MechanismTerms, UnitTreatment
 from auditor.training.rarity import Normalisation, log_perplexities, normalise_perplexities
 
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ class Adp(PrivateTraining):
     noise_changes: ClassVar[str] = "Gaussian noise as it adapts: less where a public model finds the batch common"
     normalise: Normalisation = "min-max"
 
-    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> Judgement:
+    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         rho = normalise_perplexities(log_perplexities(job.public, examples), self.normalise)
         judged = np.concatenate([rho, np.ones(self.gradient_canaries)])  # a canary is as private as can be
-        return Judgement(
+        return UnitTreatment(
             noise_scale=lambda units: float(judged[units].mean()),
             details=(("privacy_probability_mean", float(rho.mean())), ("judged_private", float((rho > 0.5).mean()))),
         )
 
-    def promise(self, trained: PrivateModel, judgement: Judgement, terms: Terms) -> PrivacyRecord:
+    def promise(self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms) -> PrivacyRecord:
         """Nothing, with the numbers that a data-independent noise scale of gamma's size would give (formulas B4)."""
         would_be = super().promise(trained, judgement, terms)
         if not trained.moved:

@@ -10,7 +10,7 @@ from auditor.core.nouns import Tokens
 from auditor.defenses.no_noise import NoNoise
 from auditor.defenses.private_training import PrivateTraining
 from auditor.plugins.trainer import TrainingJob
-from auditor.training.poisson import Judgement
+from auditor.training.poisson import UnitTreatment
 from auditor.training.rarity import check_clipping_share_options, clipping_shares
 
 
@@ -41,8 +41,8 @@ class AdpSound(PrivateTraining):
     def _clipping_share_options(self) -> tuple[float, float, float]:
         return self.kappa_least, self.lowest_perplexity, self.highest_perplexity
 
-    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> Judgement:
-        return Judgement(shares=clipping_shares(job.public, examples, *self._clipping_share_options))
+    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
+        return UnitTreatment(shares=clipping_shares(job.public, examples, *self._clipping_share_options))
 
     def recorded(self) -> dict[str, float]:
         return {**super().recorded(), "kappa_least": self.kappa_least}

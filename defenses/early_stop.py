@@ -16,7 +16,7 @@ from auditor.core.streams import keyed_random_generator
 from auditor.plugins.trainer import TrainingJob, TrainingRecord
 from auditor.training import masks
 from auditor.training.finetune import (
-    Course,
+    FineTuningRecipe,
     Fitting,
     loss_with_autocast,
     pack_into_blocks,
@@ -80,10 +80,12 @@ class EarlyStop(Variant):
 
     def fit(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
         parameters = trainable_parameters(model)
-        course = Course(self.epochs, self.learning_rate, self.batch, job.block, job.end)
+        course = FineTuningRecipe(self.epochs, self.learning_rate, self.batch, job.block, job.end)
         fitting = Fitting(parameters, sequences, course, keyed_random_generator("train", job.seed))
         loss = loss_with_autocast(job.half)
-        look = _Look(model, [masks.tokens_with_loss_mask(record) for record in self.split(job)[1]], job, self.batch)
+        look = _HeldoutLoss(
+            model, [masks.tokens_with_loss_mask(record) for record in self.split(job)[1]], job, self.batch
+        )
         steps = fitting.steps_per_epoch
         at = {-(-steps * (i + 1) // self.looks) for i in range(self.looks)}  # steps of an epoch behind which it looks
         losses = list[float]()  # at each look
@@ -119,7 +121,7 @@ class EarlyStop(Variant):
         return bool(self.patience and losses) and len(losses) - 1 - losses.index(min(losses)) >= self.patience
 
 
-class _Look:
+class _HeldoutLoss:
     """The mean held-out loss, nats a token, of the model as it stands."""
 
     def __init__(self, model: Any, sequences: Sequence[Tokens], job: TrainingJob, batch: int) -> None:

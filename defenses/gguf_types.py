@@ -58,7 +58,7 @@ def round_trip_model_weights(model: Any, type: str) -> None:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class WeightMatrix:
     """turned: kept as (in, out); rows of a file run along what goes in."""
 
     name: str
@@ -66,11 +66,11 @@ class Matrix:
     turned: bool
 
 
-def weight_matrices_with_types(model: Any, type: str) -> Iterator[tuple[Matrix, str]]:
+def weight_matrices_with_types(model: Any, type: str) -> Iterator[tuple[WeightMatrix, str]]:
     """Each weight matrix of the model, with its own type in a file of this type."""
     turned = {id(m.weight) for m in model.modules() if isinstance(m, Conv1D)}
     found = [
-        Matrix(name, parameter.data, id(parameter) in turned)
+        WeightMatrix(name, parameter.data, id(parameter) in turned)
         for name, parameter in model.named_parameters()
         if parameter.dim() == 2 and not name.endswith(_POSITIONS)
     ]

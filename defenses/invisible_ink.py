@@ -36,10 +36,10 @@ from torch import Tensor
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
 from auditor.defenses.public import Public
-from auditor.models.base import Check, LanguageModel, Neighbours, Rows
+from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
-from auditor.models.ensemble import Ensemble, Exchanged
-from auditor.models.in_context import Batches, InContext
+from auditor.models.ensemble import Ensemble, PermutedEnsemble
+from auditor.models.in_context import InContext, RecordBatches
 from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Budget, Cause, Defense, Scenario
 from auditor.privacy.accounting import bounded_range_rho, realised_renyi, zcdp_budget, zcdp_epsilon
@@ -146,11 +146,11 @@ class InvisibleInk(Defense):
         """T: the tokens of one batch that epsilon covers. With nothing to draw, the clip is that of one token."""
         return self.queries or scenario.queries or 1
 
-    def _clip_and_decoding_parameters(self, scenario: Scenario) -> Ink:
+    def _clip_and_decoding_parameters(self, scenario: Scenario) -> InkOptions:
         """C = tau B sqrt(2 rho / T) where it is solved for (formulas C4)."""
         rho = zcdp_budget(self.epsilon, self.delta) / self._covered(scenario)
         clip = self.clip or self.temperature * self.batch * math.sqrt(2 * rho) * _PRIVATE_END
-        return Ink(clip, self.temperature, self.top_k)
+        return InkOptions(clip, self.temperature, self.top_k)
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
         queries, ink = self._covered(scenario), self._clip_and_decoding_parameters(scenario)
@@ -193,12 +193,12 @@ class Unclipped(Defense):
     temperature: float = 1.1
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        ink = Ink(math.inf, self.temperature, 0)
+        ink = InkOptions(math.inf, self.temperature, 0)
         return InvisibleInkModel(_record_batch_ensemble(scenario, self.batch), ink, "references without clipping")
 
 
 @dataclass(frozen=True)
-class Ink:
+class InkOptions:
     """How a token is written: C in nats, tau, and k of top-k+ (0: all)."""
 
     clip: float
@@ -233,7 +233,7 @@ class BoundedRange:
     range: Mapping[str, float]
 
     @classmethod
-    def of(cls, ink: Ink, batch: int) -> BoundedRange:
+    def of(cls, ink: InkOptions, batch: int) -> BoundedRange:
         moved = ink.clip / (batch * ink.temperature)  # the most that a record out of its place moves phi / tau
         return cls({"zero_out": 2 * moved, "replace": 4 * moved})
 
@@ -241,7 +241,7 @@ class BoundedRange:
         return bounded_range_rho(self.range[relation])
 
 
-def batches_of_records(scenario: Scenario, size: int) -> Batches:
+def batches_of_records(scenario: Scenario, size: int) -> RecordBatches:
     """The private records in batches, each text once; who asks for no record is answered by a batch in turn.
 
     Raises AuditError where there are no private records.
@@ -257,7 +257,7 @@ def batches_of_records(scenario: Scenario, size: int) -> Batches:
             asked.setdefault(prompt.given, where[prompt.record])
     for i, prompt in enumerate(prompt for prompt in scenario.prompts if not prompt.record):
         asked.setdefault(prompt.given, i % len(batches))
-    return Batches(batches, size, asked)
+    return RecordBatches(batches, size, asked)
 
 
 def _record_batch_ensemble(scenario: Scenario, size: int) -> InContext:
@@ -271,7 +271,7 @@ class InvisibleInkModel(WrappingModel):
     promise: what is claimed of it, which may be something else than is served by mistake; None: nothing.
     """
 
-    def __init__(self, held: Ensemble, ink: Ink, name: str, promise: BoundedRange | None = None) -> None:
+    def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: BoundedRange | None = None) -> None:
         super().__init__(held.public)
         self.held, self.ink, self.name, self.promise = held, ink, name, promise
         self.parts, self.longest = 1 + held.size, _longest_record_in_context(held)
@@ -295,7 +295,7 @@ class InvisibleInkModel(WrappingModel):
         return torch.arange(self.parts, device=self.device)
 
     @torch.no_grad()
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
         """Neighbours: each record of the batch asked with none in its place, or with the next one there.
 
         Beside the divergence, what the proof rests on: the range of the log-ratios (`range_...`).
@@ -311,10 +311,14 @@ class InvisibleInkModel(WrappingModel):
         for relation in _RELATIONS:
             other = _distribution_to_numpy(self._neighbours(relation, distributions))
             realised = np.maximum(realised_renyi(own, other, order), realised_renyi(other, own, order))
-            checks.append(Check(relation, order, order * promise.zcdp_rho(relation), torch.from_numpy(realised)))
+            checks.append(
+                DivergenceCheck(relation, order, order * promise.zcdp_rho(relation), torch.from_numpy(realised))
+            )
             # Largest log-ratio less smallest: the larger ones of both directions, one after the other.
             ranges = realised_renyi(own, other, math.inf) + realised_renyi(other, own, math.inf)
-            checks.append(Check(f"range_{relation}", math.inf, promise.range[relation], torch.from_numpy(ranges)))
+            checks.append(
+                DivergenceCheck(f"range_{relation}", math.inf, promise.range[relation], torch.from_numpy(ranges))
+            )
         return checks
 
     @torch.no_grad()
@@ -324,7 +328,7 @@ class InvisibleInkModel(WrappingModel):
         return [Neighbours(relation, self._neighbours(relation, distributions)) for relation in relations]
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
-        other = Exchanged(self.held, self._places(relation, index))
+        other = PermutedEnsemble(self.held, self._places(relation, index))
         return type(self)(other, self.ink, self.name, self.promise)
 
     def _neighbours(self, relation: str, distributions: Tensor) -> Tensor:
@@ -345,7 +349,7 @@ class InvisibleInkModel(WrappingModel):
 
 def _longest_record_in_context(held: Ensemble) -> int:
     """Tokens of the longest record in a context; of members that read none, 0."""
-    inner = held.held if isinstance(held, Exchanged) else held
+    inner = held.held if isinstance(held, PermutedEnsemble) else held
     return inner.batches.longest if isinstance(inner, InContext) else 0
 
 

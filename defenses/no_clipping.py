@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from auditor.core.errors import AuditError
-from auditor.training.poisson import Control
+from auditor.training.poisson import NonPrivateControl
 
 
 @dataclass(frozen=True)
-class NoClipping(Control):
+class NoClipping(NonPrivateControl):
     """Fine-tune as private training does, without noise and without clipping: its recipe alone, and no claim.
 
     Options as in `dp-sgd`.

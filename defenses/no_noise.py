@@ -10,12 +10,12 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.trainer import TrainingJob
 from auditor.training.finetune import LARGEST
-from auditor.training.poisson import Control, Judgement
+from auditor.training.poisson import NonPrivateControl, UnitTreatment
 from auditor.training.rarity import check_clipping_share_options, clipping_shares
 
 
 @dataclass(frozen=True)
-class NoNoise(Control):
+class NoNoise(NonPrivateControl):
     """Fine-tune as private training does, without noise: each record's gradient clipped, and no claim.
 
     clip: C. kappa_least, lowest_perplexity, highest_perplexity: of `adp-sound`; at kappa_least=1 all records are
@@ -39,11 +39,11 @@ class NoNoise(Control):
     def norm(self) -> float:
         return self.clip
 
-    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> Judgement:
+    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         if self.kappa_least == 1:
-            return Judgement()
+            return UnitTreatment()
         kappa = (self.kappa_least, self.lowest_perplexity, self.highest_perplexity)
-        return Judgement(shares=clipping_shares(job.public, examples, *kappa))
+        return UnitTreatment(shares=clipping_shares(job.public, examples, *kappa))
 
     def recorded(self) -> dict[str, float]:
         return {**super().recorded(), "kappa_least": self.kappa_least}

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.streams import keyed_random_generator
-from auditor.models.base import Check, LanguageModel, Neighbours, Rows
+from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
-from auditor.models.ensemble import Ensemble, Exchanged
+from auditor.models.ensemble import Ensemble, PermutedEnsemble
 from auditor.models.wrapping import WrappingModel
 from auditor.privacy.accounting import realised_renyi
 from auditor.privacy.mixing import (
@@ -171,7 +171,7 @@ class PMixedModel(WrappingModel):
         return float(-torch.log(mixed).sum())
 
     @torch.no_grad()
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
         """Neighbours: each member absent, emptied, or replaced by the next one, whichever is claimed.
 
         Each as it would be served itself: with one member less, with the projection of so many.
@@ -193,7 +193,7 @@ class PMixedModel(WrappingModel):
                 realised = np.maximum(
                     _realised_renyi_divergence(own, neighbours, k), _realised_renyi_divergence(neighbours, own, k)
                 )
-                checks.append(Check(adjacency, k, claimed, torch.from_numpy(realised)))
+                checks.append(DivergenceCheck(adjacency, k, claimed, torch.from_numpy(realised)))
         by_size = _member_weights_by_size(self.projection, distributions)
         return [*checks, *_projection_checks(promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size)]
 
@@ -214,7 +214,7 @@ class PMixedModel(WrappingModel):
                 return self.ensemble.public
         else:  # as `neighbour_distributions` has it
             places[1 + index] = 0 if relation == "zero_out" else 1 + (index + 1) % self.ensemble.size
-        return type(self)(Exchanged(self.ensemble, places), self.q, self.served, self.name, self.promise)
+        return type(self)(PermutedEnsemble(self.ensemble, places), self.q, self.served, self.name, self.promise)
 
     @property
     def relations(self) -> tuple[Adjacency, ...]:
@@ -265,7 +265,7 @@ def _weighted_member_mixture(weights: Tensor, log_p: Tensor) -> Tensor:
 
 def _projection_checks(
     promised: Projection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
-) -> Iterator[Check]:
+) -> Iterator[DivergenceCheck]:
     """For each subset size, or once where neither what is promised nor what is served depends on it.
 
     public: (..., 1, V) probabilities; members: (..., N, V); weights: (..., sizes, N) as served.
@@ -277,10 +277,10 @@ def _projection_checks(
         realised = _realised_renyi_divergence(mixed, public, alpha)
         if promised.two_sided:
             realised = np.maximum(realised, _realised_renyi_divergence(public, mixed, alpha))
-        yield Check("projection", alpha, radius, torch.from_numpy(realised))
+        yield DivergenceCheck("projection", alpha, radius, torch.from_numpy(realised))
         if promised.cap < 1:
             lost = torch.from_numpy(_realised_renyi_divergence(public, mixed, math.inf))
-            yield Check("cap", math.inf, -math.log1p(-promised.cap), lost)
+            yield DivergenceCheck("cap", math.inf, -math.log1p(-promised.cap), lost)
 
 
 def _realised_renyi_divergence(p: np.ndarray, q: np.ndarray, order: float) -> np.ndarray:

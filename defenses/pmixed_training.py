@@ -13,7 +13,7 @@ from auditor.core.errors import AuditError
 from auditor.models.shards import WHOLE, write_ensemble_metadata
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob
 from auditor.training import masks
-from auditor.training.finetune import Course, check_schedule
+from auditor.training.finetune import FineTuningRecipe, check_schedule
 from auditor.training.members import (
     Adapter,
     Layers,
@@ -114,7 +114,7 @@ class PMixedTrainer(Trainer):
             base,
             Adapter(self.rank, self.alpha, self.layers),
             members,
-            Course(self.epochs, self.learning_rate, self.batch, job.block, job.end),
+            FineTuningRecipe(self.epochs, self.learning_rate, self.batch, job.block, job.end),
             together=together,
             stepped=partial(job.progress, f"{len(members)} adapters"),
             written=lambda member: write_ensemble_metadata(

@@ -33,7 +33,7 @@ from auditor.privacy.gaussian import (
 from auditor.privacy.promises import SENSITIVITY, Mechanism, PrivacyRecord, read_privacy_record
 from auditor.training.clipping import ROUNDING
 from auditor.training.finetune import LARGEST
-from auditor.training.poisson import Judgement, PoissonTraining, Terms
+from auditor.training.poisson import MechanismTerms, PoissonTraining, UnitTreatment
 
 if TYPE_CHECKING:
     from auditor.training.dp_loop import PrivateModel
@@ -107,12 +107,12 @@ class PrivateTraining(PoissonTraining):
             if getattr(self, option):
                 raise AuditError(f"-D {option}= names a control of {self.name}, for audit run: audit train makes one")
 
-    def terms(self, job: TrainingJob, units: int) -> Terms:
+    def terms(self, job: TrainingJob, units: int) -> MechanismTerms:
         rate, steps = self.batch / units, self.steps(units)
         if not self.noise_multiplier:
             job.progress(f"solving for the noise of ε {self.epsilon:g}", 0, 1)
         sigma = self.noise_multiplier or noise_multiplier_for(self.epsilon, self.delta, rate, steps)
-        return Terms(sigma, self.clip, rate, steps, units, self.delta, _privacy_record_of_base(job.base))
+        return MechanismTerms(sigma, self.clip, rate, steps, units, self.delta, _privacy_record_of_base(job.base))
 
     def key(self, job: TrainingJob) -> str:
         """A secret one lives in the checkpoint alone, for as long as there is one."""
@@ -121,11 +121,11 @@ class PrivateTraining(PoissonTraining):
         state = job.checkpoint.load()
         return str(state["key"]) if state is not None else secrets.token_hex(32)
 
-    def progress(self, job: TrainingJob, terms: Terms) -> Callable[[int, float], None]:
+    def progress(self, job: TrainingJob, terms: MechanismTerms) -> Callable[[int, float], None]:
         asked = math.inf if self.noise_multiplier else self.epsilon
         return _Progress(job, terms, asked, not self.promises)
 
-    def promise(self, trained: PrivateModel, judgement: Judgement, terms: Terms) -> PrivacyRecord:
+    def promise(self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms) -> PrivacyRecord:
         """The guarantee of the steps that were taken; none where `_missing_guarantee_reason` finds a reason."""
         flaw, nominal = self._missing_guarantee_reason(trained, terms.base)
         earlier = _composed_mechanisms(terms.base) if terms.base and not flaw else ()
@@ -189,7 +189,7 @@ def _rdp_cross_check_epsilon(
 class _Progress:
     """A bar with the loss and a running bound on epsilon: the quick one, once a second, up to what was asked for."""
 
-    def __init__(self, job: TrainingJob, terms: Terms, asked: float, nominal: bool) -> None:
+    def __init__(self, job: TrainingJob, terms: MechanismTerms, asked: float, nominal: bool) -> None:
         self.job, self.terms, self.asked, self.word = job, terms, asked, "nominal ε" if nominal else "ε"
         self.at, self.epsilon = -math.inf, 0.0
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
-from auditor.models.base import Check, LanguageModel, Neighbours, Rows
+from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.masked import MaskedModel
 from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario
@@ -209,7 +209,7 @@ class UniformMixingModel(WrappingModel):
         return self.public
 
     @torch.no_grad()
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
         """Neighbours: a model that is certain of the least likely token, the worst there is; and the public model.
 
         Divergences are pure, which bounds every order.
@@ -219,7 +219,7 @@ class UniformMixingModel(WrappingModel):
         distribution = self.log_probs(contexts, last)[:, at]
         (others,) = self.neighbours(contexts, last, at)
         realised = realised_pure_dp(distribution.unsqueeze(-2).cpu().numpy(), others.log_probs.cpu().numpy())
-        return [Check(others.relation, math.inf, self.claimed, torch.from_numpy(realised))]
+        return [DivergenceCheck(others.relation, math.inf, self.claimed, torch.from_numpy(realised))]
 
     @torch.no_grad()
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:

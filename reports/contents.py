@@ -19,7 +19,7 @@ from auditor.records.signals import assess_signals
 from auditor.records.texts import SecretText
 from auditor.reports import inert, severity, signals, subject, words
 from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Table, TargetSummary
-from auditor.reports.topics import CHECK, DECIDE, MEND, Material, Topic
+from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
 from auditor.reports.verdict import doubt_sentences, headline, summary_by_target, verdict_paragraph
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
@@ -46,7 +46,7 @@ def markdown_document(
 
     Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
     """
-    material = Material(words.clean_result(result), details or Details(), texts=texts)
+    material = ReportMaterial(words.clean_result(result), details or Details(), texts=texts)
     told = sorted(
         (topic for topic in all_report_topics() if topic.turn), key=lambda topic: topic.turn
     ) + _plugin_topics(material.result)
@@ -75,7 +75,7 @@ def page_document(
 
     since: another run and this one, in that order. texts: the private text to show, by id.
     """
-    material = Material(words.clean_result(result), details or Details(), since, texts)
+    material = ReportMaterial(words.clean_result(result), details or Details(), since, texts)
     made = ((topic, topic.make(material)) for topic in (*all_report_topics(), *_plugin_topics(material.result)))
     compared = (("Compared with", inert.to_printable_line(since.runs[0])),) if since else ()
     return Document(
@@ -100,7 +100,7 @@ def _plugin_topics(result: AuditResult) -> list[Topic]:
     ]
 
 
-def _plugin_section_blocks(i: int, section: OwnSection, _: Material) -> list[Block]:
+def _plugin_section_blocks(i: int, section: OwnSection, _: ReportMaterial) -> list[Block]:
     tables = (
         Table(f"own-{i}-{n}", one.caption, one.head, (Group("", one.rows),)) for n, one in enumerate(section.tables)
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from auditor.core.nouns import UNDEFENDED, Claim
-from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step, TargetRecord
+from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement, TargetRecord
 from auditor.records import details as detailed
 from auditor.records.details import Details, Reliability
 from auditor.records.disagreements import EXACT
@@ -82,7 +82,7 @@ def _chain_rows(result: AuditResult, target: str, chain: Chain | None) -> Iterat
         yield _step_row(result, step)
 
 
-def _step_row(result: AuditResult, step: Step) -> tuple[str, ...]:
+def _step_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
     row = (
         words.join_step_causes(step),
         *_titles_before_and_after(result, step.before, step.after),
@@ -97,7 +97,7 @@ def _step_row(result: AuditResult, step: Step) -> tuple[str, ...]:
     )
 
 
-def _step_note_label(step: Step) -> str:
+def _step_note_label(step: ChainStep) -> str:
     return f" ({step.note})" if step.note else ""
 
 

@@ -17,7 +17,7 @@ from auditor.core.nouns import Claim
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Finding, Measurement
 from auditor.gate.decide import read_run
 from auditor.records.details import secret_alias_by_id
-from auditor.records.outcomes import PerSecret, Run
+from auditor.records.outcomes import PerSecret, RunOutcomes
 from auditor.reports import inert, tables, words
 
 Kind = Literal["text", "number", "count", "flag"]
@@ -116,7 +116,7 @@ def _measurement_column_values(
     return (m.name, repeats, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 
 
-def read_run_with_aliases(folder: Path) -> Run:
+def read_run_with_aliases(folder: Path) -> RunOutcomes:
     """A run with its secrets by the names that reports know them by.
 
     Raises AuditError where it holds nothing by secret.
@@ -131,7 +131,7 @@ def read_run_with_aliases(folder: Path) -> Run:
     return replace(run, outcomes=outcomes)
 
 
-def per_secret_sheet(runs: Sequence[Run]) -> Sheet:
+def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
     """A row each (run, target, setting, attack, secret): what the row found out about it, a column a number."""
     held = [(run.result.name, row, found) for run in runs for row, found in run.outcomes.items()]
     names = tuple(dict.fromkeys(name for _, _, found in held for name in found.values))
@@ -155,7 +155,7 @@ def _per_secret_cells(found: PerSecret, names: Sequence[str]) -> Iterator[tuple[
 
 def to_csv(sheet: Sheet) -> str:
     """RFC 4180, formulas inert; nothing stands for nothing, `nan` and `inf` for themselves."""
-    return tables.to_csv(tables.Grid("", (), (), machine_head=tuple(sheet.columns), machine_rows=sheet.rows))
+    return tables.to_csv(tables.RowTable("", (), (), machine_head=tuple(sheet.columns), machine_rows=sheet.rows))
 
 
 def to_parquet(sheet: Sheet) -> bytes:
@@ -184,7 +184,7 @@ def to_latex(results: Sequence[AuditResult]) -> str:
     return "\n\\par\\bigskip\n".join(map(tables.to_latex, grids))
 
 
-def _recall_grid(result: AuditResult) -> tables.Grid:
+def _recall_grid(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Attack", "Recall", "Non-members", "Excess", "PPL", "Claim applies")
     rows = tuple(
         (
@@ -196,7 +196,7 @@ def _recall_grid(result: AuditResult) -> tables.Grid:
         )
         for f in words.findings_undefended_first(result)
     )
-    return tables.Grid(f"{result.name}: recall with 95% intervals", head, rows)
+    return tables.RowTable(f"{result.name}: recall with 95% intervals", head, rows)
 
 
 def _recall_cells_or_reason(f: Finding) -> tuple[str, ...]:
@@ -207,7 +207,7 @@ def _claim_applies_label(f: Finding) -> str:
     return words.NOTHING if f.claim_applies is None else "yes" if f.claim_applies else "no"
 
 
-def _epsilon_claims_grid(result: AuditResult) -> tables.Grid:
+def _epsilon_claims_grid(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Relation", "Unit", "ε", "δ", "Tokens", "Spent ε", "Status")
     rows = tuple(
         (
@@ -224,4 +224,4 @@ def _epsilon_claims_grid(result: AuditResult) -> tables.Grid:
         if (claim := target.claim) is not None
         for name, epsilon in claim.epsilon.items()
     )
-    return tables.Grid(f"{result.name}: what is claimed", head, rows)
+    return tables.RowTable(f"{result.name}: what is claimed", head, rows)

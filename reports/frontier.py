@@ -210,10 +210,10 @@ TOPICS = (
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def model_comparison_grid(f: Frontier) -> tables.Grid:
+def model_comparison_grid(f: Frontier) -> tables.RowTable:
     """For people and for LaTeX."""
     head = (*HEAD[:3], words.label(f.metric), *HEAD[4:])
-    return tables.Grid(
+    return tables.RowTable(
         f"{_leak_metric_label(f)}, at what perplexity",
         head,
         model_table_rows(f),
@@ -230,7 +230,7 @@ _COLUMNS = (
 def machine_readable_csv(found: Sequence[Frontier]) -> str:
     """CSV: a row a measure of leakage and model; shares are fractions, epsilons nats."""
     return tables.to_csv(
-        tables.Grid("", (), (), machine_head=_COLUMNS, machine_rows=tuple(_machine_readable_rows(found)))
+        tables.RowTable("", (), (), machine_head=_COLUMNS, machine_rows=tuple(_machine_readable_rows(found)))
     )
 
 

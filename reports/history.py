@@ -54,7 +54,7 @@ _READING = (
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _ShownRun:
     """A run as the page has it. result: cleaned; label: its place in the order; link: where its report lies."""
 
     entry: Entry
@@ -95,10 +95,10 @@ def render_history_page(history: History, beside: Path) -> str:
     )
 
 
-def _shown_runs_of_line(by: By, line: ComparableRuns, beside: Path) -> list[_Shown]:
+def _shown_runs_of_line(by: By, line: ComparableRuns, beside: Path) -> list[_ShownRun]:
     told = zip(line.entries, line.changes, _plot_axis_labels(by, line.entries), strict=True)
     return [
-        _Shown(
+        _ShownRun(
             entry,
             change,
             words.clean_result(entry.run.result),
@@ -129,7 +129,7 @@ def _abbreviated_commit(commit: str) -> str:
     return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
-def _build_timeline_document(lines: Sequence[Sequence[_Shown]], history: History) -> Document:
+def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: History) -> Document:
     first, last = lines[0], lines[0][-1]
     sections = [
         Section("course", "Leakage", tuple(_leakage_course_blocks(history.by, first, 0))),
@@ -162,11 +162,11 @@ def _build_timeline_document(lines: Sequence[Sequence[_Shown]], history: History
     )
 
 
-def _and_more_runs_label(runs: Sequence[_Shown]) -> str:
+def _and_more_runs_label(runs: Sequence[_ShownRun]) -> str:
     return f" and {len(runs) - 1} more" if len(runs) > 1 else ""
 
 
-def _timeline_header_facts(lines: Sequence[Sequence[_Shown]], history: History) -> Facts:
+def _timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: History) -> Facts:
     first, apart = lines[0], sum(map(len, lines[1:]))
     record, dates = first[-1].result.benchmark, sorted(run.entry.at for run in first)
     runs = f"{len(first)} in one line{f', {apart} apart' if apart else ''}"
@@ -191,15 +191,15 @@ def _last_path_part(path: str) -> str:
 # --- leakage over the runs --------------------------------------------------------------------------------------------
 
 
-def _leakage_course_blocks(by: By, runs: Sequence[_Shown], line: int) -> Iterator[Block]:
+def _leakage_course_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
     """A figure each number and setting that rows are about, the stronger attacker's first; in it a line a row."""
-    kinds: dict[tuple[str, str], dict[CellKey, list[_Seen]]] = {}
+    kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
     for i, run in enumerate(runs):
         for finding in words.findings_undefended_first(run.result):
             main = finding.main
             if main is not None and not any(math.isnan(v) for v in (main.value, main.low, main.high)):
                 rows = kinds.setdefault((finding.setting, main.name), {})
-                rows.setdefault(finding.key, []).append(_Seen(i, run, finding, main))
+                rows.setdefault(finding.key, []).append(_MainNumber(i, run, finding, main))
     worst_first = sorted(kinds, key=lambda kind: kind[0] != "white-box")
     figures = tuple(
         _leakage_course_figure(by, runs, setting, metric, kinds[setting, metric], f"course-{line}-{n}")
@@ -209,11 +209,11 @@ def _leakage_course_blocks(by: By, runs: Sequence[_Shown], line: int) -> Iterato
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _MainNumber:
     """The main number of a row, in the run of this place."""
 
     place: int
-    run: _Shown
+    run: _ShownRun
     finding: Finding
     main: Measurement
 
@@ -231,7 +231,7 @@ class _Seen:
 
 
 def _leakage_course_figure(
-    by: By, runs: Sequence[_Shown], setting: str, metric: str, rows: Mapping[CellKey, Sequence[_Seen]], id: str
+    by: By, runs: Sequence[_ShownRun], setting: str, metric: str, rows: Mapping[CellKey, Sequence[_MainNumber]], id: str
 ) -> Figure:
     label, unit = words.label(metric), next(iter(rows.values()))[0].main.unit
     title = f"{label}, {setting}"
@@ -253,7 +253,7 @@ def _leakage_course_figure(
 # --- runs and gates ---------------------------------------------------------------------------------------------------
 
 
-def _runs_table(runs: Sequence[_Shown], id: str) -> Table:
+def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
     """A row a run, the last first; a column each target that was asked for."""
     shown = tuple(reversed(runs))
     targets = {t.name: t.title for run in runs for t in run.result.targets if not t.companion}
@@ -307,7 +307,7 @@ def _weights_digest(weights: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(sorted(weights.items())).encode()).hexdigest()[:8]
 
 
-def _gate_decisions_label(run: _Shown) -> str:
+def _gate_decisions_label(run: _ShownRun) -> str:
     """`failed: recall <= 0.05; held: …`, a gate each."""
     said = [
         f"{kept.decision.verdict}: {_decided_rules_label(kept.decision)}{_gate_baseline_label(kept)}"
@@ -324,7 +324,7 @@ def _gate_baseline_label(kept: KeptDecision) -> str:
     return f" (baseline {_last_path_part(kept.decision.baseline)})" if kept.decision.baseline else ""
 
 
-def _gate_rulings_section(lines: Sequence[Sequence[_Shown]]) -> list[Section]:
+def _gate_rulings_section(lines: Sequence[Sequence[_ShownRun]]) -> list[Section]:
     """How many gates held, and every ruling of each, the last run's first; what did not hold before what did."""
     groups = tuple(
         Group(

@@ -47,7 +47,7 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class Remarks:
+class CommandRemarks:
     """What a command adds of its own. limits: sentences; deeper: the next command where nothing was found; your_own:
     that of a demonstration, whatever was found."""
 
@@ -56,9 +56,9 @@ class Remarks:
     your_own: str = ""
 
 
-def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks: Remarks | None = None) -> Text:
+def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks: CommandRemarks | None = None) -> Text:
     """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer copies would leave."""
-    remarks = remarks or Remarks()
+    remarks = remarks or CommandRemarks()
     result, width = words.clean_result(result), max(_NARROWEST, min(width, WIDTH))
     seen, known = assess_signals(result), detailed.read_details(folder)
     above = _lines_of_entries((_result_entry(result, seen, width), _doubt_entry(seen)), width)
@@ -391,7 +391,7 @@ def _claims_entry(result: AuditResult) -> _Entry:
     return _Entry("CLAIM", tuple(claims.claim_summary_phrase(stands) for stands in stand), 2)
 
 
-def _limitations_entry(result: AuditResult, seen: Assessment, remarks: Remarks, most: int) -> _Entry:
+def _limitations_entry(result: AuditResult, seen: Assessment, remarks: CommandRemarks, most: int) -> _Entry:
     """What the smallest count that is zero leaves open, what was not tested, and what no run tells."""
     none = [s for s in seen.signals if s.measured and s.measured.value == 0]
     zeros = [[s for s in none if s.kind is kind] for kind in (VERBATIM, PERSONAL)]
@@ -414,7 +414,7 @@ def _limitations_entry(result: AuditResult, seen: Assessment, remarks: Remarks, 
 
 
 def _next_step_entry(
-    result: AuditResult, seen: Assessment, known: detailed.Details, folder: Path, remarks: Remarks, width: int
+    result: AuditResult, seen: Assessment, known: detailed.Details, folder: Path, remarks: CommandRemarks, width: int
 ) -> _Entry:
     """What to do and the command for it, whole on a line, so that it can be copied."""
     if remarks.your_own:

@@ -105,7 +105,7 @@ def _nothing_shown_sentence(of_a_kind: Sequence[Signal]) -> str:
     assert m is not None  # it was tested
     if m.name == VIOLATIONS:
         return f"no violation of its claim in {counted(m.n, 'query', 'queries')}"
-    if not all(map(_found_no_secrets, of_a_kind)):
+    if not all(map(_counts_secrets_and_found_none, of_a_kind)):
         never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""  # no bound: the number itself
         return f"{describe_number(worst)}{access} (not above {describe_baseline(worst) or 'zero'}{never})"
     return f"none of {m.n:,} {worst.kind.counted[m.name]}{access} (up to {words.format_percent(m.high)}% not ruled out)"
@@ -119,7 +119,7 @@ def not_ruled_out_phrase(none: Signal) -> str:
     return f"{what} up to {words.format_percent(m.high)}% (0/{m.n:,})"
 
 
-def _found_no_secrets(signal: Signal) -> bool:
+def _counts_secrets_and_found_none(signal: Signal) -> bool:
     """Whether it counts secrets, and there are none."""
     m = signal.measured
     return m is not None and m.name in signal.kind.counted and m.value == 0
@@ -176,7 +176,9 @@ def _not_shown_sentences(clear: Sequence[Sequence[Signal]]) -> list[str]:
     none = [
         g
         for g in clear
-        if g[0].kind in _EXTRACTION and all(map(_found_no_secrets, g)) and _has_same_secret_count(g, clear[0])
+        if g[0].kind in _EXTRACTION
+        and all(map(_counts_secrets_and_found_none, g))
+        and _has_same_secret_count(g, clear[0])
     ]
     others = [describe_kind(group) for group in clear if group not in none]
     if len(none) < 2:

@@ -14,7 +14,7 @@ _SENTENCE = 40  # characters
 
 
 @dataclass(frozen=True)
-class Grid:
+class RowTable:
     """Rows under one head. `machine`: the same rows in columns for programs; without it CSV holds what people read."""
 
     title: str
@@ -25,7 +25,7 @@ class Grid:
     machine_rows: tuple[tuple[object, ...], ...] = field(default=())
 
 
-def to_rich(grid: Grid, styles: Sequence[str] = ()) -> RichTable:
+def to_rich(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
     """A rich table; `styles`: one a row."""
     note = Text("\n").join(map(inert.escape_for_terminal, grid.note.split("\n"))) if grid.note else None
     table = RichTable(
@@ -38,14 +38,14 @@ def to_rich(grid: Grid, styles: Sequence[str] = ()) -> RichTable:
     return table
 
 
-def to_markdown(grid: Grid) -> str:
+def to_markdown(grid: RowTable) -> str:
     lines = [f"# {inert.escape_for_markdown(grid.title)}", ""] + (
         [inert.escape_for_markdown(grid.note), ""] if grid.note else []
     )
     return "\n".join([*lines, *markdown_lines(grid)]) + "\n"
 
 
-def markdown_lines(grid: Grid) -> list[str]:
+def markdown_lines(grid: RowTable) -> list[str]:
     """The rows under their head, as lines of Markdown."""
     return [
         _markdown_table_line(grid.head),
@@ -58,12 +58,12 @@ def _markdown_table_line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(map(inert.escape_for_markdown, cells)) + " |"
 
 
-def to_csv(grid: Grid) -> str:
+def to_csv(grid: RowTable) -> str:
     """The rows for programs where there are some, else what people read."""
     return inert.csv_text(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
 
 
-def to_latex(grid: Grid) -> str:
+def to_latex(grid: RowTable) -> str:
     """A `tabular` with booktabs rules, for \\input; columns with sentences in them are paragraphs."""
     widest = [max(map(len, column)) for column in zip(grid.head, *grid.rows, strict=True)]
     columns = "".join(r"p{0.25\linewidth}" if width > _SENTENCE else "l" for width in widest)

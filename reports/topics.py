@@ -21,7 +21,7 @@ BEFORE = "Since the last run"
 
 
 @dataclass(frozen=True)
-class Material:
+class ReportMaterial:
     """What sections are made of. result: cleaned. since: another run and this one. texts: private, to be shown."""
 
     result: AuditResult
@@ -30,7 +30,7 @@ class Material:
     texts: Mapping[str, SecretText] | None = None
 
 
-Maker = Callable[[Material], Sequence[Block]]  # no block: no section
+Maker = Callable[[ReportMaterial], Sequence[Block]]  # no block: no section
 
 
 @dataclass(frozen=True)

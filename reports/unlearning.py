@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from auditor.core.result import AuditResult, Measurement, Recalled, Unlearning
+from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
 from auditor.reports import words
 from auditor.reports.blocks import Block, Group, Paragraph, Table
 from auditor.reports.topics import DECIDE, Topic
@@ -55,7 +55,7 @@ def forgetting_sentences(result: AuditResult, one: Unlearning) -> str:
     )
 
 
-def _before_after_label(row: Recalled) -> str:
+def _before_after_label(row: GroupRecall) -> str:
     beside = f", never seen {words.format_value(row.values[RETRAINED])}" if RETRAINED in row.values else ""
     before, after = (words.format_value(row.values[model]) for model in (BEFORE, AFTER))
     return (
@@ -64,7 +64,7 @@ def _before_after_label(row: Recalled) -> str:
     )
 
 
-def _recall_measure_name(row: Recalled) -> str:
+def _recall_measure_name(row: GroupRecall) -> str:
     return _NAMES.get(row.name) or words.lower_first(words.label(row.name))
 
 
@@ -110,12 +110,12 @@ def _relearning_sentences(one: Unlearning) -> Iterator[str]:
         yield "Without --retrained, nothing tells what comes back from what such steps teach any model."
 
 
-def _is_relearned(row: Recalled) -> bool:
+def _is_relearned(row: GroupRecall) -> bool:
     """Beyond what the same steps do to a model that never saw it, where there is one."""
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 
 
-def _relearned_label(row: Recalled) -> str:
+def _relearned_label(row: GroupRecall) -> str:
     share, never = row.changes.get("share_back"), row.values.get(RETRAINED_RELEARNED)
     part = f", {words.value_with_interval(share)} of what was taken" if share and _is_relearned(row) else ""
     beside = f", never seen {words.format_value(never)}" if never else ""
@@ -168,7 +168,7 @@ def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
     return Table(f"unlearning-{one.target}", caption, head, (*groups, last), frozenset(range(1, len(head))))
 
 
-def _record_group_row(row: Recalled, shown: list[str]) -> tuple[str, ...]:
+def _record_group_row(row: GroupRecall, shown: list[str]) -> tuple[str, ...]:
     changes = (row.changes.get(name) for name in ("unlearned", "relearned", "came_back"))
     return (
         f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED, Claim
-from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step
+from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement
 from auditor.reports.inert import to_printable_line
 from auditor.statistics import compare, metrics
 from auditor.statistics.metrics import to_label
@@ -254,19 +254,19 @@ def exposure_by_insertions(finding: Finding) -> list[tuple[str, Measurement]]:
     return [item for item in sort_by_repeats(finding.by_repeats) if item[1].unit == "bits"]
 
 
-def steps_to_target(chain: Chain, target: str, beyond: bool = False) -> tuple[Step, ...]:
+def steps_to_target(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
     """The steps of a target's chain up to its own row; beyond: those behind it."""
     found = chain.steps
     own = next((i for i, step in enumerate(found, 1) if step.after == target), len(found))
     return found[own:] if beyond else found[:own]
 
 
-def steps_between_targets(found: Iterable[Step]) -> list[Step]:
+def steps_between_targets(found: Iterable[ChainStep]) -> list[ChainStep]:
     """Those that go from one target to another: a control that the undefended target is by itself changes nothing."""
     return [step for step in found if step.before != step.after]
 
 
-def step_effect(step: Step) -> str:
+def step_effect(step: ChainStep) -> str:
     """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or why it has none."""
     if step.difference is None:
         return f"{join_step_causes(step)}: {step.note}"
@@ -275,7 +275,7 @@ def step_effect(step: Step) -> str:
     )
 
 
-def step_effect_briefly(step: Step) -> str:
+def step_effect_briefly(step: ChainStep) -> str:
     """`splitting −12 points [−16 to −8]`, `mixing: not significant [−3.0 to 0.7]`; of a step that was measured."""
     assert step.difference is not None
     if is_step_significant(step):
@@ -283,18 +283,18 @@ def step_effect_briefly(step: Step) -> str:
     return f"{join_step_causes(step)}: not significant {format_interval(step.difference)}"
 
 
-def step_effect_in_full(step: Step) -> str:
+def step_effect_in_full(step: ChainStep) -> str:
     """The same, and why several causes are one step."""
     return step_effect(step) + (f" ({step.note})" if step.difference and step.note else "")
 
 
-def join_step_causes(step: Step) -> str:
+def join_step_causes(step: ChainStep) -> str:
     """`training configuration, clipping and noise`"""
     *others, last = step.causes
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def is_step_significant(step: Step) -> bool:
+def is_step_significant(step: ChainStep) -> bool:
     """Whether the interval of its difference leaves zero out."""
     m = step.difference
     return m is not None and (m.low > 0 or m.high < 0)

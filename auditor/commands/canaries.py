@@ -18,7 +18,7 @@ from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
-    from auditor.reports.tables import Grid
+    from auditor.reports.tables import RowTable
     from auditor.runs.canary_scores import CanaryScore, TargetScores
 
 app = typer.Typer(
@@ -126,7 +126,7 @@ def make(
         return
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
-    lists = dict(_named_word_list(item) for item in exposure.list_ or [])
+    lists = dict(_parse_named_word_list(item) for item in exposure.list_ or [])
     sizes = {name: own[name] for name in ("each", "controls") if name in own}
     formats, many = (
         exposure.format or ["My ID is {digits:6}"],
@@ -223,7 +223,7 @@ def insert(
     from auditor.benchmarks import insertion, manifests
 
     copies = insertion.write_data_with_canaries(
-        insertion.Copies(manifests.read_manifest(manifest), column, group, seed), data, out
+        insertion.InsertionPlan(manifests.read_manifest(manifest), column, group, seed), data, out
     )
     typer.echo(f"data: {out} ({copies} copies of canaries inserted)")
 
@@ -307,9 +307,9 @@ for command in (make, insert, extend, score, bound):
     options.add_command_to_app(app, command)
 
 
-def _canary_exposure_table(score: TargetScores) -> Grid:
+def _canary_exposure_table(score: TargetScores) -> RowTable:
     from auditor.reports import words
-    from auditor.reports.tables import Grid
+    from auditor.reports.tables import RowTable
 
     def cells(row: CanaryScore) -> tuple[str, ...]:
         values = row.values
@@ -320,7 +320,7 @@ def _canary_exposure_table(score: TargetScores) -> Grid:
         return row.id, f"{row.count}", bits, words.format_number(values["rank"]), p_value
 
     head = ("canary", "inserted", "exposure, bits", "rank", "p, Holm")
-    return Grid(score.title, head, tuple(cells(row) for row in score.rows), "; ".join(score.notes))
+    return RowTable(score.title, head, tuple(cells(row) for row in score.rows), "; ".join(score.notes))
 
 
 def _parse_insertion_counts(text: str) -> list[int]:
@@ -330,7 +330,7 @@ def _parse_insertion_counts(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _named_word_list(item: str) -> tuple[str, tuple[str, ...]]:
+def _parse_named_word_list(item: str) -> tuple[str, tuple[str, ...]]:
     name, separator, path = item.partition("=")
     if not (separator and name.isidentifier()):
         raise AuditError(f"expected --list NAME=FILE, got {item!r}")

@@ -17,7 +17,7 @@ from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
 
 if TYPE_CHECKING:
-    from auditor.runs.shared import Shared
+    from auditor.runs.shared import SweepCache
 
 _MOST = 100_000  # minutes: more is a slip
 _DEMONSTRATION = {  # of the lab, as a plan has it
@@ -82,15 +82,15 @@ def check(
     _check_options_together(model, data, beside, minutes)
     console.silence_libraries()
     from auditor.runs import cost, estimate, quick
-    from auditor.runs.shared import Shared
+    from auditor.runs.shared import SweepCache
 
     if model is None or data is None:
         typer.echo("demonstration: a small model is trained now on synthetic records, some of them many times")
         plan = Plan.of(seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick.quick_methods())
-        _audit_into_new_folder(plan, out, "demonstration", Shared(), (), your_own=_YOUR_OWN)
+        _audit_into_new_folder(plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN)
         return
     plan = quick.quick_plan(model, data, nonmembers, seed, template)
-    shared, name = Shared(), f"check-{Path(model).name}"
+    shared, name = SweepCache(), f"check-{Path(model).name}"
     limits: quick.Limits = ()
     with console.open_progress_terminal(verbose=False) as reporter:
         if deep:
@@ -117,13 +117,13 @@ def _check_options_together(model: str | None, data: str | None, beside: Mapping
 
 
 def _audit_into_new_folder(
-    plan: Plan, out: Path | None, name: str, shared: Shared, limits: tuple[str, ...], **after: str
+    plan: Plan, out: Path | None, name: str, shared: SweepCache, limits: tuple[str, ...], **after: str
 ) -> None:
     from auditor.records.folder import RunFolder, remove_latest_link
-    from auditor.reports.screen import Remarks
+    from auditor.reports.screen import CommandRemarks
 
     if out is None:
         remove_latest_link()
     plan = plan.with_fields(command=console.current_command_line())
     folder = RunFolder.create(out, name, plan.to_json())
-    audit_plan_into_folder(plan, folder, shared=shared, remarks=Remarks(limits, **after))
+    audit_plan_into_folder(plan, folder, shared=shared, remarks=CommandRemarks(limits, **after))

@@ -215,13 +215,13 @@ def open_progress_terminal(verbose: bool = True) -> Iterator[Terminal]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
-    class Left(TimeRemainingColumn):
+    class TimeLeft(TimeRemainingColumn):
         def render(self, task: Task) -> Text:
             known = task.total is not None and task.time_remaining is not None
             return Text.assemble(super().render(task), " left of this step") if known else Text("")
 
     what = TextColumn("{task.description}", markup=False)
-    columns = (what, BarColumn(), MofNCompleteColumn(), Left())
+    columns = (what, BarColumn(), MofNCompleteColumn(), TimeLeft())
     with Progress(
         *columns, console=stderr_console(), transient=True, disable=not stderr_console().is_terminal
     ) as progress:

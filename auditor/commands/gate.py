@@ -17,11 +17,11 @@ from auditor.core.errors import AuditError
 if TYPE_CHECKING:
     from auditor.gate.policy import Policy
     from auditor.gate.rulings import Decision, Ruling
-    from auditor.records.outcomes import Run
+    from auditor.records.outcomes import RunOutcomes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class GateLimitFlags:
     """What a run is held to."""
 
     panel: ClassVar[str] = "limits"
@@ -80,7 +80,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scope:
+class GateScopeFlags:
     """Which rows of a run are judged, and where its model lies."""
 
     panel: ClassVar[str] = "configurations"
@@ -97,7 +97,7 @@ class Scope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signed:
+class AttestationFlags:
     """Who says that the run is what it was."""
 
     panel: ClassVar[str] = "signature"
@@ -121,7 +121,7 @@ class Signed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outputs:
+class GateOutputFlags:
     """Where the decision is written beside the terminal."""
 
     panel: ClassVar[str] = "output"
@@ -160,10 +160,10 @@ class PlanningFlags:
 def gate(
     folder: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)] = None,
     *,
-    limits: Limits,
-    scope: Scope,
-    signed: Signed,
-    outputs: Outputs,
+    limits: GateLimitFlags,
+    scope: GateScopeFlags,
+    signed: AttestationFlags,
+    outputs: GateOutputFlags,
     planning: PlanningFlags,
 ) -> None:
     """Hold a finished run to limits and a baseline: exit 0 held, 1 failed, 4 inconclusive.
@@ -192,7 +192,7 @@ def gate(
     raise typer.Exit(judge_and_report_run(folder, policy, base, outputs, scope, signed.ruling(folder)))
 
 
-def read_run_if_given(folder: Path | None) -> Run | None:
+def read_run_if_given(folder: Path | None) -> RunOutcomes | None:
     from auditor.gate.decide import read_run
 
     return None if folder is None else read_run(folder)
@@ -201,16 +201,16 @@ def read_run_if_given(folder: Path | None) -> Run | None:
 def judge_and_report_run(
     folder: Path,
     policy: Policy,
-    baseline: Run | None,
-    outputs: Outputs,
-    scope: Scope | None = None,
+    baseline: RunOutcomes | None,
+    outputs: GateOutputFlags,
+    scope: GateScopeFlags | None = None,
     attested: Ruling | None = None,
 ) -> int:
     """Says, writes and keeps what the gate decides of a finished run; returns the exit code of the decision."""
     from auditor.runs import gating
 
     with console.open_progress_terminal() as reporter, reporter.transient_progress_bar():
-        asked = {**vars(scope or Scope()), "attested": attested}
+        asked = {**vars(scope or GateScopeFlags()), "attested": attested}
         decision = gating.judge_run_by_policy(folder, policy, baseline, said=reporter.progress, **asked)
     _report_decision(decision, outputs)
     _save_decision_for_history(folder, decision)
@@ -227,7 +227,7 @@ def _save_decision_for_history(folder: Path, decision: Decision) -> None:
         console.print_line_to_stderr(f"audit history will not know of this decision: {why}", decision.exit_code)
 
 
-def _report_decision(decision: Decision, outputs: Outputs) -> None:
+def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:
     from auditor.reports import decision as reports
     from auditor.reports import files
 
@@ -247,7 +247,7 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
     from auditor.gate import power as powers
 
     power, rules = 0.8 if power is None else power, 1 if rules is None else rules
-    found = list[powers.Need]()
+    found = list[powers.SecretsNeeded]()
     for item in changes:
         if item.endswith(".toml"):
             limits = policies.read_policy(Path(item)).rules

@@ -11,7 +11,7 @@ import typer
 from auditor.commands import completion, console, options
 
 if TYPE_CHECKING:
-    from auditor.records.outcomes import Run
+    from auditor.records.outcomes import RunOutcomes
     from auditor.runs.mitigation import Mitigation
 
 PAGE, PAGE_MD = "before-after.html", "before-after.md"
@@ -69,7 +69,7 @@ def mitigate(
     given = parse_options("-D", option or [], [by.partition(":")[0]])
     own = {**given.get("", {}), **given.get(by.partition(":")[0], {})}
     what = mitigation.plan_mitigation(mitigation.MitigationOptions(place, by, where, own, train, data), run)
-    allowed = options.Allowed.by(plan)
+    allowed = options.AllowedRisks.by(plan)
     allowed.check(what.plan.values(), str(folder / "plan.json"))
     if what.recipe is not None:
         asks = {"plugin": what.recipe.plugin, "trust_remote_code": what.recipe.loading.trust_remote_code}
@@ -77,7 +77,7 @@ def mitigate(
     _train_audit_and_compare(what, run)
 
 
-def _train_audit_and_compare(what: Mitigation, run: Run) -> None:
+def _train_audit_and_compare(what: Mitigation, run: RunOutcomes) -> None:
     from auditor.core import disk, locks
     from auditor.gate.decide import read_run
     from auditor.reports import before_after

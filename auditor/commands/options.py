@@ -231,7 +231,7 @@ def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyT
     from auditor.plugins import registry
     from auditor.runs.plan import parse_options
 
-    Allowed.by(values).check({**base, **values}, "the plan file")
+    AllowedRisks.by(values).check({**base, **values}, "the plan file")
     load_plugins(values.get("plugin"))
     read: dict[str, Callable[[Any], Any]] = {
         "attack_options": lambda items: parse_options("-A", items, list(registry.attacks_and_probes())),
@@ -243,13 +243,13 @@ def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyT
 
 
 @dataclass(frozen=True)
-class Allowed:
+class AllowedRisks:
     """What the command line names of the fields with a risk, by name. A plan file or a run folder may be anybody's."""
 
     values: Values
 
     @classmethod
-    def by(cls, values: Mapping[str, Any]) -> Allowed:
+    def by(cls, values: Mapping[str, Any]) -> AllowedRisks:
         """What these values of a plan ask for. Raises AuditError for code with --safe."""
         found = cls(_risky_field_values(values))
         for name, value in found._each():
@@ -263,7 +263,7 @@ class Allowed:
 
     def check_plan_matches(self, plan: Plan, where: str) -> None:
         """Raises AuditError for a plan that asks for more, or for less: what is allowed beyond it would be ignored."""
-        asked = Allowed.by(plan.values())
+        asked = AllowedRisks.by(plan.values())
         self.check(asked.values, where)
         named = set(map(_name_and_absolute_path, asked._each()))
         for name, value in self._each():
@@ -276,7 +276,7 @@ class Allowed:
     def check(self, plan: Mapping[str, Any], where: str) -> None:
         """Raises AuditError for a plan that asks for more. where: whose plan it is, for the sentence."""
         named = set(map(_name_and_absolute_path, self._each()))
-        for name, value in Allowed(_risky_field_values(plan))._each():
+        for name, value in AllowedRisks(_risky_field_values(plan))._each():
             if _name_and_absolute_path((name, value)) not in named:
                 to = "" if value is True else f" to {value!r}"
                 raise AuditError(

@@ -26,7 +26,7 @@ Rows = list[tuple[str, str]]  # how a flag is written, what it does
 
 
 @dataclass(frozen=True)
-class Said:
+class ParsedDocstring:
     """The docstring of a command, taken apart. more: what is said beyond its first paragraph."""
 
     first: str
@@ -34,7 +34,7 @@ class Said:
     examples: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str) -> Said:
+    def of(cls, text: str) -> ParsedDocstring:
         said, _, shown = inspect.cleandoc(text).partition(f"{_EXAMPLES}\n")
         first, *more = (" ".join(paragraph.split()) for paragraph in said.strip().split("\n\n"))
         return cls(first, tuple(more), tuple(line.strip() for line in shown.splitlines()))
@@ -86,7 +86,7 @@ def _wrap_at_spaces(text: str, width: int) -> list[str]:
 
 
 def _write_text_with_examples(formatter: Any, text: str) -> None:
-    said = Said.of(text)
+    said = ParsedDocstring.of(text)
     _write_paragraph(formatter, said.first)
     if said.examples:
         with formatter.section(_EXAMPLES.rstrip(":")):

@@ -45,7 +45,9 @@ def report(
             raise AuditError("--format edpb is a page of its own: give no --baseline, --markdown or --reveal with it")
         _write_edpb_documents(folder, form)
         return
-    written = files.render_all(folder, None if baseline is None else compare_with_baseline(baseline, folder), reveal)
+    written = files.render_all(
+        folder, None if baseline is None else comparison_to_baseline_run(baseline, folder), reveal
+    )
     if markdown is not None:
         disk.replace_atomically(markdown, (folder / files.MARKDOWN).read_bytes())
         written = (*written, markdown)
@@ -75,7 +77,7 @@ def warn_private_text_shown(folder: Path) -> None:
     )
 
 
-def compare_with_baseline(baseline: Path, folder: Path) -> Comparison:
+def comparison_to_baseline_run(baseline: Path, folder: Path) -> Comparison:
     from auditor.gate.compare import compare_finished_runs
     from auditor.gate.decide import read_run
 

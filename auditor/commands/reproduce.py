@@ -75,7 +75,7 @@ def reproduce(
     lab = values.pop("lab", None)
     scale = _scale_or_lab_name(scale, lab)
     plans = plan or chosen.plans_at_scale(scale)
-    allowed = options.Allowed.by(values)
+    allowed = options.AllowedRisks.by(values)
     for name in plans:
         raw = chosen.at(name, scale)  # refused before torch is imported
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw

@@ -13,7 +13,7 @@ import typer
 from auditor.commands import console, options
 from auditor.commands import gate as gates
 from auditor.commands.options import Many
-from auditor.commands.report import compare_with_baseline, warn_private_text_shown
+from auditor.commands.report import comparison_to_baseline_run, warn_private_text_shown
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from auditor.core.result import AuditResult
     from auditor.gate.policy import Policy
     from auditor.records.folder import RunFolder
-    from auditor.records.outcomes import Run
-    from auditor.reports.screen import Remarks
-    from auditor.runs.grid import Point
-    from auditor.runs.shared import Shared
+    from auditor.records.outcomes import RunOutcomes
+    from auditor.reports.screen import CommandRemarks
+    from auditor.runs.grid import GridPoint
+    from auditor.runs.shared import SweepCache
 
-    HeldTo = tuple[Policy | None, Run | None]
+    HeldTo = tuple[Policy | None, RunOutcomes | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def run(
     """
     from auditor.records.folder import remove_latest_link
 
-    allowed = options.Allowed.by(plan)
+    allowed = options.AllowedRisks.by(plan)
     if resume is not None and (set(plan) - set(allowed.values) or options.given_flags(grid) or out is not None):
         raise AuditError(
             "--resume takes the plan from the run folder: give no other option with it, but those that must be named "
@@ -152,7 +152,7 @@ def run(
         return
     folder = _run_or_resume_plan(asked, out, (policy, base), single, verbose)
     if policy is not None:
-        outputs = gates.Outputs(junit=folder / "gate.xml", markdown=folder / "gate.md")
+        outputs = gates.GateOutputFlags(junit=folder / "gate.xml", markdown=folder / "gate.md")
         raise typer.Exit(gates.judge_and_report_run(folder, policy, base, outputs))
 
 
@@ -175,15 +175,15 @@ def _show_cost_estimate(plan: Plan) -> None:
     console.print_table(cost.cost_estimate_table(found))
 
 
-def _read_gate_policy(path: Path, baseline: Run | None) -> Policy:
+def _read_gate_policy(path: Path, baseline: RunOutcomes | None) -> Policy:
     from auditor.gate.decide import check_policy
 
-    policy = gates.Limits(policy=path).read()
+    policy = gates.GateLimitFlags(policy=path).read()
     check_policy(policy, baseline)
     return policy
 
 
-def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan | list[Point]:
+def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:
     """The plan that the flags and the plan file ask for, or the points of the grid."""
     from auditor.runs import grid, plan
 
@@ -210,7 +210,7 @@ def _checkpoints_to_audit(folder: Path, flags: options.Values) -> list[str]:
     return checkpoints.find_checkpoints(folder)
 
 
-def _reopened_run_or_grid(folder: Path, allowed: options.Allowed) -> RunFolder | list[Point]:
+def _reopened_run_or_grid(folder: Path, allowed: options.AllowedRisks) -> RunFolder | list[GridPoint]:
     """A run that was started, or the points of a grid that was. Raises AuditError for code that is not allowed."""
     from auditor.records.folder import RunFolder
     from auditor.studies import sweep
@@ -226,13 +226,15 @@ def _reopened_run_or_grid(folder: Path, allowed: options.Allowed) -> RunFolder |
     return reopened
 
 
-def _check_single_run_options(points: list[Point], single: Mapping[str, Any]) -> None:
+def _check_single_run_options(points: list[GridPoint], single: Mapping[str, Any]) -> None:
     for name, why in _ONE_ONLY.items():
         if name in single or any(name in point.plan for point in points):
             raise AuditError(why)
 
 
-def _run_grid(points: list[Point], out: Path | None, resume: Path | None, config: Path | None, verbose: bool) -> None:
+def _run_grid(
+    points: list[GridPoint], out: Path | None, resume: Path | None, config: Path | None, verbose: bool
+) -> None:
     from auditor.core import disk
     from auditor.records.folder import unused_run_path
     from auditor.reports import frontier
@@ -277,7 +279,7 @@ def _run_or_resume_plan(
     folder = RunFolder.create(out, plan.title, plan.to_json()) if isinstance(asked, Plan) else asked
     audit_plan_into_folder(plan, folder, single.reveal, verbose, held_to=held_to)
     if single.baseline is not None:
-        files.render_all(folder.path, compare_with_baseline(single.baseline, folder.path), single.reveal)
+        files.render_all(folder.path, comparison_to_baseline_run(single.baseline, folder.path), single.reveal)
     return folder.path
 
 
@@ -286,8 +288,8 @@ def audit_plan_into_folder(
     folder: RunFolder,
     reveal: bool = False,
     verbose: bool = False,
-    shared: Shared | None = None,
-    remarks: Remarks | None = None,
+    shared: SweepCache | None = None,
+    remarks: CommandRemarks | None = None,
     held_to: HeldTo = (None, None),
 ) -> None:
     """Runs the plan into its folder, with reports, and shows the screen. shared: what was loaded for it before.
@@ -305,7 +307,7 @@ def audit_plan_into_folder(
             files.write_run_reports(folder.path, result, reveal)
         except KeyboardInterrupt:
             again = " ".join(
-                ("audit run --resume", shlex.quote(str(folder.path)), *options.Allowed.by(plan.values()).flags())
+                ("audit run --resume", shlex.quote(str(folder.path)), *options.AllowedRisks.by(plan.values()).flags())
             )
             console.print_line_to_stderr(f"interrupted; finished secrets are kept. Continue with: {again}", 130)
             raise
@@ -321,7 +323,7 @@ def audit_plan_into_folder(
         typer.echo(f"submission: {plan.output.submission} ({what})")
 
 
-def _print_result_screen(result: AuditResult, folder: Path, verbose: bool, remarks: Remarks | None) -> None:
+def _print_result_screen(result: AuditResult, folder: Path, verbose: bool, remarks: CommandRemarks | None) -> None:
     from rich.console import Console
 
     from auditor.reports.screen import WIDTH, first_screen

@@ -102,7 +102,7 @@ def utility(
     from auditor.records.folder import unused_run_path
     from auditor.utility import measure, tradeoff
 
-    asked = measure.UtilityPlan(wanted, measure.Settings(**vars(settings)), swept)
+    asked = measure.UtilityPlan(wanted, measure.UtilitySettings(**vars(settings)), swept)
     name = tradeoff.utility_folder_name(asked.points())
     with console.open_progress_terminal() as reporter:
         result, examples = measure.measure_utility_points(asked, reporter, text or [], reveal)

@@ -178,7 +178,7 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class Nameless:
+class UnnamedFile:
     """A file that nobody else can open, gone when it is closed or its process ends: where TMPDIR says, made when used.
 
     `add` raises AuditError where there is no room.

@@ -177,7 +177,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedField:
     """A field as the plan has it. part: "" for one of the plan's own; panel: of --help; help: with its default."""
 
     part: str
@@ -191,7 +191,7 @@ class Described:
 _HELP = re.compile(r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE)  # a field in the docstring of its part
 
 
-def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Described]]:
+def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, DescribedField]]:
     hints = typing.get_type_hints(kind)
     docstrings = (
         inspect.cleandoc(one.__doc__ or "") for one in kind.__mro__
@@ -207,10 +207,10 @@ def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, Des
         help = helps.get(one.name, "")
         if "[default:" not in help and default not in (None, False, (), {}):
             help += f" [default: {f'--{one.name}' if default is True else default}]"
-        yield one.name, Described(part, hint, said, default, said.panel or kind.panel, help)
+        yield one.name, DescribedField(part, hint, said, default, said.panel or kind.panel, help)
 
 
-FIELDS: Mapping[str, Described] = dict(_described_plan_fields(Plan))
+FIELDS: Mapping[str, DescribedField] = dict(_described_plan_fields(Plan))
 IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))  # what a plan file may hold
 
 

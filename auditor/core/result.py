@@ -56,7 +56,7 @@ class Audited:
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """One step from a target to the next in a chain that changes one thing at a time.
 
     causes: what the step changes; the effect of several changed together cannot be divided among them. before, after:
@@ -78,12 +78,12 @@ class Chain:
     whole: this row minus the undefended one: the sum of the steps up to it.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     whole: Measurement
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StoppedEarly:
     """How far a row came that was asked in random order (`--until`): its intervals hold at every look.
 
     asked, of: members and non-members together; why: "recall <= 0.05: failed", or that nothing was decided.
@@ -124,7 +124,9 @@ class Finding:
     rows: int = 0  # run through the target, shared passes included: what methods can be compared at
     chain: Chain | None = None  # of a defended row where its control rows were measured: what its effect is due to
     audits: tuple[Audited, ...] = ()  # of a row that bounds epsilon; the (epsilon, delta) one first
-    stopped: Stopped | None = None  # None: all of its secrets were to be asked, and intervals are those of a fixed size
+    stopped: StoppedEarly | None = (
+        None  # None: all of its secrets were to be asked, and intervals are those of a fixed size
+    )
 
     @property
     def decodes_greedily(self) -> bool:
@@ -176,7 +178,7 @@ class TargetRecord:
 
 
 @dataclass(frozen=True)
-class Recalled:
+class GroupRecall:
     """One number of one group of secrets, of the models around an unlearning, as far as they were measured.
 
     values: of `before`, `after` and `relearned`, and of a model that never saw what was to be forgotten, `retrained`
@@ -194,7 +196,7 @@ class Recalled:
 
 @dataclass(frozen=True)
 class Unlearning:
-    """What is left of records that a model was to forget. models: names of targets, as `Recalled` calls them.
+    """What is left of records that a model was to forget. models: names of targets, as `GroupRecall` calls them.
 
     steps, rate, texts: of relearning, on so many other records; 0: there was none. perplexity: held out, by model;
     `ratio`: after by before, paired by text.
@@ -205,7 +207,7 @@ class Unlearning:
     setting: str
     forgotten: int
     retained: int
-    numbers: tuple[Recalled, ...]
+    numbers: tuple[GroupRecall, ...]
     perplexity: dict[str, Measurement] = field(default_factory=dict)
     steps: int = 0
     rate: float = 0.0

@@ -36,8 +36,8 @@ from auditor.crash.verdicts import (
     SHARE,
     UNKNOWN,
     LoopCheck,
-    Runs,
-    Witness,
+    WatchedTrainings,
+    WorstViolation,
     check_by_p_value,
     check_without_chance,
     standard_errors_for_power,
@@ -45,7 +45,7 @@ from auditor.crash.verdicts import (
 from auditor.crash.watch import ReadStep
 
 
-def all_checks(runs: Runs) -> list[LoopCheck]:
+def all_checks(runs: WatchedTrainings) -> list[LoopCheck]:
     """Every check of these trainings, in the order of a report."""
     return [check(runs) for check in CHECKS]
 
@@ -54,7 +54,7 @@ def _largest_record_multiplicity(step: ReadStep) -> int:
     return max(Counter(step.records).values(), default=0)
 
 
-def check_repeats_within_step(runs: Runs) -> LoopCheck:
+def check_repeats_within_step(runs: WatchedTrainings) -> LoopCheck:
     """No record goes into one step twice."""
     found = [(_largest_record_multiplicity(step), step) for step in runs.drawn if step.records]
     most, worst = max(found, key=lambda one: one[0], default=(0, runs.first.steps[0]))
@@ -62,15 +62,15 @@ def check_repeats_within_step(runs: Runs) -> LoopCheck:
     if most > 1:
         said = f"a record was read {most} times in {sum(one > 1 for one, _ in found)} of {len(found)} steps"
 
-    def witness() -> Witness:
+    def witness() -> WorstViolation:
         record = Counter(worst.records).most_common(1)[0][0]
-        return Witness(f"read {most} times", "at most once", *runs.place(worst), record)
+        return WorstViolation(f"read {most} times", "at most once", *runs.place(worst), record)
 
     noise = runs.claim.noise_multiplier / max(most, 1)
     return check_without_chance("once a step", most > 1, said, "one such step", witness, lambda: runs.epsilon(noise))
 
 
-def check_sampling_rate(runs: Runs) -> LoopCheck:
+def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
     """Records are read as often as the claimed rate says."""
     asked = runs.first.n * len(runs.drawn)
     seen = sum(len(set(step.records)) for step in runs.drawn)
@@ -81,13 +81,13 @@ def check_sampling_rate(runs: Runs) -> LoopCheck:
         f"a record is read in {seen / asked:.3f} of the steps, claimed is {q:.3f}",
         f"a record is read in {seen / asked:.3f} of the steps (claimed {q:.3f})",
         f"{1 + standard_errors_for_power() * error / q:.2f} times the rate",
-        lambda: Witness(f"{seen:,} reads in {len(runs.drawn)} steps of {runs.first.n} records",
+        lambda: WorstViolation(f"{seen:,} reads in {len(runs.drawn)} steps of {runs.first.n} records",
                         f"{asked * q:,.0f} ± {1.96 * asked * error:,.0f}"),
         lambda: runs.epsilon(runs.claim.noise_multiplier, sample_rate=min(1.0, seen / asked)),
     )  # fmt: skip
 
 
-def check_poisson_batch_sizes(runs: Runs) -> LoopCheck:
+def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     """Batches vary as Poisson sampling's do. Shuffled ones, all of one size, hide less than is accounted."""
     q, n = runs.claim.sample_rate, runs.first.n
     sizes = np.array([len(step.records) for step in runs.drawn])
@@ -101,13 +101,13 @@ def check_poisson_batch_sizes(runs: Runs) -> LoopCheck:
         "epsilon was accounted for another kind of sampling",
         f"batches of {sizes.min()} to {sizes.max()} records, as Poisson sampling draws them",
         f"batches whose size has {100 * least:.0f}% of Poisson sampling's variance",
-        lambda: Witness(f"batch sizes of variance {varies * n * q * (1 - q) / len(sizes):.2f}",
+        lambda: WorstViolation(f"batch sizes of variance {varies * n * q * (1 - q) / len(sizes):.2f}",
                         f"{n * q * (1 - q):.2f}"),
         lambda: runs.epsilon(runs.claim.noise_multiplier, sampling="shuffled"),
     )  # fmt: skip
 
 
-def check_equal_record_frequency(runs: Runs) -> LoopCheck:
+def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     """Every record is read about as often as the others."""
     times = Counter(record for step in runs.drawn for record in set(step.records))
     t = len(runs.drawn)
@@ -121,23 +121,23 @@ def check_equal_record_frequency(runs: Runs) -> LoopCheck:
         "no record favoured", p, f"record {most} was read in {counts[most]} of {t} steps, expected are {t * q:.1f}",
         f"no record was read more often than by chance ({counts.min()} to {counts.max()} of {t} steps)",
         f"a record that is read in {least:.2f} of the steps",
-        lambda: Witness(f"read in {counts[most]} of {t} steps", f"{t * q:.1f}", record=most),
+        lambda: WorstViolation(f"read in {counts[most]} of {t} steps", f"{t * q:.1f}", record=most),
         lambda: runs.epsilon(runs.claim.noise_multiplier, sample_rate=float(counts[most] / t)),
     )  # fmt: skip
 
 
-def check_step_count(runs: Runs) -> LoopCheck:
+def check_step_count(runs: WatchedTrainings) -> LoopCheck:
     """As many steps as were accounted, and no more."""
     taken = [len(trace.steps) for trace in runs.traces]
     seen, claimed = max(taken), runs.claim.steps
     return check_without_chance(
         "steps", seen > claimed, f"{seen} steps were taken, {claimed} are claimed", "one step more",
-        lambda: Witness(f"{seen} steps", str(claimed), taken.index(seen), claimed),
+        lambda: WorstViolation(f"{seen} steps", str(claimed), taken.index(seen), claimed),
         lambda: runs.epsilon(runs.claim.noise_multiplier, sample_rate=runs.claim.sample_rate, steps=seen),
     )  # fmt: skip
 
 
-def check_claimed_epsilon(runs: Runs) -> LoopCheck:
+def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
     """The epsilon that is told follows from the noise, rate and steps that are claimed."""
     told, follows = runs.claim.epsilon, runs.claim.implied_epsilon()
     if told is None:
@@ -148,11 +148,11 @@ def check_claimed_epsilon(runs: Runs) -> LoopCheck:
         said = f"claimed is epsilon {told:g}; its own noise, {runs.claim.sampling} batches and steps give {follows:.2f}"
     return check_without_chance(
         "accounting", broken, said, "2% of epsilon",
-        lambda: Witness(f"epsilon {told:g}", f"{follows:.2f}"), lambda: follows,
+        lambda: WorstViolation(f"epsilon {told:g}", f"{follows:.2f}"), lambda: follows,
     )  # fmt: skip
 
 
-def check_evaluation_on_records(runs: Runs) -> LoopCheck:
+def check_evaluation_on_records(runs: WatchedTrainings) -> LoopCheck:
     """No step is chosen by private records that are read without a gradient."""
     name, would = "evaluation on private records", "a step but the last given back, of trainings that evaluate"
     read = max(runs.traces, key=lambda trace: len(trace.evaluated))
@@ -167,11 +167,11 @@ def check_evaluation_on_records(runs: Runs) -> LoopCheck:
     step, of = (trace.returned or 0) + 1, len(trace.steps)
     return check_without_chance(
         name, True, f"{said}, and the model given back is that of step {step} of {of}: chosen by them", would,
-        lambda: Witness(f"the weights of step {step}", f"those of step {of}", at, step - 1),
+        lambda: WorstViolation(f"the weights of step {step}", f"those of step {of}", at, step - 1),
     )  # fmt: skip
 
 
-CHECKS: tuple[Callable[[Runs], LoopCheck], ...] = (
+CHECKS: tuple[Callable[[WatchedTrainings], LoopCheck], ...] = (
     check_record_sensitivity,
     check_per_record_clipping,
     check_sensitivity_by_kind,

@@ -17,8 +17,8 @@ from auditor.crash.verdicts import (
     UNKNOWN,
     Array,
     LoopCheck,
-    Runs,
-    Witness,
+    WatchedTrainings,
+    WorstViolation,
     check_by_p_value,
     check_without_chance,
     infinite_epsilon,
@@ -28,7 +28,7 @@ _TRIED, _READ = 1 << 16, 16  # seeds of torch's generator, and how many of its f
 _APART = 0.05  # of the logits' size: rounding in half precision is below
 
 
-def check_noise_seed_guessable(runs: Runs) -> LoopCheck:
+def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
     """Nobody finds the noise by trying seeds: it is none of those that small ones give, and takes more than 32 bits.
 
     torch's generator on the processor reads the lowest 32 bits of its seed, whatever it is given.
@@ -43,7 +43,7 @@ def check_noise_seed_guessable(runs: Runs) -> LoopCheck:
             said,
             "",
             would,
-            lambda: Witness(said, "a seed that nobody can try", 0, 0, tensor=tensor),
+            lambda: WorstViolation(said, "a seed that nobody can try", 0, 0, tensor=tensor),
             infinite_epsilon,
         )
     other, first = runs.other_seed, runs.first.steps[0]
@@ -67,7 +67,7 @@ def _small_seed_normal_draws() -> Array:
     return found
 
 
-def _most_likely_noise_seed(runs: Runs) -> tuple[int, float, str]:
+def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
     """The seed whose numbers are most like a tensor's noise in a training's first step, its p-value, and the tensor."""
     spans = [(name, at, to) for name, (at, to) in runs.first.shapes.items() if to - at >= 4 * _READ]
     steps = [
@@ -97,7 +97,7 @@ def _no_fault_check(name: str, said: str, would: str) -> LoopCheck:
     return LoopCheck(name, NO_FAULT, said, would, source=COUNTED)
 
 
-def check_batch_dependent_logits(runs: Runs) -> LoopCheck:
+def check_batch_dependent_logits(runs: WatchedTrainings) -> LoopCheck:
     """What the model makes of a record does not depend on whom it is read with: else no clipping bounds its reach.
 
     Batch norm, padding that is attended to, experts of a fixed capacity.
@@ -111,11 +111,15 @@ def check_batch_dependent_logits(runs: Runs) -> LoopCheck:
     if most > _APART:
         said += ": so does its gradient, and one record moves all of its batch's"
     return check_without_chance(
-        name, most > _APART, said, would, lambda: Witness(f"logits {most:.1%} off", "those of the record alone", at)
+        name,
+        most > _APART,
+        said,
+        would,
+        lambda: WorstViolation(f"logits {most:.1%} off", "those of the record alone", at),
     )
 
 
-def check_weights_follow_steps(runs: Runs) -> LoopCheck:
+def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
     """What is given back follows from the steps alone: the same steps, on a record fewer, end in the same model."""
     name, would = "weights follow the steps", "any other change by the record that was left out"
     one, other = runs.first, runs.fewer
@@ -127,7 +131,7 @@ def check_weights_follow_steps(runs: Runs) -> LoopCheck:
             largest = float((one.state[off[0]].double() - other.state[off[0]].double()).abs().max())
             return check_without_chance(
                 name, True, said, would,
-                lambda: Witness(f"{largest:.2g} apart after the same steps", "0", 0, tensor=off[0]),
+                lambda: WorstViolation(f"{largest:.2g} apart after the same steps", "0", 0, tensor=off[0]),
             )  # fmt: skip
         return _no_fault_check(name, "the same steps on neighbouring records end in the same model", would)  # fmt: skip
     at = next(((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None)
@@ -143,7 +147,7 @@ def _tensors_equal_ignoring_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def check_printed_output_leaks(runs: Runs) -> LoopCheck:
+def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     """What is printed follows from the steps alone, as the loss of private records does not."""
     name, would = "printed text", "a number, of standard output or a log, that follows the record that was left out"
     if len(runs.first.steps) != len(runs.fewer.steps):
@@ -153,7 +157,7 @@ def check_printed_output_leaks(runs: Runs) -> LoopCheck:
     one, other, again = runs.first.printed, runs.fewer.printed, runs.again.printed
     if found := first_differing_line(one.text, other.text, again.text):
         said = f"what is printed follows the records past the steps: {found[0]!r}"
-        shown = Witness(repr(found[0]), f"{found[1]!r}, as on a record fewer")
+        shown = WorstViolation(repr(found[0]), f"{found[1]!r}, as on a record fewer")
         return check_without_chance(name, True, said, would, lambda: shown)
     if found := first_differing_line(one.early, other.early, again.early):
         said = (
@@ -163,7 +167,7 @@ def check_printed_output_leaks(runs: Runs) -> LoopCheck:
     return _no_fault_check(name, "the same on neighbouring records, but for times", would)
 
 
-def check_empty_batch_noise(runs: Runs) -> LoopCheck:
+def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     """A batch that Poisson sampling leaves empty is a step with noise, as any other."""
     name, would = "empty batches", "one that is left out, or has no noise"
     if runs.few is None or runs.claim.sampling != "poisson":
@@ -174,12 +178,12 @@ def check_empty_batch_noise(runs: Runs) -> LoopCheck:
     if silent:
         said = f"{silent} of {len(without)} steps without a record had no noise"
         return check_without_chance(
-            name, True, said, would, lambda: Witness("no noise", "the others'"), infinite_epsilon
+            name, True, said, would, lambda: WorstViolation("no noise", "the others'"), infinite_epsilon
         )
     if claimed and len(few.steps) < claimed and len(runs.first.steps) >= runs.claim.steps:
         said = f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty batches show"
         return check_without_chance(
-            name, True, said, would, lambda: Witness(f"{len(few.steps)} steps", str(claimed)), infinite_epsilon
+            name, True, said, would, lambda: WorstViolation(f"{len(few.steps)} steps", str(claimed)), infinite_epsilon
         )
     if not without:
         return _unknown_check(name, f"no batch of {few.n} records was empty", would)

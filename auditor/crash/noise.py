@@ -16,22 +16,22 @@ from auditor.crash.verdicts import (
     UNKNOWN,
     Array,
     LoopCheck,
-    Runs,
-    Witness,
+    WatchedTrainings,
+    WorstViolation,
     check_by_p_value,
     check_without_chance,
     infinite_epsilon,
     standard_errors_for_power,
 )
-from auditor.crash.watch import ReadStep, Trace
-from auditor.privacy.gaussian import noise_scale_epsilon
+from auditor.crash.watch import ReadStep, TrainingTrace
+from auditor.privacy.gaussian import epsilon_between_noise_scales
 
 # Dimensions that a step's records leave to a tensor's noise, in all of which it is that of rounding by chance never:
 # in a single one it is so in one step of some thousand (seed 171 of the honest trainings).
 _SURELY_SILENT = 3
 
 
-def check_noise_every_tensor(runs: Runs) -> LoopCheck:
+def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     """Every tensor has the noise that the others have: forgotten on one, it hides nothing of it."""
     name = "noise in every tensor"
     would = (
@@ -67,28 +67,28 @@ def check_noise_every_tensor(runs: Runs) -> LoopCheck:
         name, min(1.0, ps[worst] * len(ps)),
         f"{worst} has {least:.2f} times the noise of the others",
         f"every one of {len(ps)} tensors has its noise (least: {least:.2f} times the mean)", would,
-        lambda: Witness(f"{least:.3f} times the noise of all tensors", "1 times", tensor=worst),
+        lambda: WorstViolation(f"{least:.3f} times the noise of all tensors", "1 times", tensor=worst),
     )  # fmt: skip
 
 
-def check_finite_gradients(runs: Runs) -> LoopCheck:
+def check_finite_gradients(runs: WatchedTrainings) -> LoopCheck:
     """Every released number is finite: what overflows, in half precision say, shows through any noise."""
     found = [(i, *one) for i, trace in enumerate(runs.traces) for one in trace.overflowed]
     said = "every released number is finite"
     if found:
         said = f"{len(found)} released gradients hold infinite or undefined numbers: they overflowed"
 
-    def witness() -> Witness:
+    def witness() -> WorstViolation:
         training, step, tensor = found[0]
-        return Witness("infinite or undefined numbers", "finite ones", training, step, tensor=tensor)
+        return WorstViolation("infinite or undefined numbers", "finite ones", training, step, tensor=tensor)
 
     return check_without_chance("finite gradients", bool(found), said, "one such number", witness, infinite_epsilon)
 
 
-def _zero_noise_witness(runs: Runs, step: ReadStep, tensor: str | None = None) -> Witness:
+def _zero_noise_witness(runs: WatchedTrainings, step: ReadStep, tensor: str | None = None) -> WorstViolation:
     training, at = runs.place(step)
     expected = f"{step.scale:.3g}, as on the others" if tensor else "more than rounding"
-    return Witness("noise of standard deviation 0", expected, training, at, tensor=tensor)
+    return WorstViolation("noise of standard deviation 0", expected, training, at, tensor=tensor)
 
 
 def _relative_noise_variance(steps: Sequence[ReadStep], name: str) -> tuple[float, int]:
@@ -104,7 +104,7 @@ def _detectable_variance_ratio(steps: int, elements: int = 8) -> float:
     return float(stats.chi2.ppf(SHARE / 16, free) / stats.chi2.ppf(POWER, free))
 
 
-def check_gaussian_noise(runs: Runs) -> LoopCheck:
+def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
     """The noise is Gaussian: the accounting holds for no other."""
     parts = [
         step.noise[kept] / step.spread[kept] / step.scale
@@ -120,12 +120,12 @@ def check_gaussian_noise(runs: Runs) -> LoopCheck:
     return check_by_p_value(
         "Gaussian noise", float(found.pvalue), f"not normal: off by {found.statistic:.3f}", "normal",
         f"a distribution function that is off by {least:.3f} anywhere",
-        lambda: Witness(f"off by {found.statistic:.4f} at {found.statistic_location:.2f} standard deviations",
+        lambda: WorstViolation(f"off by {found.statistic:.4f} at {found.statistic_location:.2f} standard deviations",
                         f"less than {least:.4f}"),
     )  # fmt: skip
 
 
-def check_noise_independence(runs: Runs) -> LoopCheck:
+def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
     """Independent between any two steps of any training, and between tensors; each training has another seed."""
     name, noisy = "fresh noise", runs.steps_with_noise
     if len(noisy) < 2:
@@ -149,12 +149,12 @@ def check_noise_independence(runs: Runs) -> LoopCheck:
     pairs = len(noisy) * (len(noisy) - 1)  # of two signs each
     least = (stats.norm.isf(SHARE / len(found) / pairs) + stats.norm.ppf(POWER)) / math.sqrt(size)
 
-    def witness() -> Witness:
+    def witness() -> WorstViolation:
         expected = f"0 ± {1 / math.sqrt(size):.3f}"
         if found["in any two steps"][1] > SHARE / len(found):
-            return Witness(f"correlation {value:.3f} {where}", expected)
+            return WorstViolation(f"correlation {value:.3f} {where}", expected)
         (one, at), (other, again) = (runs.place(noisy[i]) for i in pair)
-        return Witness(f"correlation {most:.3f} with training {other + 1}, step {again + 1}", expected, one, at)
+        return WorstViolation(f"correlation {most:.3f} with training {other + 1}, step {again + 1}", expected, one, at)
 
     return check_by_p_value(
         name, min(1.0, len(found) * p), f"the noise repeats {where}: correlation {value:.2f}",
@@ -189,7 +189,7 @@ def _noise_degrees_of_freedom(step: ReadStep, of: slice = slice(None)) -> float:
 _Pair = tuple[Array, Array, float]  # noise, noise, and the first one's dimensions
 
 
-def _same_size_noise_pairs(step: ReadStep, trace: Trace) -> Iterator[_Pair]:
+def _same_size_noise_pairs(step: ReadStep, trace: TrainingTrace) -> Iterator[_Pair]:
     """Pairs of tensors of one size, of which noise from one generator seeded anew would be equal."""
     spans = sorted(trace.shapes.values(), key=lambda span: span[1] - span[0])
     for (a, b), (c, d) in itertools.pairwise(spans):
@@ -213,7 +213,7 @@ def _pooled_noise_correlation(pairs: Sequence[_Pair]) -> tuple[float, float]:
 # --- one record fewer, and other batches ------------------------------------------------------------------------------
 
 
-def check_record_count_leaks(runs: Runs) -> LoopCheck:
+def check_record_count_leaks(runs: WatchedTrainings) -> LoopCheck:
     """One record fewer shows in nothing but its gradient: not in steps, learning rates, or the size of the noise."""
     name, a, b = "number of records", runs.first, runs.fewer
     if runs.claim.public_size:
@@ -224,14 +224,14 @@ def check_record_count_leaks(runs: Runs) -> LoopCheck:
     if len(a.steps) != len(b.steps):
         said = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
         return check_without_chance(
-            name, True, said, would, lambda: Witness(str(len(b.steps)), str(len(a.steps))), infinite_epsilon
+            name, True, said, would, lambda: WorstViolation(str(len(b.steps)), str(len(a.steps))), infinite_epsilon
         )
     rates = [(i, x.rate, y.rate) for i, (x, y) in enumerate(zip(a.steps, b.steps, strict=True)) if x.rate != y.rate]
     if rates:
         at, x, y = rates[0]
         said = f"other learning rates with {b.n} records than {a.n}"
         return check_without_chance(
-            name, True, said, would, lambda: Witness(f"learning rate {y:g}", f"{x:g}", 0, at), infinite_epsilon
+            name, True, said, would, lambda: WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), infinite_epsilon
         )
     one, other = _median_noise_scale(a), _median_noise_scale(b)
     if not one or not other:
@@ -241,17 +241,17 @@ def check_record_count_leaks(runs: Runs) -> LoopCheck:
         name, p,
         f"the noise is {other / one:.3f} times as large with {b.n} records as with {a.n}: it tells how many there are",
         f"noise, steps and rates are the same with {a.n} and {b.n} records", would,
-        lambda: Witness(f"noise of {other:.4g} with {b.n} records, {one:.4g} with {a.n}",
+        lambda: WorstViolation(f"noise of {other:.4g} with {b.n} records, {one:.4g} with {a.n}",
                         f"a ratio of 1 ± {1.96 * error:.4f}"),
-        lambda: noise_scale_epsilon(free, one, other, runs.claim.delta),
+        lambda: epsilon_between_noise_scales(free, one, other, runs.claim.delta),
     )  # fmt: skip
 
 
-def _median_noise_scale(trace: Trace) -> float:
+def _median_noise_scale(trace: TrainingTrace) -> float:
     return float(np.median([step.scale for step in trace.steps]))
 
 
-def check_batch_size_leaks(runs: Runs) -> LoopCheck:
+def check_batch_size_leaks(runs: WatchedTrainings) -> LoopCheck:
     """The size of a batch, which is secret, does not show in the size of the noise."""
     held = [(len(step.records), step.scale) for step in runs.steps_with_noise if step.records]
     if runs.few and len({size for size, _ in held}) < 2:  # the last batch of few records holds one alone
@@ -266,5 +266,5 @@ def check_batch_size_leaks(runs: Runs) -> LoopCheck:
     return check_by_p_value(
         name, p, "the noise is divided by the number of records that a batch happens to have",
         "the size of the noise does not follow that of the batch", would,
-        lambda: Witness(f"noise goes with the batch's size " f"to the power {found.slope:.2f}", "0"),
+        lambda: WorstViolation(f"noise goes with the batch's size " f"to the power {found.slope:.2f}", "0"),
         infinite_epsilon, PLANTED, )  # fmt: skip

@@ -17,7 +17,7 @@ _Lines = dict[str, list[tuple[str, ...]]]  # a line without its numbers -> the n
 
 
 @dataclass
-class Printed:
+class PrintedText:
     """The text of standard output, standard error and the root logger.
 
     before_step: the model was read, and its step is not taken yet. What is printed then may be of the gradient that

@@ -13,8 +13,8 @@ from auditor.crash.verdicts import (
     UNKNOWN,
     Array,
     LoopCheck,
-    Runs,
-    Witness,
+    WatchedTrainings,
+    WorstViolation,
     check_by_p_value,
     infinite_epsilon,
     standard_errors_for_power,
@@ -26,7 +26,7 @@ _Chosen = Callable[[int, ReadStep], bool]
 _Columns = Callable[[ReadStep], Array]  # a step -> (records, m); the first column's coefficient is asked for
 
 
-def check_record_sensitivity(runs: Runs) -> LoopCheck:
+def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     """A record moves the gradient by at most 1 / noise multiplier, in units of the noise; on each model and on all."""
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
@@ -48,7 +48,7 @@ def check_record_sensitivity(runs: Runs) -> LoopCheck:
     )  # fmt: skip
 
 
-def estimate_noise_multiplier(runs: Runs) -> tuple[float, float, float] | None:
+def estimate_noise_multiplier(runs: WatchedTrainings) -> tuple[float, float, float] | None:
     """Seen: one over the mean reach, and the 95% interval's lower and upper end; None where no reach was seen."""
     found = estimate_mean_sensitivity(runs.steps)
     if found is None or found[0] <= 1.96 * found[1]:
@@ -57,7 +57,7 @@ def estimate_noise_multiplier(runs: Runs) -> tuple[float, float, float] | None:
     return 1 / mean, 1 / (mean + 1.96 * error), 1 / (mean - 1.96 * error)
 
 
-def check_sensitivity_by_kind(runs: Runs) -> LoopCheck:
+def check_sensitivity_by_kind(runs: WatchedTrainings) -> LoopCheck:
     """Long, short, first, last and lone records, and those at a batch's edge, reach no farther than the others."""
     name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
     steps = [*runs.steps, *(runs.few.steps if runs.few else ())]
@@ -91,7 +91,9 @@ _KINDS: dict[str, _Chosen] = {
 }
 
 
-def _witness_farthest_above_bound(runs: Runs, mean: float, chosen: _Chosen = lambda record, step: True) -> Witness:
+def _witness_farthest_above_bound(
+    runs: WatchedTrainings, mean: float, chosen: _Chosen = lambda record, step: True
+) -> WorstViolation:
     """The record whose reach is above the bound by the most standard errors. mean: in units of the bound."""
     found = []
     for step in (*runs.steps_with_noise, *(one for one in (runs.few.steps if runs.few else ()) if one.scale)):
@@ -103,11 +105,11 @@ def _witness_farthest_above_bound(runs: Runs, mean: float, chosen: _Chosen = lam
     unit = runs.claim.noise_multiplier
     said = f"moves the gradient by {reach * unit:.2f} ± {1.96 * one * unit:.2f} clipping norms; mean {mean:.2f}"
     if runs.few and any(one is step for one in runs.few.steps):
-        return Witness(f"{said}, in a training on {runs.few.n} records", "at most 1", record=record)
-    return Witness(said, "at most 1", *runs.place(step), record)
+        return WorstViolation(f"{said}, in a training on {runs.few.n} records", "at most 1", record=record)
+    return WorstViolation(said, "at most 1", *runs.place(step), record)
 
 
-def check_per_record_clipping(runs: Runs) -> LoopCheck:
+def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     """How far a record reaches follows neither its gradient's norm, beyond the bound, nor who else is in the batch."""
     name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
     shares = {what: _sensitivity_share_dependence(runs.steps, parts) for what, parts in _COMPANY.items()}
@@ -121,14 +123,14 @@ def check_per_record_clipping(runs: Runs) -> LoopCheck:
     among = 1 + len(shares)  # those that are no share of company were looked at too
     least = standard_errors_for_power(among) * max(e for _, e in found.values()) / promised
 
-    def witness() -> Witness:
+    def witness() -> WorstViolation:
         rise = f"{slope / promised:.2f} ± {1.96 * error / promised:.2f} clipping norms"
         said = f"the largest reach {rise} too far" if worst == _NORM else f"reach rises by {rise} with {worst}"
         largest = max(
             (step for step in runs.steps_with_noise if step.records), key=lambda step: float(step.norms.max())
         )
         record = sorted(set(largest.records))[int(largest.norms.argmax())]
-        return Witness(said, "0", *runs.place(largest), record)
+        return WorstViolation(said, "0", *runs.place(largest), record)
 
     return check_by_p_value(
         name, min(1.0, among * float(stats.norm.sf(slope / error))),

@@ -15,8 +15,8 @@ from auditor.crash import reach, subject, trainers
 from auditor.crash.checks import all_checks
 from auditor.crash.claim import LoopClaim
 from auditor.crash.one_run import OneRun, bound_epsilon_by_guesses
-from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, Runs
-from auditor.crash.watch import ReadStep, Trace, Train, run_watched_training
+from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, WatchedTrainings
+from auditor.crash.watch import ReadStep, Train, TrainingTrace, run_watched_training
 
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
 _NEEDED = ("one record's reach", "weights follow the steps")  # what says nothing where these cannot tell
@@ -120,7 +120,7 @@ def crash_test(
         tell(len(traces) + 1, _planned_training_count(traces) + 2)
         at = len(traces)
         traces.append(run_watched_training(train, seed_of_training(seed, at), subject.RECORDS, until, at)[0])
-    runs = Runs(read, tuple(traces), fewer, again, few, few_claimed, other_seed)
+    runs = WatchedTrainings(read, tuple(traces), fewer, again, few, few_claimed, other_seed)
     checks = tuple(all_checks(runs))
     bound = (
         bound_epsilon_by_guesses(train, stated, seed_of_training(seed, _MOST), until)
@@ -138,7 +138,7 @@ def crash_test(
     )
 
 
-def _first_step_of_equivalent_seed(train: Train, first: Trace, seed: int, until: float) -> ReadStep:
+def _first_step_of_equivalent_seed(train: Train, first: TrainingTrace, seed: int, until: float) -> ReadStep:
     """Raises AuditError where a seed gives another first step -> that of a seed with the same lowest 32 bits."""
     (one, *_), (again, *_) = first.steps, run_watched_training(train, seed, subject.RECORDS, until, most=1)[0].steps
     same = one.records == again.records and one.noise.shape == again.noise.shape
@@ -151,8 +151,8 @@ def _first_step_of_equivalent_seed(train: Train, first: Trace, seed: int, until:
 
 
 def _neighbouring_trainings(
-    train: Train, claim: LoopClaim, first: Trace, seed: int, until: float
-) -> tuple[Trace, Trace | None]:
+    train: Train, claim: LoopClaim, first: TrainingTrace, seed: int, until: float
+) -> tuple[TrainingTrace, TrainingTrace | None]:
     """The first training with its last record left out, or another one where their number is public, and its steps.
 
     Beside it the first one once more with its steps, where the two print something else.
@@ -165,8 +165,8 @@ def _neighbouring_trainings(
 
 
 def _training_on_few_records(
-    train: Train, stated: object, first: Trace, seed: int, until: float
-) -> tuple[Trace | None, int | None]:
+    train: Train, stated: object, first: TrainingTrace, seed: int, until: float
+) -> tuple[TrainingTrace | None, int | None]:
     """A training on the records of one batch and one more, and the steps that it claims; none where it refuses these.
 
     So batches hold one record, or none.
@@ -192,7 +192,7 @@ def seed_of_training(seed: int, training: int) -> int:
     return (seed * (_MOST + 2) + training + 1) * 2654435769 % 2**32  # an odd factor: one to one
 
 
-def measure_loop_epsilon(runs: Runs, checks: tuple[LoopCheck, ...]) -> LoopSeen:
+def measure_loop_epsilon(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> LoopSeen:
     """The loop's own numbers: unbounded where a check says so, else what its noise, rate, sampling and steps give.
 
     Where one kind of record, or one record, is worse off than all together, epsilon is its.
@@ -217,7 +217,7 @@ def measure_loop_epsilon(runs: Runs, checks: tuple[LoopCheck, ...]) -> LoopSeen:
 
 
 def _epsilon_interval(
-    runs: Runs, noise: tuple[float, float, float], epsilon: float, more: dict[str, Any]
+    runs: WatchedTrainings, noise: tuple[float, float, float], epsilon: float, more: dict[str, Any]
 ) -> tuple[float, float]:
     """The 95% interval of epsilon: the errors of the noise multiplier and of the sampling rate, which are independent.
 
@@ -235,15 +235,15 @@ def _epsilon_interval(
     return max(0.0, epsilon - low), epsilon + high
 
 
-def _total_records_read(traces: list[Trace]) -> int:
+def _total_records_read(traces: list[TrainingTrace]) -> int:
     return sum(len(step.records) for trace in traces for step in trace.steps)
 
 
-def _may_need_more_trainings(traces: list[Trace]) -> bool:
+def _may_need_more_trainings(traces: list[TrainingTrace]) -> bool:
     return len(traces) < _LEAST or (_total_records_read(traces) < _ENOUGH and len(traces) < _MOST)
 
 
-def _planned_training_count(traces: list[Trace]) -> int:
+def _planned_training_count(traces: list[TrainingTrace]) -> int:
     """Trainings, by what is read in one."""
     return min(_MOST, max(_LEAST, math.ceil(_ENOUGH * len(traces) / _total_records_read(traces))))
 
@@ -253,7 +253,7 @@ def _has_time_for_another_training(begun: float, until: float) -> bool:
     return time.monotonic() - begun < (until - begun) / 2
 
 
-def _foreign_row_remarks(runs: Runs) -> list[str]:
+def _foreign_row_remarks(runs: WatchedTrainings) -> list[str]:
     said = []
     if runs.first.foreign:
         said.append(f"{runs.first.foreign} rows were none of the records given: not looked at")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from auditor.crash.claim import LoopClaim
-from auditor.crash.watch import ReadStep, Trace
+from auditor.crash.watch import ReadStep, TrainingTrace
 
 LEVEL = 0.05  # of calling an honest training broken, over all checks
 SHARE = LEVEL / 14  # of each check; those that count, without chance, need none
@@ -27,19 +27,19 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Runs:
+class WatchedTrainings:
     """The trainings that were watched: several under different seeds, on our models by turns; one on a record fewer."""
 
     claim: LoopClaim
-    traces: tuple[Trace, ...]
-    fewer: Trace  # under the first one's seed, on its model, with its steps; where their number is public: one other
-    again: Trace | None = None  # the first one once more, with its steps: where `fewer` prints something else
-    few: Trace | None = None  # on a batch's records and one more
+    traces: tuple[TrainingTrace, ...]
+    fewer: TrainingTrace  # under the first one's seed, on its model, with its steps; their number public: one other
+    again: TrainingTrace | None = None  # the first one once more, with its steps: where `fewer` prints something else
+    few: TrainingTrace | None = None  # on a batch's records and one more
     few_claimed: int | None = None  # the steps that this one claims
     other_seed: ReadStep | None = None  # the first step under a seed whose lowest 32 bits are the first one's
 
     @property
-    def first(self) -> Trace:
+    def first(self) -> TrainingTrace:
         return self.traces[0]
 
     @property
@@ -78,7 +78,7 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class Witness:
+class WorstViolation:
     """Where a violation shows most. training, step, record: from 0; None where it is of the whole training."""
 
     measured: str
@@ -99,12 +99,12 @@ class LoopCheck:
     would_see: str  # the smallest violation that this check catches with 80% probability
     p: float = 1.0
     epsilon: float | None = None
-    witness: Witness | None = None  # of what is broken
+    witness: WorstViolation | None = None  # of what is broken
     source: str = STATISTIC  # that would_see is from
 
 
 def check_by_p_value(
-    name: str, p: float, fault: str, fine: str, would_see: str, witness: Callable[[], Witness],
+    name: str, p: float, fault: str, fine: str, would_see: str, witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None, source: str = STATISTIC,
 ) -> LoopCheck:  # fmt: skip
     """epsilon: works out what the training really has, where it is broken; accounting takes a second."""
@@ -114,7 +114,7 @@ def check_by_p_value(
 
 
 def check_without_chance(
-    name: str, broken: bool, said: str, would_see: str, witness: Callable[[], Witness],
+    name: str, broken: bool, said: str, would_see: str, witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None,
 ) -> LoopCheck:  # fmt: skip
     """A check without chance."""

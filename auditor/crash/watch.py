@@ -35,7 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from auditor.core.errors import AuditError
 from auditor.crash import subject
-from auditor.crash.printed import Printed
+from auditor.crash.printed import PrintedText
 from auditor.crash.subject import Gradients, Record
 
 _Array = NDArray[np.float64]
@@ -64,7 +64,7 @@ class ReadStep:
 
 
 @dataclass
-class Trace:
+class TrainingTrace:
     """One training, step by step."""
 
     n: int
@@ -77,7 +77,7 @@ class Trace:
     shapes: dict[str, tuple[int, int]] = field(default_factory=dict)  # tensor -> where it lies in `noise`
     released: list[dict[str, Tensor]] = field(default_factory=list)  # each step's gradients, by tensor
     state: dict[str, Tensor] = field(default_factory=dict)  # the model's weights and buffers behind the training
-    printed: Printed = field(default_factory=Printed)
+    printed: PrintedText = field(default_factory=PrintedText)
     apart: float | None = None  # how much a record's logits change with whom it is read with, of their size
 
 
@@ -95,7 +95,7 @@ class StepWatch:
         self._model, self._records, self._until, self._everyone = model, records, until, everyone
         self._most, self._replayed = most, replayed
         self._together: tuple[Tensor, Tensor] | None = None  # token ids of several rows, and the logits they got
-        self.trace = Trace(len(records))
+        self.trace = TrainingTrace(len(records))
         self._read: list[int] = []
         self._passes: list[tuple[int, ...]] = []
         self._after: list[Tensor] = []  # the weights, (d,), behind each step
@@ -306,7 +306,7 @@ Train = Callable[..., Any]
 def run_watched_training(
     train: Train, seed: int, n: int, until: float, training: int = 0, chosen: Sequence[int] | None = None,
     most: int | None = None, replayed: Sequence[dict[str, Tensor]] = (), other_last: bool = False,
-) -> tuple[Trace, Any]:  # fmt: skip
+) -> tuple[TrainingTrace, Any]:  # fmt: skip
     """One training under the given seed on n of our records -> its trace, and what it returned.
 
     training: how many came before it, which says which of our models and records it gets.
@@ -348,7 +348,7 @@ class _EnoughSteps(BaseException):
     """Ends a training from inside; no `except Exception` of its own stops it."""
 
 
-class _Late(BaseException):
+class _OutOfTime(BaseException):
     """As above, where its time is over."""
 
 
@@ -364,7 +364,7 @@ def _enforce_time_limit(until: float) -> Iterator[None]:
 
     def late(*_: Any) -> None:
         if not over:
-            raise _Late
+            raise _OutOfTime
 
     before = set(psutil.Process().children())
     alarmed = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
@@ -374,7 +374,7 @@ def _enforce_time_limit(until: float) -> Iterator[None]:
         left, _ = signal.setitimer(signal.ITIMER_REAL, first, _AGAIN)
     try:
         yield
-    except _Late:
+    except _OutOfTime:
         raise AuditError(LONG) from None
     finally:
         over = True

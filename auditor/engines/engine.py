@@ -71,7 +71,7 @@ class LocalEngine:
 
 
 @dataclass(frozen=True)
-class There:
+class WorkerStart:
     """Where a worker begins: with this version, and in the folder that the run's relative paths begin at."""
 
     folder: str = field(default_factory=os.getcwd)

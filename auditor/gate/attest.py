@@ -71,7 +71,7 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
         raise AuditError(f"{attestation}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
         payload, keyid = dsse.verify_envelope(text, key)
-    except dsse.Unsigned as why:
+    except dsse.NoValidSignature as why:
         return _attestation_ruling("failed", f"{attestation}: {why}")
     wrong = next(_find_statement_mismatches(folder, json.loads(payload)), "")
     if wrong:

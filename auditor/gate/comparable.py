@@ -14,7 +14,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.plan import fields_with_rule
 from auditor.core.plan_fields import COMPARED
-from auditor.records.outcomes import Run
+from auditor.records.outcomes import RunOutcomes
 from auditor.records.table import TABLE
 
 
@@ -30,7 +30,7 @@ def secrets_digest(secrets: Sequence[Secret]) -> str:
     return f"{hashlib.sha256(repr(public).encode()).hexdigest()}-{answers}"
 
 
-def check_comparable(run: Run, base: Run, what: str) -> None:
+def check_comparable(run: RunOutcomes, base: RunOutcomes, what: str) -> None:
     """Raises AuditError that names every difference; `what`: what the other run was to be, "baseline" for example."""
     for one in (run, base):
         if not one.outcomes:
@@ -42,7 +42,7 @@ def check_comparable(run: Run, base: Run, what: str) -> None:
         raise AuditError(f"{base.name} is no {what} for {run.name}: {'; '.join(found)}")
 
 
-def run_setup_differences(run: Run, base: Run) -> Iterator[str]:
+def run_setup_differences(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
     """What keeps the two from being compared, as `what: mine against theirs`."""
     mine, theirs = run.result, base.result
     yield from _setting_difference("model family", mine.family or "not recorded", theirs.family or "not recorded")
@@ -76,7 +76,7 @@ def _attack_option_differences(attack: str, mine: dict[str, Any], theirs: dict[s
         yield from _setting_difference(f"attack settings: {attack}.{name}", mine.get(name), theirs.get(name))
 
 
-def _secret_set_differences(run: Run, base: Run, row: CellKey) -> Iterator[str]:
+def _secret_set_differences(run: RunOutcomes, base: RunOutcomes, row: CellKey) -> Iterator[str]:
     mine, theirs = run.outcomes.get(row), base.outcomes.get(row)
     if mine is None or theirs is None:
         return  # one of them was not measured: that is for whoever asks about the row

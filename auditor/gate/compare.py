@@ -17,9 +17,9 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.gate.comparable import check_comparable
 from auditor.records import outcomes
-from auditor.records.outcomes import Run
+from auditor.records.outcomes import RunOutcomes
 from auditor.statistics import bounds
-from auditor.statistics.bounds import LEVEL, Evidence
+from auditor.statistics.bounds import LEVEL, BoundedNumber
 from auditor.statistics.holm import adjusted_test_level
 
 
@@ -49,7 +49,7 @@ class Comparison:
     lines: tuple[ComparisonRow, ...]
 
 
-def compare_finished_runs(runs: Sequence[Run], metrics: Sequence[str] = ()) -> Comparison:
+def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = ()) -> Comparison:
     """The runs by row, in the order of the first. metrics: which; each row's main one where none is given.
 
     Raises AuditError for fewer than two runs, runs that are not comparable with the first, a metric no row has.
@@ -84,7 +84,7 @@ def compare_finished_runs(runs: Sequence[Run], metrics: Sequence[str] = ()) -> C
     return Comparison(_distinct_run_names(runs), secrets, tuple(marked))
 
 
-def _distinct_run_names(runs: Sequence[Run]) -> tuple[str, ...]:
+def _distinct_run_names(runs: Sequence[RunOutcomes]) -> tuple[str, ...]:
     """The runs' own names where they tell them apart, else the folders."""
     short = tuple(run.result.name for run in runs)
     return short if len(set(short)) == len(runs) else tuple(run.name for run in runs)
@@ -95,14 +95,16 @@ def _main_metric_names(found: Sequence[Finding | None]) -> list[str]:
 
 
 def _build_comparison_row(
-    runs: Sequence[Run], row: CellKey, metric: str, found: Sequence[Finding | None]
+    runs: Sequence[RunOutcomes], row: CellKey, metric: str, found: Sequence[Finding | None]
 ) -> ComparisonRow:
     return ComparisonRow(
         row, metric, tuple(_compare_to_first_run(runs, i, row, metric, finding) for i, finding in enumerate(found))
     )
 
 
-def _compare_to_first_run(runs: Sequence[Run], i: int, row: CellKey, metric: str, finding: Finding | None) -> Comparand:
+def _compare_to_first_run(
+    runs: Sequence[RunOutcomes], i: int, row: CellKey, metric: str, finding: Finding | None
+) -> Comparand:
     if finding is None:
         return Comparand(None, why="not in this run")
     measured = finding.measurement(metric)
@@ -124,10 +126,10 @@ def _index_of_lowest_value(line: ComparisonRow) -> int:
     return min(range(len(values)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
 
 
-def _excess_leak_of_other_runs(runs: Sequence[Run], line: ComparisonRow, candidate: int) -> list[Evidence]:
+def _excess_leak_of_other_runs(runs: Sequence[RunOutcomes], line: ComparisonRow, candidate: int) -> list[BoundedNumber]:
     """How much more each other run leaks than the candidate; empty where one of them cannot be held against it."""
     own = runs[candidate].outcomes.get(line.row)
-    found: list[Evidence] = []
+    found: list[BoundedNumber] = []
     for i, run in enumerate(runs):
         if i == candidate:
             continue
@@ -141,6 +143,6 @@ def _excess_leak_of_other_runs(runs: Sequence[Run], line: ComparisonRow, candida
     return found
 
 
-def _is_lower_than_all_rivals(rivals: Sequence[Evidence], level: float) -> bool:
+def _is_lower_than_all_rivals(rivals: Sequence[BoundedNumber], level: float) -> bool:
     """At a level shared out over the runs that could have been lowest."""
     return bool(rivals) and all(other.low(level / (len(rivals) + 1)) > 0 for other in rivals)

@@ -21,7 +21,7 @@ from auditor.core.plan import FIELDS
 from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.journal import GUESSES, OBSERVATIONS
-from auditor.records.listed import NOT_KEPT, PLAN, SECRETS, Answers, Listed, SecretFacts
+from auditor.records.listed import NOT_KEPT, PLAN, SECRETS, AnsweredSecretIds, Answers, SecretFacts
 from auditor.records.outcomes import PerSecret
 from auditor.records.table import TABLE as _WHERE
 from auditor.statistics.audited import METRICS, audit_at_level
@@ -34,7 +34,7 @@ _SOLVED = 1e-6  # of a bound that was found by bisection
 
 
 def find_result_contradictions(
-    result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: Listed = NOT_KEPT
+    result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: AnsweredSecretIds = NOT_KEPT
 ) -> Iterator[tuple[CellKey, str]]:
     """(row, what does not fit) of everything in the result that cannot be; nothing where all of it can."""
     yield from _planned_rows_missing(result)
@@ -78,7 +78,7 @@ def _planned_rows_missing(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 
 
 def _plan_and_secret_mismatches(
-    result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: Listed
+    result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: AnsweredSecretIds
 ) -> Iterator[tuple[CellKey, str]]:
     """Where the plan, the secrets or the answers in the run folder are not those of the result and its outcomes."""
     if listed.plan is not None:

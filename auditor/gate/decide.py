@@ -28,31 +28,31 @@ from auditor.gate.policy import Policy, Rule, check_share_limit
 from auditor.gate.rulings import Decision, Ruling, Verdict
 from auditor.gate.scope import check_scope_names, judged_targets, pair_rows_with_rules, rows_in_scope
 from auditor.records import claims, outcomes
-from auditor.records.outcomes import PerSecret, Run
+from auditor.records.outcomes import PerSecret, RunOutcomes
 from auditor.records.signals import Assessment, assess_signals
 from auditor.statistics.audit_power import SURE, detectable_epsilon, detection_power_sentence
 from auditor.statistics.audited import METRICS as BOUNDS
 from auditor.statistics.audited import audit_at_level, powerless_audit_reason
-from auditor.statistics.bounds import LEVEL, BinomialCount, EitherWay, Evidence, RecordedInterval
+from auditor.statistics.bounds import LEVEL, AucEitherDirection, BinomialCount, BoundedNumber, RecordedInterval
 from auditor.statistics.holm import adjusted_test_level
 from auditor.statistics.metrics import METRICS, SHARES, find_metric, is_builtin_metric
 from auditor.statistics.roc import AUC
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RunOutcomes:
     """A run folder. Raises AuditError where it holds no finished run."""
     from auditor.records import listed, manifest, saved
 
     result, edits, kept = saved.read_result(folder), manifest.edits_since_end(folder), outcomes.read_outcomes(folder)
     for row in (finding.key for finding in result.findings if finding.stopped and finding.key in kept):
         kept[row] = replace(kept[row], anytime=True)
-    return Run(str(folder), result, kept, listed.read_listed(folder), edits)
+    return RunOutcomes(str(folder), result, kept, listed.read_listed(folder), edits)
 
 
 def apply_policy(
-    run: Run,
+    run: RunOutcomes,
     policy: Policy,
-    baseline: Run | None = None,
+    baseline: RunOutcomes | None = None,
     *,
     target: str | None = None,
     setting: str | None = None,
@@ -94,14 +94,14 @@ def apply_policy(
     return Decision(run.name, baseline.name if baseline else "", tuple(rulings), policy.inconclusive)
 
 
-def _contradiction_rulings(run: Run, what: str) -> list[Ruling]:
+def _contradiction_rulings(run: RunOutcomes, what: str) -> list[Ruling]:
     found = find_result_contradictions(run.result, run.outcomes, run.listed)
     return [
         _failed_ruling(row, f"the result contradicts itself: {why}", f"{what} agrees with itself") for row, why in found
     ]
 
 
-def _edited_run_rulings(run: Run, what: str, whole: bool) -> list[Ruling]:
+def _edited_run_rulings(run: RunOutcomes, what: str, whole: bool) -> list[Ruling]:
     said = run.edits.said(whole) if run.edits else ()
     rule = f"{what} is as it was when it ended"
     return [_failed_ruling(CellKey("", "", ""), f"{run.name}: {why} since the run ended", rule) for why in said]
@@ -138,7 +138,7 @@ def _failed_ruling(row: CellKey, reason: str, rule: str) -> Ruling:
     return Ruling(*row, "", math.nan, math.nan, math.nan, "failed", reason, rule)
 
 
-def check_policy(policy: Policy, baseline: Run | None) -> None:
+def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
     """Raises AuditError for a policy without rules, or with one that needs a baseline where there is none."""
     if not policy.rules:
         raise AuditError("expected at least one rule: --max metric=limit, --policy FILE or --baseline RUN, got none")
@@ -168,7 +168,7 @@ def judge_rules(
     result: AuditResult,
     rules: Sequence[Rule],
     own: Mapping[CellKey, PerSecret] | None = None,
-    baseline: Run | None = None,
+    baseline: RunOutcomes | None = None,
     *,
     target: str | None = None,
     setting: str | None = None,
@@ -214,7 +214,7 @@ class _Number:
     derived: whether it was worked out of what is kept of each secret.
     """
 
-    evidence: Evidence
+    evidence: BoundedNumber
     words: str
     derived: bool = True
 
@@ -257,7 +257,7 @@ def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | 
 
 
 def _rule_case_for_finding(
-    finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None, baseline: Run | None
+    finding: Finding, rule: Rule, own: Mapping[CellKey, PerSecret] | None, baseline: RunOutcomes | None
 ) -> _Case:
     measured, derived = _measurement_for_rule(finding, rule, own)
     if isinstance(measured, str):
@@ -336,7 +336,7 @@ def _evidence_for_absolute_limit(rule: Rule, measured: Measurement, kept: PerSec
 
 
 def _paired_difference(
-    row: CellKey, rule: Rule, own: Mapping[CellKey, PerSecret], baseline: Run | None
+    row: CellKey, rule: Rule, own: Mapping[CellKey, PerSecret], baseline: RunOutcomes | None
 ) -> _Number | str:
     if rule.against_undefended:
         if row.target == UNDEFENDED:
@@ -442,9 +442,9 @@ def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> 
     )
 
 
-def one_sided_bounds(measurement: Measurement) -> Evidence:
+def one_sided_bounds(measurement: Measurement) -> BoundedNumber:
     """One-sided bounds: exact for counts; for others from the two-sided 95% interval that is on record."""
     if find_metric(measurement.name).exact and measurement.unit != "probability":  # a mean of parts is no count
         return BinomialCount(round(measurement.value * measurement.n), measurement.n)
     seen = RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)
-    return EitherWay(seen) if measurement.unit == AUC else seen
+    return AucEitherDirection(seen) if measurement.unit == AUC else seen

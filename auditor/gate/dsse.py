@@ -37,7 +37,7 @@ def verify_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
     """The payload and the SHA-256 of the key that signed it, hex. key: an Ed25519 public key, PEM.
 
     A key id in the envelope is a hint that nobody signed: it is not looked at. Raises AuditError for what is no
-    envelope of this type, and `Unsigned` where the key signed nothing of it.
+    envelope of this type, and `NoValidSignature` where the key signed nothing of it.
     """
     public, held = _load_ed25519_key(key, "public"), _parse_envelope(envelope)
     from cryptography.exceptions import InvalidSignature
@@ -49,10 +49,10 @@ def verify_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
         except InvalidSignature:
             continue
         return payload, _public_key_digest(public)
-    raise Unsigned(f"no signature of it is by the key {str(key)!r}")
+    raise NoValidSignature(f"no signature of it is by the key {str(key)!r}")
 
 
-class Unsigned(AuditError):
+class NoValidSignature(AuditError):
     """The envelope holds no valid signature by the key."""
 
 

@@ -17,7 +17,7 @@ from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
 from auditor.gate.kept import KeptDecision, decision_edits_sentence, load_decisions
 from auditor.records.listed import PLAN
-from auditor.records.outcomes import Run
+from auditor.records.outcomes import RunOutcomes
 from auditor.records.saved import RESULT, creation_time
 
 By = Literal["date", "commit", "checkpoint"]
@@ -29,7 +29,7 @@ class Entry:
     """A finished run, when it was made, and what it is ordered by, as its record says it."""
 
     folder: Path
-    run: Run
+    run: RunOutcomes
     at: datetime
     label: str
     gates: tuple[KeptDecision, ...] = ()
@@ -116,11 +116,11 @@ def _missing_result_sentence(folder: Path) -> str:
 # --- in order ---------------------------------------------------------------------------------------------------------
 
 
-def _commit_label(run: Run) -> str | None:
+def _commit_label(run: RunOutcomes) -> str | None:
     return run.result.environment.get("commit")
 
 
-def _checkpoint_label(run: Run) -> str | None:
+def _checkpoint_label(run: RunOutcomes) -> str | None:
     """The revision, or the folder of the model, where it ends in the number of a step."""
     named = (run.result.plan.get("revision"), run.result.plan.get("model"))
     for name in (PurePosixPath(str(text).replace("\\", "/")).name for text in named if text):
@@ -135,7 +135,7 @@ def _checkpoint_step_number(label: str) -> int:
     return int(found[1])
 
 
-_LABELS: dict[By, Callable[[Run], str | None]] = {
+_LABELS: dict[By, Callable[[RunOutcomes], str | None]] = {
     "date": lambda run: run.result.created,
     "commit": _commit_label,
     "checkpoint": _checkpoint_label,

@@ -22,7 +22,7 @@ _CHANGE = re.compile(r"([a-z][a-z0-9_.]*)=([^:=]+):([^:=]+)(?::([^:=]+))?", re.I
 
 
 @dataclass(frozen=True)
-class Change:
+class ShareChange:
     """A share that goes from `before` to `after`; `discordant`: share of secrets whose answer changes either way."""
 
     metric: str
@@ -32,7 +32,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Need:
+class SecretsNeeded:
     """A question, and the secrets that answer it with this power; with `--until decided`, and in half of such runs."""
 
     question: str
@@ -41,7 +41,7 @@ class Need:
     half: int
 
 
-def parse_change(item: str) -> Change:
+def parse_change(item: str) -> ShareChange:
     """`recall=0.05:0.10`, or `recall=0.05:0.10:0.08` with the share of secrets whose answer changes.
 
     Without it the two runs' answers are taken to be independent: no more can change by chance.
@@ -65,10 +65,10 @@ def parse_change(item: str) -> Change:
             f"expected between {least:g} and {most:g} of the answers to change from {before:g} to {after:g}, "
             f"got {discordant:g}"
         )
-    return Change(found[1], before, after, discordant)
+    return ShareChange(found[1], before, after, discordant)
 
 
-def secrets_needed(change: Change, power: float, rules: int) -> list[Need]:
+def secrets_needed(change: ShareChange, power: float, rules: int) -> list[SecretsNeeded]:
     """How many secrets a limit and a baseline take. rules: decisions that the level is shared out over.
 
     Raises AuditError for a power outside (0, 1) or more than a million secrets.
@@ -84,13 +84,13 @@ def secrets_needed(change: Change, power: float, rules: int) -> list[Need]:
     return [
         _secrets_needed_to_fail(name, before, after, level, power),
         _secrets_needed_to_hold(name, after, before, power),
-        Need(
+        SecretsNeeded(
             f"fail {name} not worse than baseline by 0 when it went from {before:g} to {after:g} "
             f"({change.discordant:.3g} of the answers changed)",
             worse,
             *_secrets_until_stopped([0, 0.5, 1], [lost, 1 - lost - won, won], 0.5, level, power),
         ),
-        Need(
+        SecretsNeeded(
             f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse ({alike:.3g} changed)",
             unchanged,
             *_secrets_until_stopped([0, 0.5, 1], [alike / 2, 1 - alike, alike / 2], (1 - margin) / 2, LEVEL, power),
@@ -98,7 +98,7 @@ def secrets_needed(change: Change, power: float, rules: int) -> list[Need]:
     ]
 
 
-def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: int) -> list[Need]:
+def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: int) -> list[SecretsNeeded]:
     """What each limit of a policy takes: failed where the truth is twice it, held where it is half, or nothing leaks.
 
     Raises AuditError where no rule limits a share.
@@ -111,7 +111,7 @@ def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: in
     ]
     if not limits:
         raise AuditError("expected a policy with a limit on a share, as recall <= 0.05, got none")
-    found = list[Need]()
+    found = list[SecretsNeeded]()
     for rule in limits:
         if 0 < 2 * rule.limit <= 1:
             found.append(_secrets_needed_to_fail(rule.name, rule.limit, 2 * rule.limit, LEVEL / decisions, power))
@@ -123,16 +123,16 @@ def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: in
     return found
 
 
-def _secrets_needed_to_fail(name: str, limit: float, truth: float, level: float, power: float) -> Need:
+def _secrets_needed_to_fail(name: str, limit: float, truth: float, level: float, power: float) -> SecretsNeeded:
     stopping = _secrets_until_stopped([0, 1], [1 - truth, truth], limit, level, power)
-    return Need(
+    return SecretsNeeded(
         f"fail {name} <= {limit:g} when it is {truth:g}", secrets_to_fail_limit(limit, truth, level, power), *stopping
     )
 
 
-def _secrets_needed_to_hold(name: str, limit: float, truth: float, power: float) -> Need:
+def _secrets_needed_to_hold(name: str, limit: float, truth: float, power: float) -> SecretsNeeded:
     stopping = _secrets_until_stopped([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
-    return Need(
+    return SecretsNeeded(
         f"hold {name} <= {limit:g} when it is {truth:g}", secrets_to_hold_limit(limit, truth, LEVEL, power), *stopping
     )
 

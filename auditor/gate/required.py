@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterator
 from auditor.core.nouns import CellKey
 from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling
-from auditor.records.outcomes import Run
+from auditor.records.outcomes import RunOutcomes
 
 _ANY = ""  # attack: whichever has looked at most
 
 
-def judge_required_attacks(run: Run, asked: Required, targets: Collection[str]) -> Iterator[Ruling]:
+def judge_required_attacks(run: RunOutcomes, asked: Required, targets: Collection[str]) -> Iterator[Ruling]:
     """One for each target and required attack: held or failed. None where nothing is required."""
     if not (asked.attacks or asked.access or asked.secrets or asked.nonmembers):
         return
@@ -25,7 +25,7 @@ def judge_required_attacks(run: Run, asked: Required, targets: Collection[str]) 
             yield _required_attack_ruling(run, asked, target, attack)
 
 
-def _required_attack_ruling(run: Run, asked: Required, target: str, attack: str) -> Ruling:
+def _required_attack_ruling(run: RunOutcomes, asked: Required, target: str, attack: str) -> Ruling:
     row = CellKey(target, asked.access or "", attack)
     where = f" at {asked.access} access" if asked.access else ""
     rule = f"{attack or 'an attack'} ran{where}, on at least {asked.secrets} secrets and {asked.nonmembers} non-members"
@@ -51,7 +51,7 @@ def _required_attack_ruling(run: Run, asked: Required, target: str, attack: str)
     return _ruling_without_numbers(row, rule, said, held=True)
 
 
-def _member_and_nonmember_counts(run: Run, key: CellKey) -> tuple[int, int]:
+def _member_and_nonmember_counts(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
     """Members and non-members that this row found something out about."""
     own = run.outcomes.get(key)
     if own is None:

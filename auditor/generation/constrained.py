@@ -21,14 +21,14 @@ from auditor.core.nouns import Tokens
 from auditor.core.spaces import Space, State
 from auditor.generation.tries import encode_texts
 from auditor.models.base import LanguageModel
-from auditor.models.memory import AtOnce, decoding_memory_budget
+from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
 from auditor.models.vocabulary import decode_exactly
 
 _ROWS_BYTES = 2**30
 
 
 @dataclass(frozen=True)
-class Draws:
+class ConstrainedDraws:
     """n texts. nll: in nats under the model, behind the context; log_q: of the draw; canonical: whether the tokens
     drawn are those that the tokenizer makes of the text.
     """
@@ -39,7 +39,7 @@ class Draws:
     canonical: NDArray[np.bool_]
 
 
-class Guide:
+class TokenGuide:
     """Which tokens may follow where: the vocabulary, read along the characters of the space."""
 
     def __init__(self, space: Space, tokenizer: Any, head: Tokens) -> None:
@@ -97,7 +97,9 @@ Pick = Callable[[NDArray[np.int64], int, Tensor, NDArray[np.float64]], NDArray[n
 
 
 @torch.no_grad()
-def draw_constrained_texts(model: LanguageModel, guide: Guide, context: Tokens, noise: NDArray[np.float64]) -> Draws:
+def draw_constrained_texts(
+    model: LanguageModel, guide: TokenGuide, context: Tokens, noise: NDArray[np.float64]
+) -> ConstrainedDraws:
     """One text a row of `noise`, (draws, guide.longest()) in [0, 1). context: ends in the guide's head.
 
     A draw depends on its own noise only.
@@ -111,24 +113,24 @@ def draw_constrained_texts(model: LanguageModel, guide: Guide, context: Tokens, 
     distinct = sorted(set(texts))
     own = dict(zip(distinct, encode_texts(guide.tokenizer, distinct), strict=True))
     canonical = [own[text] == [*guide.head, *row] for text, row in zip(texts, tokens, strict=True)]
-    return Draws(texts, nll, log_q, np.array(canonical, dtype=bool))
+    return ConstrainedDraws(texts, nll, log_q, np.array(canonical, dtype=bool))
 
 
 @torch.no_grad()
 def score_texts(
-    model: LanguageModel, guide: Guide, context: Tokens, texts: Sequence[str], tails: Sequence[Tokens]
-) -> Draws:
-    """As if these texts had been drawn. tails: their tokens behind the head, which `Guide.check` has accepted."""
+    model: LanguageModel, guide: TokenGuide, context: Tokens, texts: Sequence[str], tails: Sequence[Tokens]
+) -> ConstrainedDraws:
+    """As if these texts had been drawn. tails: their tokens behind the head, which `TokenGuide.check` has accepted."""
 
     def its_own(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
         return np.searchsorted(allowed.numpy(), [tails[i][at] for i in who.tolist()])
 
     _, nll, log_q = _guided_texts_with_nll(model, guide, context, len(tails), its_own)
-    return Draws(tuple(texts), nll, log_q, np.ones(len(tails), dtype=bool))
+    return ConstrainedDraws(tuple(texts), nll, log_q, np.ones(len(tails), dtype=bool))
 
 
 def _guided_texts_with_nll(
-    model: LanguageModel, guide: Guide, context: Tokens, count: int, pick: Pick
+    model: LanguageModel, guide: TokenGuide, context: Tokens, count: int, pick: Pick
 ) -> tuple[list[list[int]], NDArray[np.float64], NDArray[np.float64]]:
     """The tokens of each of `count` texts, its nll and its log_q; as many at once as memory allows."""
     tokens: list[list[int]] = [[] for _ in range(count)]
@@ -138,14 +140,14 @@ def _guided_texts_with_nll(
     def walk(some: slice) -> None:
         _generate_constrained_texts(model, guide, context, np.arange(count)[some], pick, tokens, nll, log_q)
 
-    for _ in AtOnce(most).pieces(count, walk):
+    for _ in BatchSizeLimit(most).pieces(count, walk):
         pass
     return tokens, nll, log_q
 
 
 def _generate_constrained_texts(
     model: LanguageModel,
-    guide: Guide,
+    guide: TokenGuide,
     context: Tokens,
     live: NDArray[np.int64],
     pick: Pick,

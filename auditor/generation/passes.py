@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.core.disk import Nameless
+from auditor.core.disk import UnnamedFile
 from auditor.generation.sample import Candidates
 
 
-class Pass:
+class CandidatesOnDisk:
     """By secret. They lie in a file without a name, which ends with the last who refers to it."""
 
     def __init__(self) -> None:
         self._where: dict[str, tuple[int, int]] = {}  # begins, bytes
-        self._file = Nameless()
+        self._file = UnnamedFile()
         weakref.finalize(self, self._file.close)
 
     def __contains__(self, secret: str) -> bool:

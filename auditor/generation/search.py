@@ -34,7 +34,7 @@ class SearchResult(Candidates):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leaves(SearchResult):
+class TreeLeaves(SearchResult):
     """What a tree found, likeliest first. log_q: (found,) nats under the decoding distribution, float64."""
 
     log_q: Tensor
@@ -76,7 +76,7 @@ def find_suffixes_above_threshold(
     *,
     prompt: Tensor | None = None,
     max_rows: int = MAX_ROWS,
-) -> list[Leaves]:
+) -> list[TreeLeaves]:
     """Every suffix of `length` tokens whose probability under the decoding distribution is >= threshold, of each
     prefix.
 
@@ -164,7 +164,7 @@ def _surviving_children_mask(child: Tensor, owner: Tensor, floor: float, secrets
 
 def _leaves_with_certificate(
     suffixes: Tensor, scores: Tensor, log_q: Tensor, pruned: float, rows: int, floor: float
-) -> Leaves:
+) -> TreeLeaves:
     order = torch.argsort(log_q, descending=True, stable=True)
     log_q = log_q[order]
     best = float(log_q[0])
@@ -175,7 +175,7 @@ def _leaves_with_certificate(
         pruned=math.exp(pruned),
     )
     ones = torch.ones_like(order)
-    return Leaves(suffixes[order], ones, scores[order], rows=rows, log_q=log_q, certificate=certificate)
+    return TreeLeaves(suffixes[order], ones, scores[order], rows=rows, log_q=log_q, certificate=certificate)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from auditor.core.nouns import Tokens
 from auditor.core.spaces import Space
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.decoding import batches_of_equal_shape
-from auditor.models.memory import AtOnce, decoding_memory_budget
+from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
 from auditor.models.vocabulary import check_tokens
 
 _TIE = 1e-5  # nats, and a millionth of the nll: closer than this, float32 distributions cannot tell two texts apart
@@ -43,7 +43,7 @@ _KEPT_ON_DISK = 20_000  # texts: the trie of a smaller space is made as fast as 
 
 
 @dataclass(frozen=True)
-class Level:
+class TrieLevel:
     """The n inner nodes of one depth. Children of node i: start[i]:start[i + 1], leaves and inner ones apart."""
 
     leaf_start: Tensor  # (n + 1,)
@@ -59,7 +59,7 @@ class Trie:
     """What a tokenizer makes of all texts of a space: `head`, which all share, and a tree with the texts as leaves."""
 
     head: Tokens
-    levels: tuple[Level, ...]
+    levels: tuple[TrieLevel, ...]
     largest: int  # token id
 
     @property
@@ -124,9 +124,9 @@ def build_trie(space: Space, tokenizer: Any) -> Trie:
 
 def _levels_from_sorted_tokens(
     tokens: NDArray[np.int32], lengths: NDArray[np.int64], same: NDArray[np.int64]
-) -> tuple[Level, ...]:
+) -> tuple[TrieLevel, ...]:
     """tokens: (texts, width), sorted; same: (texts - 1,) tokens shared with the text before."""
-    made: list[Level] = []
+    made: list[TrieLevel] = []
     shared = np.concatenate([[-1], same])
     for depth in range(int(lengths.max())):
         inside = lengths > depth  # texts that pass through a node of this depth
@@ -135,7 +135,7 @@ def _levels_from_sorted_tokens(
         child = ~last & (shared < depth + 1)[inside]  # the first text of each inner child
         count, own = int(node.max()) + 1, tokens[inside, depth]
         made.append(
-            Level(
+            TrieLevel(
                 _child_range_starts(node[last], count),
                 torch.from_numpy(own[last].astype(np.int64)),
                 _child_range_starts(node[child], count),
@@ -165,7 +165,9 @@ def _cache_key(space: Space, tokenizer: Any) -> str:
 def _save(path: Path, made: Trie) -> None:
     """Two processes may write it at once."""
     arrays = {
-        f"{f.name}-{i}": getattr(level, f.name).numpy() for i, level in enumerate(made.levels) for f in fields(Level)
+        f"{f.name}-{i}": getattr(level, f.name).numpy()
+        for i, level in enumerate(made.levels)
+        for f in fields(TrieLevel)
     }
     with disk.atomic_replacement_file(path) as scratch, scratch.open("wb") as file:
         np.savez_compressed(file, head=np.array(made.head, dtype=np.int64), largest=made.largest, **arrays)
@@ -174,7 +176,9 @@ def _save(path: Path, made: Trie) -> None:
 def _load(path: Path) -> Trie:
     with np.load(path) as held:
         depth = sum(name.startswith("nodes-") for name in held.files)
-        levels = [Level(*(torch.from_numpy(held[f"{f.name}-{i}"]) for f in fields(Level))) for i in range(depth)]
+        levels = [
+            TrieLevel(*(torch.from_numpy(held[f"{f.name}-{i}"]) for f in fields(TrieLevel))) for i in range(depth)
+        ]
         return Trie(tuple(held["head"].tolist()), tuple(levels), int(held["largest"]))
 
 
@@ -201,7 +205,7 @@ def nll_with_tie_margin(nll: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class Count:
+class LeafCount:
     """at_most: (limits,) leaves whose nll is at most each limit, of those that were seen; unseen: leaves that were not,
     for want of nodes; rows: nodes that were looked at.
     """
@@ -242,7 +246,7 @@ def count_leaves_within_nll(
     nodes: int = 0,
     max_rows: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Count:
+) -> LeafCount:
     """How many leaves have an nll of at most each limit, behind the context, which ends in the trie's head.
 
     Branches are walked depth-first, likeliest first, many nodes at once. nodes: look at no more than so many, 0: as
@@ -254,7 +258,7 @@ def count_leaves_within_nll(
     if max_rows is None:
         row = model.row_bytes(len(context) + len(tree.levels))
         max_rows = min(_ROWS, max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // row))
-    return AtOnce(max_rows).ask(
+    return BatchSizeLimit(max_rows).ask(
         lambda rows: _count_with_row_limit(model, tree, context, limits, nodes, rows, progress)
     )[1]
 
@@ -267,7 +271,7 @@ def _count_with_row_limit(
     nodes: int,
     max_rows: int,
     progress: Callable[[int, int], None],
-) -> Count:
+) -> LeafCount:
     """As `count_leaves_within_nll`."""
     search = _Search(tree, limits, nodes, model.device)
     head = torch.tensor([context], device=model.device)
@@ -297,7 +301,9 @@ class _Search:
     """
 
     def __init__(self, tree: Trie, limits: Sequence[float], nodes: int, device: torch.device) -> None:
-        self.levels = [Level(*(getattr(level, f.name).to(device) for f in fields(Level))) for level in tree.levels]
+        self.levels = [
+            TrieLevel(*(getattr(level, f.name).to(device) for f in fields(TrieLevel))) for level in tree.levels
+        ]
         self.limits = torch.tensor(sorted(limits), dtype=torch.float64, device=device)
         self.found = torch.zeros(
             len(limits) + 1, dtype=torch.long, device=device
@@ -334,10 +340,10 @@ class _Search:
         paths = torch.cat([live.path[parents], tokens[stays].unsqueeze(-1)], dim=1)
         return _Branches(live.depth + 1, inner[stays], nll[stays], paths), parents
 
-    def result(self, limits: Sequence[float]) -> Count:
+    def result(self, limits: Sequence[float]) -> LeafCount:
         at_most = torch.cumsum(self.found[:-1], 0).cpu().numpy()
         places = np.argsort(np.argsort(limits, kind="stable"), kind="stable")
-        return Count(at_most[places], self.unseen, self.spent)
+        return LeafCount(at_most[places], self.unseen, self.spent)
 
 
 def check_vocabulary(model: LanguageModel, tree: Trie) -> None:

@@ -22,7 +22,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.result import Doubt
 from auditor.models.brackets import LIKELIEST, PartialDistribution, concatenate_answers, simulate_server_answer
 from auditor.models.decoding import ANCESTRAL, Decoding, batches_of_equal_shape
-from auditor.models.memory import AtOnce
+from auditor.models.memory import BatchSizeLimit
 
 # Logits held at once when scoring: 128 MiB of float32. On a CPU 32 MiB: larger blocks go back to the system when they
 # are freed (glibc), and every use of new ones pays for fresh pages, measured at a quarter of the time.
@@ -83,7 +83,7 @@ class _WholeRows(Rows):
 
 
 @dataclass(frozen=True)
-class Check:
+class DivergenceCheck:
     """What is claimed of one query, and what came true of it: how far the distribution is from that of each
     neighbour."""
 
@@ -295,7 +295,9 @@ class LanguageModel(ABC):
         length = suffixes.shape[1]
         contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
         step = max(1, max_logits_at_once(self.device) // (length * self.vocab_size * self.parts))
-        asked = AtOnce(step).pieces(len(contexts), lambda some: self.log_probs(contexts[some], length, prompt=prompt))
+        asked = BatchSizeLimit(step).pieces(
+            len(contexts), lambda some: self.log_probs(contexts[some], length, prompt=prompt)
+        )
         yield from ((suffixes[some], distribution) for some, distribution in asked)
 
     def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
@@ -305,7 +307,7 @@ class LanguageModel(ABC):
         """
         return {}
 
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
         """What is claimed of one token against what is realised, at the positions `at` among the last `last`.
 
         Teacher-forced on contexts (B, n). order: of the divergence, 0 for the one that is claimed. Realised

@@ -18,7 +18,7 @@ LEAST = 16  # positions: fewer cost as much to be put in front of rows as to be 
 Read = Callable[[Tensor, int, Cache], Tensor]  # (texts (B, n [, d]), last positions, cache) -> logits, as a model's own
 
 
-class Beginnings:
+class SharedPrefixCache:
     """Texts are token ids (B, n), or embeddings (B, n, d) behind a soft prompt.
 
     read: what reads them; layers: of the model; version: of its weights, what was read with others is not used;

@@ -110,7 +110,7 @@ def _greedy_log_prob_bounds(seen: PartialDistribution) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class _Unknown:
+class _UntoldTokens:
     """Tokens that were not told, (n,) each: of these `middle` have a share from `own` to `cap`, `rest` up to `low`.
 
     Shares and masses are by the likeliest token's; a weight is a share to the power of 1 / temperature.
@@ -180,7 +180,7 @@ class _Distributions:
         least, most = (missing - slack).clamp(min=0), (missing + slack).clamp(min=0)
         cap = torch.minimum(top[:, -1].exp(), most)
         share = torch.minimum(own.exp(), cap)
-        unknown = _Unknown(power, middle, rest, share, cap, torch.where(known, cap, share)).weight(least, most)
+        unknown = _UntoldTokens(power, middle, rest, share, cap, torch.where(known, cap, share)).weight(least, most)
         weight, every = (power * own).exp(), (power * top).exp()
         extra = torch.where(known, 0.0, weight)
         return cls(power * own, weight, every, extra, middle, rest, cap.pow(power), unknown)

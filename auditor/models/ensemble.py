@@ -83,7 +83,7 @@ class ModelEnsemble(Ensemble):
         self.size = len(members)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        return _Together([part.start(prefixes, length, prompt=prompt) for part in self.parts])
+        return _SynchronisedRows([part.start(prefixes, length, prompt=prompt) for part in self.parts])
 
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         order = torch.argsort(part, stable=True)
@@ -95,7 +95,7 @@ class ModelEnsemble(Ensemble):
         return torch.cat(distributions)[torch.argsort(order)]
 
 
-class _Together(Rows):
+class _SynchronisedRows(Rows):
     """Rows of several models that always split alike."""
 
     def __init__(self, rows: list[Rows]) -> None:
@@ -112,7 +112,7 @@ class _Together(Rows):
             rows.advance(parents, tokens)
 
 
-class Exchanged(Ensemble):
+class PermutedEnsemble(Ensemble):
     """The members of an ensemble in other places: part i is answered by that ensemble's part places[i].
 
     A member that nothing private was left of answers as part 0, one that is absent has no place, and one that another
@@ -126,16 +126,16 @@ class Exchanged(Ensemble):
             self.shards = [held.shards[place - 1] if place else () for place in places[1:]]
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
-        return _ExchangedRows(self.held.start(prefixes, length, prompt=prompt), self.places)
+        return _PermutedRows(self.held.start(prefixes, length, prompt=prompt), self.places)
 
     def log_probs(self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         return self.held.log_probs(contexts, self.places[part], last, prompt=prompt)
 
     def behind(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Members:
-        return _ExchangedMembers(self, self.held.behind(prefixes, length, prompt=prompt))
+        return _PermutedMembers(self, self.held.behind(prefixes, length, prompt=prompt))
 
 
-class _ExchangedRows(Rows):
+class _PermutedRows(Rows):
     def __init__(self, rows: Rows, places: Tensor) -> None:
         self.rows, self.places = rows, places
 
@@ -149,8 +149,8 @@ class _ExchangedRows(Rows):
         self.rows.advance(parents, tokens)
 
 
-class _ExchangedMembers(Members):
-    def __init__(self, ensemble: Exchanged, members: Members) -> None:
+class _PermutedMembers(Members):
+    def __init__(self, ensemble: PermutedEnsemble, members: Members) -> None:
         super().__init__(ensemble, members.tokens, members.prompt)
         self.places, self.members = ensemble.places, members
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from auditor.core.nouns import Tokens
-from auditor.models.memory import AtOnce, available_bytes
+from auditor.models.memory import BatchSizeLimit, available_bytes
 from auditor.models.slots import SlotLayer
 
 _SHARE = 8  # of the free memory, what is held takes one part of so many at most
@@ -92,7 +92,9 @@ class HiddenStates:
         if len(ahead) < 2:
             return
         size = max(1, _TOGETHER // len(ahead[-1][0]))
-        for _ in AtOnce(size).pieces(len(ahead), lambda some: self._read_and_cache_batch(ahead[some], device, keys)):
+        for _ in BatchSizeLimit(size).pieces(
+            len(ahead), lambda some: self._read_and_cache_batch(ahead[some], device, keys)
+        ):
             if not self._right:
                 return
 

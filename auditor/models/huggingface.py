@@ -20,13 +20,13 @@ from transformers.cache_utils import Cache
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows, max_logits_at_once
-from auditor.models.beginnings import Beginnings
+from auditor.models.beginnings import SharedPrefixCache
 from auditor.models.caches import Dimensions, OwnCache, find_batch_dimensions
 from auditor.models.configuration import end_of_text_tokens, input_device, max_positions, unwrap_peft
 from auditor.models.decoding import Decoding, log_sum_exp
 from auditor.models.hidden_states import HiddenStates
-from auditor.models.memory import AtOnce
-from auditor.models.precision import OneQuery, make_head_input_contiguous
+from auditor.models.memory import BatchSizeLimit
+from auditor.models.precision import Float32SingleQueryAttention, make_head_input_contiguous
 from auditor.models.slots import PaddedCache, SlotLayer, assign_slots
 
 Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `HuggingFaceModel.logits`
@@ -207,7 +207,9 @@ class RecomputedRows(HuggingFaceRows):
         """A few rows at a time: not every model can leave out the logits of what is past."""
         positions = self.tokens.shape[1] + (0 if self.prompt is None else len(self.prompt))
         step = max(1, max_logits_at_once(self.model.device) // (positions * self.width * self.model.vocab_size))
-        asked = AtOnce(step).pieces(len(self.tokens), lambda some: self._ask(self.tokens[some], self.prompt, None))
+        asked = BatchSizeLimit(step).pieces(
+            len(self.tokens), lambda some: self._ask(self.tokens[some], self.prompt, None)
+        )
         self._logits = torch.cat([logits for _, logits in asked])
 
     @torch.no_grad()
@@ -253,7 +255,7 @@ class HuggingFaceModel(LanguageModel):
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
         self._in_few_bits = self.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
         self._seen: HiddenStates | None = None
-        self.begins: Beginnings | None = None
+        self.begins: SharedPrefixCache | None = None
         accepted = inspect.signature(unwrap_peft(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
@@ -275,7 +277,7 @@ class HuggingFaceModel(LanguageModel):
         return None if self._seen is None else self._seen.rows(prefixes, length)
 
     def begun(self, read: Tensor, last: int, length: int, shared: bool = True) -> tuple[int, list[SlotLayer]]:
-        """As `Beginnings.layers`; empty ones where no beginnings are `shared`."""
+        """As `SharedPrefixCache.layers`; empty ones where no beginnings are `shared`."""
         if self.begins is None or not shared or read.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
         return self.begins.layers(read, last, length)
@@ -287,7 +289,7 @@ class HuggingFaceModel(LanguageModel):
         def version() -> int:  # of weights that are written to
             return sum(weight._version for weight in weights)
 
-        self.begins = Beginnings(self._logits, self.n_layers, version, **least)
+        self.begins = SharedPrefixCache(self._logits, self.n_layers, version, **least)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         self.check_room(prefixes.shape[1], length, prompt)
@@ -397,7 +399,7 @@ class HuggingFaceModel(LanguageModel):
         traffic.rows += len(read)
         traffic.tokens += len(read) * read.shape[1]
         name = "inputs_embeds" if read.is_floating_point() else "input_ids"
-        with OneQuery() if read.shape[1] == 1 and self._in_few_bits else nullcontext():
+        with Float32SingleQueryAttention() if read.shape[1] == 1 and self._in_few_bits else nullcontext():
             output = self.model(**{name: read}, **extra)
         if own:
             own.held = getattr(output, self._cache_name or "past_key_values", None)

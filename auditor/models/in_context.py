@@ -19,7 +19,7 @@ from auditor.models.ensemble import Ensemble
 
 
 @dataclass(frozen=True)
-class Batches:
+class RecordBatches:
     """Records in batches of `size` at most, and which batch a text is asked of, by what the text begins with.
 
     A text that begins with nothing of that is asked of the first.
@@ -48,11 +48,14 @@ class Batches:
 
 
 class InContext(Ensemble):
-    """The records of `Batches` in front of what a public model reads. Raises AuditError where they leave no room."""
+    """The records of `RecordBatches` in front of what a public model reads.
+
+    Raises AuditError where they leave no room.
+    """
 
     unit = "record"
 
-    def __init__(self, public: LanguageModel, batches: Batches) -> None:
+    def __init__(self, public: LanguageModel, batches: RecordBatches) -> None:
         room = public.max_positions
         if room is not None and batches.longest + 2 > room:
             raise AuditError(

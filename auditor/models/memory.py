@@ -72,7 +72,7 @@ def in_new_thread(work: Callable[[int], T]) -> Callable[[int], T]:
 
 
 @dataclass
-class AtOnce:
+class BatchSizeLimit:
     """How many of something are asked at once: halved wherever memory does not hold them, and then kept so."""
 
     size: int

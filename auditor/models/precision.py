@@ -49,7 +49,7 @@ def make_head_input_contiguous(module: Any, given: tuple[Any, ...]) -> tuple[Any
     return given if few else (given[0].contiguous(), *given[1:])
 
 
-class OneQuery(TorchFunctionMode):
+class Float32SingleQueryAttention(TorchFunctionMode):
     """Attention of one query a row in float32: in fewer bits torch takes up to seven times as long on a processor."""
 
     def __torch_function__(

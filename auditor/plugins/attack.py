@@ -18,7 +18,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Pair, Query, Tokens
 from auditor.generation.sample import Candidates
-from auditor.generation.search import Leaves, SearchResult, check_threshold
+from auditor.generation.search import SearchResult, TreeLeaves, check_threshold
 from auditor.models.decoding import Decoding
 from auditor.plugins.method import Method
 from auditor.plugins.view import Batch, Sampling, Search, View
@@ -212,7 +212,7 @@ def rank_candidates(query: Query, candidates: Candidates, score: Tensor, samples
     )
     rows, near = candidates.forward_rows(), candidates.near_boundary
     if isinstance(candidates, SearchResult):
-        certificate = candidates.certificate if isinstance(candidates, Leaves) else None
+        certificate = candidates.certificate if isinstance(candidates, TreeLeaves) else None
         return Guesses(query.id, guesses, len(guesses), drawn=0, rows=rows, certificate=certificate)
     return Guesses(query.id, guesses, samples, samples * query.length, near, rows)
 

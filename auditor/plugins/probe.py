@@ -17,7 +17,7 @@ from torch import Tensor
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.models.decoding import Decoding, batches_of_equal_shape
-from auditor.models.memory import AtOnce
+from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.method import Method
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.intervals import mean_excess_over_nonmembers, mean_probability
@@ -131,7 +131,7 @@ Look = Callable[[Sequence[Secret], Tensor, Tensor], Sequence[Observation]]
 
 def observe_in_batches(view: View, secrets: Sequence[Secret], size: int, look: Look) -> Iterator[Observation]:
     """What `look` sees of secrets of one shape, `size` at once, or as many as memory holds."""
-    at_once = AtOnce(view.batch_size or size)
+    at_once = BatchSizeLimit(view.batch_size or size)
     for indices in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
 
         def seen(some: slice, alike: Sequence[int] = indices) -> Sequence[Observation]:

@@ -15,7 +15,7 @@ from auditor.models.base import LanguageModel
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedModel:
     """A model that a provider is asked for; equal ones are the same model.
 
     name: what stands behind the prefix. run, most: the run that pays for what the model is asked, and for how many
@@ -41,27 +41,27 @@ class Provider:
     network: ClassVar[bool] = False  # whether its models are asked over a network, for which somebody may charge
     distribution: ClassVar[bool] = True  # whether its models give whole next-token distributions, which defenses read
 
-    def check(self, wanted: Wanted) -> None:
+    def check(self, wanted: RequestedModel) -> None:
         """Refuses what cannot be loaded, before anything is. Raises AuditError."""
 
-    def load(self, wanted: Wanted) -> LanguageModel:
+    def load(self, wanted: RequestedModel) -> LanguageModel:
         """The model. Raises AuditError, one sentence, where there is none."""
         raise NotImplementedError
 
-    def again(self, model: LanguageModel, wanted: Wanted) -> None:
+    def again(self, model: LanguageModel, wanted: RequestedModel) -> None:
         """Told that another run asks a model that it has loaded."""
 
-    def places(self, wanted: Wanted) -> Mapping[str, tuple[str, str | None]]:
+    def places(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
         """By role, what the model is read from: a file, folder or hub id, and the revision of one on the hub.
 
         Their digests are what a gate knows the judged model by; empty where nothing of it lies anywhere.
         """
         return {}
 
-    def memory(self, wanted: Wanted) -> int | None:
+    def memory(self, wanted: RequestedModel) -> int | None:
         """Bytes that the model takes at least, as far as that is known before it is loaded."""
         return None
 
-    def said(self, wanted: Wanted) -> str:
+    def said(self, wanted: RequestedModel) -> str:
         """What the model is: a sentence without its full stop."""
         return f"{wanted.name}, as it is"

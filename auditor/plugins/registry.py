@@ -98,7 +98,7 @@ def providers() -> dict[str, type[Provider]]:
 def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Provider, str]:
     """Who is asked for a model, with its options, and for which name. Raises AuditError for nobody, and for options.
 
-    A provider without options of its own is handed them as they are (`Wanted.loading`).
+    A provider without options of its own is handed them as they are (`RequestedModel.loading`).
     """
     known = providers()
     prefix, name = provider_and_name(model)

@@ -17,7 +17,7 @@ from torch import Tensor
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Query, SettingName, Tokens
 from auditor.core.streams import CHANNELS, secret_uniform_draws
-from auditor.generation.passes import Pass
+from auditor.generation.passes import CandidatesOnDisk
 from auditor.generation.sample import (
     Candidates,
     merge_candidates,
@@ -27,7 +27,7 @@ from auditor.generation.sample import (
 from auditor.generation.search import beam_search, find_suffixes_above_threshold
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL, Decoding, batches_of_equal_shape
-from auditor.models.memory import AtOnce, decoding_memory_budget
+from auditor.models.memory import BatchSizeLimit, decoding_memory_budget
 from auditor.models.references import References
 from auditor.plugins.defense import largest_lot_token_count
 from auditor.privacy.gradient_canaries import GradientCanaries
@@ -123,7 +123,7 @@ class View:
     claim: Claim | None = None  # what the target promises, as everybody is told; None: nothing
     progress: Callable[[str, int, int], None] = lambda what, done, total: None  # of what one answer takes long for
     training: GradientCanaries | None = None  # what the target's training kept for an audit of it
-    _shared: dict[str, Pass] = field(default_factory=dict)
+    _shared: dict[str, CandidatesOnDisk] = field(default_factory=dict)
 
     def require_capability(self, capability: str) -> None:
         """Raises NotApplicable where this setting, or the target, does not give the capability."""
@@ -188,11 +188,11 @@ class View:
         recipe that was run before is reused."""
         self.require_capability("draw" if sampling.search == "sample" else "distribution")
         name = self.recipe(sampling, prompt)
-        done = self._shared.setdefault(name, Pass())
+        done = self._shared.setdefault(name, CandidatesOnDisk())
         queries = self.covered(sampling, prompt, queries)
         prompt_rows = 0 if soft_prompt is None else len(soft_prompt)
-        rows = AtOnce(self._rows(queries, prompt_rows))
-        at_once = AtOnce(self.prefix_batch_size(sampling, queries, prompt_rows))
+        rows = BatchSizeLimit(self._rows(queries, prompt_rows))
+        at_once = BatchSizeLimit(self.prefix_batch_size(sampling, queries, prompt_rows))
         batched = batches_of_equal_shape
         if sampling.search == "sample":
             batched = partial(sampling_batches_by_length, self.target, samples=sampling.samples)
@@ -223,7 +223,7 @@ class View:
         return max(1, decoding_memory_budget(self.target.device, _ROWS_BYTES) // row)
 
     def _candidates_of_batch(
-        self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None, rows: AtOnce
+        self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None, rows: BatchSizeLimit
     ) -> Sequence[Candidates]:
         """rows: decoding rows at once."""
         model, decoding = self.target, self.decoding(sampling)
@@ -240,7 +240,7 @@ class View:
         # A batch is sized for all samples of its prefixes; those of a single one may still be too many for memory.
         # Where that is wrong, prefixes are parted first: samples of one prefix share what they agree in.
         size = max(1, rows.size // len(batch))
-        drawn = (rows if len(batch) == 1 else AtOnce(size, least=size)).pieces(
+        drawn = (rows if len(batch) == 1 else BatchSizeLimit(size, least=size)).pieces(
             sampling.samples,
             lambda some: sample_mixed_length_batch(
                 model,
@@ -308,7 +308,9 @@ def _nll_of_shared_prefix_suffixes(
         pairs = [(prefixes[i], suffix) for i in indices for suffix in behind[prefixes[i]]]
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
         size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
-        for some, log_probs in AtOnce(size).pieces(len(pairs), lambda some: _log_probs_of_suffixes(model, pairs[some])):  # noqa: B023
+        limit = BatchSizeLimit(size)
+        asked = limit.pieces(len(pairs), lambda some: _log_probs_of_suffixes(model, pairs[some]))  # noqa: B023
+        for some, log_probs in asked:
             found.update(zip(pairs[some], (-x for x in log_probs), strict=True))
     return found
 

@@ -167,7 +167,7 @@ def noise_scale_divergence(order: float, parameters: int, one: float, other: flo
     return parameters * (math.log(other / one) + math.log(other**2 / mixed) / (2 * (order - 1)))
 
 
-def noise_scale_epsilon(parameters: int, one: float, other: float, delta: float) -> float:
+def epsilon_between_noise_scales(parameters: int, one: float, other: float, delta: float) -> float:
     """The least epsilon (nats, >= 0) at which these two noises are (epsilon, delta)-indistinguishable.
 
     Their squared norm says all there is to say: scaled, it is chi-squared. The larger of both directions.

@@ -211,7 +211,7 @@ def _weights_within_reverse_budget(
 ) -> Tensor:
     """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget (sizes, n); distributions (n,
     V)."""
-    weight, reverse, exact = weight.clone(), _Reverse(log_p, log_p0, alpha), None
+    weight, reverse, exact = weight.clone(), _ReverseDivergence(log_p, log_p0, alpha), None
     # single precision may be a few percent off where the mixture loses nearly all of a token: look again near it
     near = torch.where(weight > 0.9, 0.9, 1.0) * budget
     for size, rows in enumerate(unsure):
@@ -220,12 +220,12 @@ def _weights_within_reverse_budget(
             continue
         at = at[~(reverse.at(at).excess(weight[size, at]).log1p() <= near[size, at])]
         if len(at):
-            exact = exact or _Reverse(log_p.double(), log_p0.double(), alpha)
+            exact = exact or _ReverseDivergence(log_p.double(), log_p0.double(), alpha)
             weight[size, at] = exact.at(at).shrink_weight_to_budget(weight[size, at], budget[size, at])
     return weight
 
 
-class _Reverse:
+class _ReverseDivergence:
     """E x^(1 - alpha) of distributions (n, V) at any weights, x = mixture / p0 = 1 + lambda h.
 
     With E h = 0, which adds (alpha - 1) lambda h to each token's term, its excess over 1 is the mean of

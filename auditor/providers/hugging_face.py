@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
-from auditor.plugins.provider import Provider, Wanted
+from auditor.plugins.provider import Provider, RequestedModel
 
 _OF_LOADING = ("device", "dtype", "trust_remote_code", "revision", "model_args", "device_map", "quantise", "base")
 
@@ -21,8 +21,8 @@ class HuggingFace(Provider):
     unprefixed: ClassVar[bool] = True
     takes: ClassVar[tuple[str, ...]] = (*_OF_LOADING, "before", "retrained", "relearn", "relearn_rate")
 
-    def load(self, wanted: Wanted) -> HuggingFaceModel:
+    def load(self, wanted: RequestedModel) -> HuggingFaceModel:
         return load(wanted.name, wanted.loading)
 
-    def places(self, wanted: Wanted) -> Mapping[str, tuple[str, str | None]]:
+    def places(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
         return wanted.loading.places(wanted.name)

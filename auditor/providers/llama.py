@@ -21,7 +21,7 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.models import agreement
 from auditor.models.base import LanguageModel
 from auditor.models.loading import load_tokenizer_if_present
-from auditor.plugins.provider import Provider, Wanted
+from auditor.plugins.provider import Provider, RequestedModel
 
 _TRIED = ("The 7 quick brown foxes", " it's 12:30\n\n\tnow", "naïve café – 東京", "user@example.com +49 170 555-0199")
 
@@ -88,7 +88,7 @@ class LlamaCpp(Provider):
         if self.positions < 1:
             raise AuditError(f"expected positions >= 1, got {self.positions}")
 
-    def check(self, wanted: Wanted) -> None:
+    def check(self, wanted: RequestedModel) -> None:
         if not Path(wanted.name).is_file():
             raise AuditError(f"expected --model {self.name}:FILE.gguf, got {wanted.name!r}: no such file")
         try:
@@ -96,7 +96,7 @@ class LlamaCpp(Provider):
         except ImportError:
             raise AuditError(f"--model {self.name}: needs llama-cpp-python: pip install 'audit-lm[llama]'") from None
 
-    def load(self, wanted: Wanted) -> LlamaModel:
+    def load(self, wanted: RequestedModel) -> LlamaModel:
         import llama_cpp
 
         with wrap_library_errors(f"cannot load {wanted.name!r} by llama.cpp"):
@@ -109,14 +109,14 @@ class LlamaCpp(Provider):
         agreement.check_distribution_consistency(model)
         return model
 
-    def places(self, wanted: Wanted) -> Mapping[str, tuple[str, str | None]]:
+    def places(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
         return {"model": (wanted.name, None)}
 
-    def memory(self, wanted: Wanted) -> int | None:
+    def memory(self, wanted: RequestedModel) -> int | None:
         return Path(wanted.name).stat().st_size
 
 
-def _load_chosen_tokenizer(wanted: Wanted) -> Any:
+def _load_chosen_tokenizer(wanted: RequestedModel) -> Any:
     """As `--tokenizer` says, else the file's own, as transformers reads it."""
     if wanted.tokenizer is None:
         path = Path(wanted.name)

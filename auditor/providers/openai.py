@@ -12,10 +12,10 @@ from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.base import LanguageModel
 from auditor.models.loading import load_tokenizer_if_present
-from auditor.plugins.provider import Provider, Wanted
+from auditor.plugins.provider import Provider, RequestedModel
 from auditor.remote.answers import AnswerStore
 from auditor.remote.model import RemoteModel
-from auditor.remote.wire import Ledger, Wire
+from auditor.remote.wire import ServerConnection, TokenBudget
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class OpenAI(Provider):
     network: ClassVar[bool] = True
     distribution: ClassVar[bool] = False
 
-    def check(self, wanted: Wanted) -> None:
+    def check(self, wanted: RequestedModel) -> None:
         """Refuses a place that no request can be sent to."""
         if not wanted.name:
             raise AuditError(f"expected --model {self.name}:NAME, got no name")
@@ -45,19 +45,21 @@ class OpenAI(Provider):
                 "key comes from OPENAI_API_KEY"
             )
 
-    def load(self, wanted: Wanted) -> RemoteModel:
-        return RemoteModel(Wire(str(wanted.base_url), self._cost_ledger(wanted)), wanted.name, self._tokenizer(wanted))
+    def load(self, wanted: RequestedModel) -> RemoteModel:
+        return RemoteModel(
+            ServerConnection(str(wanted.base_url), self._cost_ledger(wanted)), wanted.name, self._tokenizer(wanted)
+        )
 
-    def again(self, model: LanguageModel, wanted: Wanted) -> None:
+    def again(self, model: LanguageModel, wanted: RequestedModel) -> None:
         assert isinstance(model, RemoteModel)  # it has made no other
         model.charge(self._cost_ledger(wanted))
 
-    def _cost_ledger(self, wanted: Wanted) -> Ledger:
+    def _cost_ledger(self, wanted: RequestedModel) -> TokenBudget:
         """What this run pays, out of the store of what this server has answered to anybody here."""
         where = hashlib.sha256(f"{wanted.base_url} {OpenAI.name}:{wanted.name}".encode()).hexdigest()[:16]
-        return Ledger(AnswerStore(cache_folder() / "api" / f"{where}.sqlite"), wanted.run, wanted.most)
+        return TokenBudget(AnswerStore(cache_folder() / "api" / f"{where}.sqlite"), wanted.run, wanted.most)
 
-    def _tokenizer(self, wanted: Wanted) -> Any:
+    def _tokenizer(self, wanted: RequestedModel) -> Any:
         name = wanted.tokenizer or wanted.name
         found = load_tokenizer_if_present(name, LoadingOptions())
         if found is None:
@@ -65,7 +67,7 @@ class OpenAI(Provider):
             raise AuditError(f"expected --tokenizer{beside} with the tokenizer of the model, got none in {name!r}")
         return found
 
-    def said(self, wanted: Wanted) -> str:
+    def said(self, wanted: RequestedModel) -> str:
         return f"{wanted.name}, as {wanted.base_url} serves it"
 
 
@@ -76,32 +78,32 @@ class Served(OpenAI):
     name: ClassVar[str] = "served"
     takes: ClassVar[tuple[str, ...]] = ("tokenizer", "max_tokens_total")
 
-    def check(self, wanted: Wanted) -> None:
+    def check(self, wanted: RequestedModel) -> None:
         url, _, name = wanted.name.partition("#")
         super().check(replace(wanted, name=name or "the one that it serves", base_url=url))
 
-    def load(self, wanted: Wanted) -> RemoteModel:
+    def load(self, wanted: RequestedModel) -> RemoteModel:
         return super().load(self._named(wanted))
 
-    def again(self, model: LanguageModel, wanted: Wanted) -> None:
+    def again(self, model: LanguageModel, wanted: RequestedModel) -> None:
         super().again(model, replace(self._at(wanted), name=model.name.removeprefix(f"{OpenAI.name}:")))
 
-    def _at(self, wanted: Wanted) -> Wanted:
+    def _at(self, wanted: RequestedModel) -> RequestedModel:
         url, _, name = wanted.name.partition("#")
         return replace(wanted, name=name, base_url=url)
 
-    def _named(self, wanted: Wanted) -> Wanted:
+    def _named(self, wanted: RequestedModel) -> RequestedModel:
         """With the name that the server knows its model by. Raises AuditError where it serves none or several."""
         at = self._at(wanted)
         if at.name:
             return at
-        found = list(Wire(str(at.base_url), self._cost_ledger(at)).models())
+        found = list(ServerConnection(str(at.base_url), self._cost_ledger(at)).models())
         if len(found) != 1:
             said = ", ".join(found[:3]) or "none that it says"
             raise AuditError(f"expected {at.base_url} to serve one model, or {wanted.name}#NAME, got {said}")
         return replace(at, name=found[0])
 
-    def said(self, wanted: Wanted) -> str:
+    def said(self, wanted: RequestedModel) -> str:
         return f"what {wanted.name} serves"
 
 

@@ -153,7 +153,7 @@ _BINS = 10  # of one width, over scores from 0 to 1
 
 
 @dataclass(frozen=True)
-class Bin:
+class ScoreBin:
     """Guesses of about one score: the mean score, and the share of them that is right."""
 
     score: float
@@ -164,7 +164,7 @@ class Bin:
 class Reliability:
     """How well a score that is a probability keeps its word."""
 
-    bins: tuple[Bin, ...]
+    bins: tuple[ScoreBin, ...]
     error: float  # expected calibration error: mean |score - share right| over the bins, by guesses
     brier: float  # mean squared distance of the score from 1 (right) or 0 (wrong)
     n: int
@@ -179,7 +179,8 @@ def score_calibration(score: NDArray[np.float64], right: NDArray[np.bool_]) -> R
         raise AuditError("expected at least one score, each a probability in [0, 1]")
     at = np.minimum((score * _BINS).astype(int), _BINS - 1)
     found = [
-        Bin(float(score[at == i].mean()), intervals.share_with_interval("right", right[at == i])) for i in np.unique(at)
+        ScoreBin(float(score[at == i].mean()), intervals.share_with_interval("right", right[at == i]))
+        for i in np.unique(at)
     ]
     error = sum(abs(b.score - b.right.value) * b.right.n for b in found) / len(score)
     return Reliability(tuple(found), float(error), float(np.mean((score - right) ** 2)), len(score))

@@ -20,8 +20,8 @@ from auditor.core.result import Frontier, FrontierPoint, Measurement
 from auditor.records.outcomes import PerSecret, ids_common_to_rows
 from auditor.records.replicates import Replicates, Runs, read_replicates
 from auditor.statistics import frontier
-from auditor.statistics.bounds import LEVEL, Evidence
-from auditor.statistics.frontier import Leak
+from auditor.statistics.bounds import LEVEL, BoundedNumber
+from auditor.statistics.frontier import ModelLeakage
 from auditor.statistics.metrics import LEAKS, Metric, find_metric
 from auditor.statistics.roc import nonmembers_for_lower_bound
 
@@ -210,7 +210,9 @@ def _missing_point_reason(
     return ""
 
 
-def _paired_leaks(models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Sequence[int]) -> list[Leak]:
+def _paired_leaks(
+    models: Sequence[FrontierModel], metric: Metric, row: Row, seeds: Sequence[int]
+) -> list[ModelLeakage]:
     """Of each model, on the secrets that all of them answered at every seed; none where too few did."""
     rows = [[model.cells[row].rows[seed] for seed in seeds] for model in models]
     column = metric.scores or metric.column
@@ -248,12 +250,12 @@ def _frontier_point(model: FrontierModel, ratio: Measurement, leak: Measurement)
     return replace(point, epsilon=epsilon, delta=claim.delta, unit=claim.unit, tokens=claim.queries)
 
 
-def _mark_least_leaking_points(points: Sequence[FrontierPoint], leaks: Sequence[Leak]) -> list[FrontierPoint]:
+def _mark_least_leaking_points(points: Sequence[FrontierPoint], leaks: Sequence[ModelLeakage]) -> list[FrontierPoint]:
     """Of those that are shown to be within the margin, which may leak least."""
     held = [i for i, point in enumerate(points) if point.within == "shown"]
 
     @cache
-    def apart(i: int, j: int) -> Evidence:
+    def apart(i: int, j: int) -> BoundedNumber:
         return frontier.paired_leak_difference(leaks[held[i]], leaks[held[j]])
 
     least = dict(zip(held, frontier.possibly_least_leaking(len(held), apart, LEVEL), strict=True))

@@ -33,7 +33,7 @@ class CellJournal(Generic[Key, Record]):
     _begins: dict[Key, dict[str, int]] = field(default_factory=dict)
 
     def done(self, key: Key) -> Mapping[str, Record]:
-        return _Finished(self._begins.setdefault(key, {}), self._at)
+        return _FinishedSecrets(self._begins.setdefault(key, {}), self._at)
 
     def append(self, key: Key, batch: Sequence[Record]) -> None:
         lines = [json.dumps(self.encode(key, record)) + "\n" for record in batch]
@@ -81,7 +81,7 @@ class CellJournal(Generic[Key, Record]):
             ) from error
 
 
-class _Finished(Mapping[str, Record]):
+class _FinishedSecrets(Mapping[str, Record]):
     """The finished secrets of one cell, in the order in which they were; each is read when it is asked for.
 
     begins: where the line of each lies, as `read` takes it.

@@ -41,7 +41,7 @@ class SecretFacts:
 
 
 @dataclass(frozen=True)
-class Listed:
+class AnsweredSecretIds:
     """guesses, observations: ids that have an answer, by row. None each: not in the folder, as of a baseline in CI."""
 
     plan: Mapping[str, Any] | None = None
@@ -49,21 +49,21 @@ class Listed:
     guesses: Answers | None = None
     observations: Answers | None = None
 
-    def whole(self) -> Listed:
+    def whole(self) -> AnsweredSecretIds:
         """As of a folder that is to hold all of it: what is missing is empty."""
-        return Listed(self.plan or {}, self.secrets or {}, self.guesses or {}, self.observations or {})
+        return AnsweredSecretIds(self.plan or {}, self.secrets or {}, self.guesses or {}, self.observations or {})
 
 
-NOT_KEPT = Listed()
+NOT_KEPT = AnsweredSecretIds()
 
 
-def read_listed(folder: Path) -> Listed:
+def read_listed(folder: Path) -> AnsweredSecretIds:
     """What the folder holds. Raises AuditError for a file that holds something else."""
     plan = read_json_object(folder / PLAN, "the plan of a run") if (folder / PLAN).exists() else None
     guesses, observations = (_answered_secrets_by_row(folder / name) for name in (GUESSES, OBSERVATIONS))
     if guesses is not None or observations is not None:  # a run of one kind has one journal
         guesses, observations = guesses or {}, observations or {}
-    return Listed(plan, read_secret_facts(folder), guesses, observations)
+    return AnsweredSecretIds(plan, read_secret_facts(folder), guesses, observations)
 
 
 def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:

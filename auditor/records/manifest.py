@@ -30,7 +30,7 @@ _LATER = (MANIFEST, ATTESTATION, "frontier.json")  # added to a finished run, or
 
 
 @dataclass(frozen=True)
-class Edits:
+class FolderEdits:
     """How a folder is not as the run left it: names of files, those that were added among the changed."""
 
     changed: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Edits:
         return [*(f"{name} has changed" for name in self.changed), *gone]
 
 
-NO_EDITS = Edits()
+NO_EDITS = FolderEdits()
 
 
 def record_digests(folder: Path) -> dict[str, str]:
@@ -70,7 +70,7 @@ def write_manifest(folder: Path, result: bytes) -> None:
     disk.replace_atomically(folder / MANIFEST, json.dumps({"files": found}, indent=1), sync=True)
 
 
-def edits_since_end(folder: Path) -> Edits | None:
+def edits_since_end(folder: Path) -> FolderEdits | None:
     """How the folder is not as the run left it; None where nothing says how that was. Raises AuditError."""
     path = folder / MANIFEST
     if not path.exists():
@@ -81,7 +81,7 @@ def edits_since_end(folder: Path) -> Edits | None:
         held |= {name: digest for name, digest in journals.items() if name != _RANDOM}
         now |= _journal_digests(folder)
     changed = tuple(name for name in sorted(now) if now[name] != held.get(name))
-    return Edits(changed, tuple(sorted(held.keys() - now.keys())))
+    return FolderEdits(changed, tuple(sorted(held.keys() - now.keys())))
 
 
 def _parse_digests(path: Path, digests: object) -> dict[str, str]:

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
-from auditor.records.listed import NOT_KEPT, Listed
-from auditor.records.manifest import NO_EDITS, Edits
+from auditor.records.listed import NOT_KEPT, AnsweredSecretIds
+from auditor.records.manifest import NO_EDITS, FolderEdits
 from auditor.records.table import MEASURED, TABLE, Column, read_columns, refuse_foreign_table
 from auditor.statistics import metrics, roc
 from auditor.statistics.anytime import BettingExcess, BettingMean
-from auditor.statistics.bounds import Evidence, measurement_from_evidence
+from auditor.statistics.bounds import BoundedNumber, measurement_from_evidence
 from auditor.statistics.compare import difference_evidence
 from auditor.statistics.intervals import mean_share_per_secret
 from auditor.statistics.judging import Outcome
@@ -149,14 +149,16 @@ def ids_common_to_rows(rows: Iterable[PerSecret], name: str, members: bool) -> l
 
 
 @dataclass(frozen=True)
-class Run:
+class RunOutcomes:
     """A finished run, as it can be held against another."""
 
     name: str
     result: AuditResult
     outcomes: Mapping[CellKey, PerSecret]  # empty: no table in the folder
-    listed: Listed = field(default=NOT_KEPT, repr=False)  # who was attacked, as the rest of its folder has it
-    edits: Edits | None = NO_EDITS  # of its folder since it ended; None: it has no manifest
+    listed: AnsweredSecretIds = field(
+        default=NOT_KEPT, repr=False
+    )  # who was attacked, as the rest of its folder has it
+    edits: FolderEdits | None = NO_EDITS  # of its folder since it ended; None: it has no manifest
 
 
 def read_outcomes(folder: Path) -> dict[CellKey, PerSecret]:
@@ -190,7 +192,7 @@ def _per_secret_from_columns(columns: Sequence[Column]) -> PerSecret:
     return PerSecret.of(judged, kinds, probable)
 
 
-def tpr_evidence(metric: str, row: PerSecret | None) -> Evidence | None:
+def tpr_evidence(metric: str, row: PerSecret | None) -> BoundedNumber | None:
     """Members found at rates of false positives, with bounds at any level; None for what is no such number of it."""
     about = find_metric(metric)
     most = about.rate or about.below
@@ -202,7 +204,7 @@ def tpr_evidence(metric: str, row: PerSecret | None) -> Evidence | None:
     return roc.FoundRate(own, others, most) if about.rate else roc.PartialAuc(own, others, most)
 
 
-def paired_metric_difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) -> Evidence | str:
+def paired_metric_difference(metric: str, count: int | None, new: PerSecret, base: PerSecret) -> BoundedNumber | str:
     """The metric of `new` minus that of `base`, paired by secret; or why there is none. The secrets are the same.
 
     count: among the members of this repeat count. `_nonmembers` metrics are taken over the non-members.
@@ -233,7 +235,7 @@ def paired_metric_difference(metric: str, count: int | None, new: PerSecret, bas
     return difference_evidence(one, other)
 
 
-def _anytime_valid_difference(about: Metric, count: int | None, new: PerSecret, base: PerSecret) -> Evidence | str:
+def _anytime_valid_difference(about: Metric, count: int | None, new: PerSecret, base: PerSecret) -> BoundedNumber | str:
     """Of the secrets that both were asked for: those of the one that stopped first."""
     if about.errors or about.scores or about.signed or about.unit not in SHARES:
         return f"{about.name} has no bounds that hold at every look, and --until stopped one of the two"

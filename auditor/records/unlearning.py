@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from auditor.core.result import AuditResult, Measurement, Recalled, Unlearning
+from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
 from auditor.records.outcomes import PerSecret, read_outcomes
 from auditor.records.table import read_heldout
 from auditor.statistics.frontier import perplexity_ratios
@@ -33,7 +33,7 @@ def measure_unlearning(
     setting = "white-box" if any(f.setting == "white-box" for f in result.findings) else "text-only"
     held, target = read_outcomes(folder), models[AFTER]
     rows = [f for f in result.findings if f.target == target and f.setting == setting and f.main is not None]
-    numbers = list[Recalled]()
+    numbers = list[GroupRecall]()
     for finding in rows:
         keys = {model: finding.key._replace(target=name) for model, name in models.items()}
         columns = {model: held[key] for model, key in keys.items() if key in held}
@@ -55,7 +55,7 @@ def measure_unlearning(
     )
 
 
-def _recalled_by_group(attack: str, main: str, columns: Columns, forgotten: frozenset[str]) -> Iterator[Recalled]:
+def _recalled_by_group(attack: str, main: str, columns: Columns, forgotten: frozenset[str]) -> Iterator[GroupRecall]:
     for name in (_GREEDY, main, _BOUND):
         kept = _BOUND if name == _GREEDY else name
         if not all(kept in seen.values for seen in columns.values()) or (name == _BOUND and main == _BOUND):

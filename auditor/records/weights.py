@@ -30,7 +30,7 @@ _SETTLED = 2.0  # seconds: a file may change again within one tick of the coarse
 
 def model_sha256_by_file_name(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
     """File name -> SHA-256, of models by role: each a folder or hub id, and the revision of one on the hub."""
-    memory = _Memory()
+    memory = _DigestCache()
     found = {name: memory.digest(path) for name, path in _model_files_by_role(named)}
     memory.keep()
     return found
@@ -145,7 +145,7 @@ def _cached_hub_snapshot(name: str, revision: str | None) -> Path | None:
     return None
 
 
-class _Memory:
+class _DigestCache:
     """Digests by path, size, times and inode, in the cache folder: gigabytes are read once.
 
     ctime is among them: it moves with every change, also of a file whose mtime is put back. What changed within the

@@ -34,7 +34,7 @@ _BUSY = 60.0  # seconds to wait for another run that writes
 
 
 @dataclass(frozen=True)
-class Spent:
+class ServerUsage:
     """By one run, all its processes together. again: requests that failed and were sent once more.
 
     read, written: tokens, as the server counts them; where it does not say, as many as it may have been.
@@ -71,7 +71,7 @@ class AnswerStore:
         found = self._fetch_rows("select answer from answers where key = ?", key)
         return None if not found else json.loads(found[0][0])
 
-    def put(self, run: str, cost: Spent, answers: Mapping[bytes, Any]) -> None:
+    def put(self, run: str, cost: ServerUsage, answers: Mapping[bytes, Any]) -> None:
         """Keeps the answers and charges the run for them, in one step."""
         with self._locked_transaction():
             kept = [(key, json.dumps(answer)) for key, answer in answers.items()]
@@ -83,9 +83,9 @@ class AnswerStore:
                 (run, cost.requests, cost.again, cost.read, cost.written),
             )
 
-    def spent(self, run: str) -> Spent:
+    def spent(self, run: str) -> ServerUsage:
         found = self._fetch_rows("select requests, again, read, written from spent where run = ?", run)
-        return Spent(*found[0]) if found else Spent()
+        return ServerUsage(*found[0]) if found else ServerUsage()
 
     # --- what became of them ---
 

@@ -16,9 +16,9 @@ from auditor.remote import watch, withheld
 from auditor.remote.answers import digest_of_question
 from auditor.remote.dialect import WrittenAnswer
 from auditor.remote.handshake import Handshake
-from auditor.remote.spelling import Spelling
-from auditor.remote.watch import Drawn, Otherwise, Watch
-from auditor.remote.wire import Ledger, Malformed, Question, Refused, Wire
+from auditor.remote.spelling import TokenTextCodec
+from auditor.remote.watch import GreedyAnswer, ServerChanged, ServerWatch
+from auditor.remote.wire import MalformedAnswer, RequestRefused, ServerConnection, ServerRequest, TokenBudget
 
 _FORM = 2  # of what is kept of an answer: what an older version kept does not say what became of it
 
@@ -26,17 +26,17 @@ _FORM = 2  # of what is kept of an answer: what an older version kept does not s
 class Asker:
     """name: of the model, as sentences say it. Raises AuditError for a server that two answers cannot be held to."""
 
-    def __init__(self, wire: Wire, handshake: Handshake, spelling: Spelling, name: str) -> None:
+    def __init__(self, wire: ServerConnection, handshake: Handshake, spelling: TokenTextCodec, name: str) -> None:
         self.wire, self.dialect, self.spelling, self.name = wire, handshake.dialect, spelling, name
         self._runs = [wire.ledger.run]
         # By which it is known again; another one once it was found to answer otherwise.
         self.identity = digest_of_question(handshake.answer, wire.ledger.answers.invalidation_count).hex()
         contexts = [(*self.dialect.adds, *spelling.tokens(text)) for text in watch.TEXTS]
         scored = self._rescore_texts if self.dialect.scored else None
-        self.watch = Watch(self._redraw_greedy_texts, scored, contexts)
+        self.watch = ServerWatch(self._redraw_greedy_texts, scored, contexts)
         self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
 
-    def charge(self, ledger: Ledger) -> None:
+    def charge(self, ledger: TokenBudget) -> None:
         """From here on another run pays."""
         self.wire.ledger = ledger
         self._runs.append(ledger.run)
@@ -94,7 +94,7 @@ class Asker:
         keys: Sequence[bytes],
         seeds: Sequence[int],
         found: Mapping[bytes, Any],
-    ) -> Iterator[Question]:
+    ) -> Iterator[ServerRequest]:
         """Requests for the samples that are missing, several of them in one where the server draws them apart."""
         missing = [index for index, key in enumerate(keys) if key not in found]
         for start in range(0, len(missing), self.dialect.several):
@@ -107,7 +107,7 @@ class Asker:
                 kinds = [(i, one, self.spelling.withheld_kind_of_answer(context, one, length)) for i, one in every]
                 return {keys[i]: [one.text, one.tokens, one.log_probs, kind] for i, one, kind in kinds}
 
-            yield Question(body, len(context) + 8 + len(mine) * length, read)
+            yield ServerRequest(body, len(context) + 8 + len(mine) * length, read)
 
     # --- given tokens ---
 
@@ -132,24 +132,24 @@ class Asker:
             self.watch.note_scored_text(text, found[key][0])
         return [tuple(found[keys[text]]) for text in texts]
 
-    def _scoring_question(self, text: Tokens, key: bytes, likeliest: int = 0) -> Question:
+    def _scoring_question(self, text: Tokens, key: bytes, likeliest: int = 0) -> ServerRequest:
         def read(answer: Any) -> Mapping[bytes, Any]:
             given = self.dialect.given(answer, text, likeliest)
             if given.tokens is not None and given.tokens[1:] != text[1:]:
-                raise Malformed("log-probabilities of other tokens came")
+                raise MalformedAnswer("log-probabilities of other tokens came")
             log_probs = [0.0 if i <= self.dialect.hidden else value for i, value in enumerate(given.log_probs)]
             if None in log_probs:
-                raise Malformed("log-probabilities are missing")
+                raise MalformedAnswer("log-probabilities are missing")
             if self.dialect.ranked and given.ranks is None:
-                raise Malformed("ranks are missing")
+                raise MalformedAnswer("ranks are missing")
             told = [log_probs, [1, *(given.ranks or ())[1:]]]
             return {key: [*told, given.likeliest] if likeliest else told}
 
-        return Question(self.dialect.score(self.spelling.prompt(text), likeliest), len(text) + 9, read)
+        return ServerRequest(self.dialect.score(self.spelling.prompt(text), likeliest), len(text) + 9, read)
 
     # --- asking ---
 
-    def _asked(self, questions: Sequence[Question]) -> list[Mapping[bytes, Any]]:
+    def _asked(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         """All of them, and between them whether the server is still the same one."""
         answered = list[Mapping[bytes, Any]]()
         for start in range(0, len(questions), watch.EVERY):
@@ -158,17 +158,17 @@ class Asker:
             self._give_up_if_server_changed(partial(self.watch.asked, len(some)))
         return answered
 
-    def _answered(self, questions: Sequence[Question]) -> list[Mapping[bytes, Any]]:
+    def _answered(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         try:
             return self.wire.ask_all(questions)
-        except (Refused, Malformed) as error:
+        except (RequestRefused, MalformedAnswer) as error:
             raise AuditError(f"expected {self.wire.url} to answer as it did in the handshake, but {error}") from None
 
     def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
         """Raises AuditError where the server does not answer as it did; nothing that it answered is used again."""
         try:
             looks()
-        except Otherwise as why:
+        except ServerChanged as why:
             self.wire.ledger.answers.invalidate_stored_answers()
             raise AuditError(
                 f"expected {self.wire.url} to stay the same model from the first answer to the last, but {why}. "
@@ -176,18 +176,18 @@ class Asker:
                 "new one asks anew"
             ) from None
 
-    def _redraw_greedy_texts(self, asked: Sequence[Drawn]) -> list[str]:
+    def _redraw_greedy_texts(self, asked: Sequence[GreedyAnswer]) -> list[str]:
         """Greedy texts, asked anew."""
         texts = dict[int, str]()
 
-        def question(i: int, one: Drawn) -> Question:
+        def question(i: int, one: GreedyAnswer) -> ServerRequest:
             body = self.dialect.draw(self.spelling.prompt(one.context), one.length, GREEDY, 1, None)
 
             def read(answer: Any) -> Mapping[bytes, Any]:
                 texts[i] = self.dialect.written(answer, 1, one.length)[0].text
                 return {}
 
-            return Question(body, len(one.context) + 8 + one.length, read)
+            return ServerRequest(body, len(one.context) + 8 + one.length, read)
 
         self._answered([question(i, one) for i, one in enumerate(asked)])
         return [texts[i] for i in range(len(asked))]
@@ -196,7 +196,7 @@ class Asker:
         """Log-probabilities of all tokens of each text, asked anew; None where it would be read as other tokens."""
         found = dict[int, Sequence[float]]()
 
-        def question(i: int, text: Tokens) -> Question:
+        def question(i: int, text: Tokens) -> ServerRequest:
             key = b""
             whole = self._scoring_question(text, key)
 
@@ -204,7 +204,7 @@ class Asker:
                 found[i] = whole.read(answer)[key][0]
                 return {}
 
-            return Question(whole.body, whole.at_most, read)
+            return ServerRequest(whole.body, whole.at_most, read)
 
         self._answered(
             [question(i, text) for i, text in enumerate(asked) if self.spelling.can_score_exact_tokens(text)]

@@ -15,7 +15,7 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.decoding import Decoding
 from auditor.remote import withheld
-from auditor.remote.wire import Malformed
+from auditor.remote.wire import MalformedAnswer
 
 # What vLLM takes beside OpenAI's fields: ids of the tokens that come back, end of text as a token like any other, and
 # nothing in place of what is asked for. What is left out is taken from the model's generation_config.json there, and
@@ -28,7 +28,7 @@ Scored = Literal["prompt_logprobs", "echo"]  # how the log-probabilities of give
 _NAMED = "token_id:"  # how vLLM writes a token of which ids are asked for
 
 
-class Ignored(Malformed):
+class IgnoredParameter(MalformedAnswer):
     """Nothing came of what was asked for."""
 
 
@@ -50,7 +50,7 @@ class WrittenAnswer:
 
 
 @dataclass(frozen=True)
-class Given:
+class PromptLogProbs:
     """What a server says of the tokens of a text. log_probs: None for the first, which nothing stands before, and for
     those that it does not echo and the one behind them.
 
@@ -123,17 +123,17 @@ class Dialect:
         """So many samples, each of so many tokens or fewer, in the order of their index. Raises Malformed."""
         choices = _required_list_field(answer, "choices")
         if len(choices) != count or {_required_field(choice, "index") for choice in choices} != set(range(count)):
-            raise Malformed(f"{count} samples were asked for, and {len(choices)} came, or one twice")
+            raise MalformedAnswer(f"{count} samples were asked for, and {len(choices)} came, or one twice")
         counted = _completion_token_count(answer)
         each = counted if count == 1 else length if counted == count * length else None
         every = [_parse_sample_choice(choice, each) for choice in sorted(choices, key=lambda choice: choice["index"])]
         return every if self.returned else [replace(one, tokens=None) for one in every]
 
-    def given(self, answer: Any, prompt: Tokens, likeliest: int = 0) -> Given:
+    def given(self, answer: Any, prompt: Tokens, likeliest: int = 0) -> PromptLogProbs:
         """Of a prompt of these tokens. Raises Malformed."""
         choice = _required_list_field(answer, "choices")[:1]
         if not choice:
-            raise Malformed("no answer came")
+            raise MalformedAnswer("no answer came")
         ours = self.scored == "prompt_logprobs"
         found = (
             _prompt_log_probs(choice[0], prompt, likeliest)
@@ -141,7 +141,7 @@ class Dialect:
             else _log_probs_of_echoed_prompt(choice[0], _drawn_tokens_behind_prompt(answer), self.adds[: self.hidden])
         )
         if len(found.log_probs) != len(prompt):
-            raise Malformed(f"log-probabilities of {len(found.log_probs)} tokens came, not of {len(prompt)}")
+            raise MalformedAnswer(f"log-probabilities of {len(found.log_probs)} tokens came, not of {len(prompt)}")
         return found
 
 
@@ -154,7 +154,7 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
     kind, own = withheld.withheld_kind_from_server(choice), choice.get("logprobs")
     text = choice.get("text", "") or "" if kind else _required_field(choice, "text")
     if not isinstance(text, str):
-        raise Malformed("a sample without text came")
+        raise MalformedAnswer("a sample without text came")
     tokens, log_probs, spelled = choice.get("token_ids"), None, None
     if isinstance(own, Mapping) and isinstance(own.get("token_logprobs"), list):
         log_probs = tuple(_parsed_log_prob(value) for value in own["token_logprobs"])
@@ -166,22 +166,22 @@ def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
     if tokens is not None:
         tokens = tuple(map(_parsed_token_id, tokens))
         if log_probs is not None and len(log_probs) != len(tokens):
-            raise Malformed(f"{len(tokens)} tokens came with {len(log_probs)} log-probabilities")
+            raise MalformedAnswer(f"{len(tokens)} tokens came with {len(log_probs)} log-probabilities")
     drawn = next((len(column) for column in (tokens, log_probs) if column is not None), counted)
     return WrittenAnswer(text, tokens, log_probs, spelled, drawn, withheld.model_ended_text(choice), kind)
 
 
-def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> Given:
+def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
     """vLLM's: the token that stands at each place and the likeliest there, by ids, with ranks; nothing at the first."""
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list) or not entries:
-        raise Ignored("no log-probabilities of the prompt came")
+        raise IgnoredParameter("no log-probabilities of the prompt came")
     log_probs, ranks, tokens = list[float | None](), list[Any](), list[int]()
     beside = list[tuple[tuple[int, float], ...]]()
     for place, entry in enumerate(entries):
         every = {} if entry is None else _parse_token_scores(entry)
         if every and len(every) not in (likeliest, likeliest + 1):
-            raise Malformed(f"{len(every)} tokens came at a place, not its own and the {likeliest} likeliest")
+            raise MalformedAnswer(f"{len(every)} tokens came at a place, not its own and the {likeliest} likeliest")
         here = prompt[place] if place < len(prompt) else -1
         token = here if here in every else next(iter(every), -1)
         value, rank = every.get(token, (None, None))
@@ -191,30 +191,30 @@ def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> Given:
         falling = sorted(every, key=lambda one: (-every[one][0], one))
         beside.append(tuple((one, every[one][0]) for one in falling[:likeliest]))
     known = all(isinstance(rank, int) and rank >= 1 for rank in ranks[1:])
-    return Given(tuple(log_probs), tuple(ranks) if known else None, tuple(tokens), tuple(beside))
+    return PromptLogProbs(tuple(log_probs), tuple(ranks) if known else None, tuple(tokens), tuple(beside))
 
 
 def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
     """Log-probability and rank of each token that is told of at one place, by its id."""
     if not isinstance(entry, Mapping):
-        raise Malformed("log-probabilities of the prompt came that are no tokens'")
+        raise MalformedAnswer("log-probabilities of the prompt came that are no tokens'")
     return {
         _parsed_token_id(token): (_parsed_log_prob(_required_field(own, "logprob")), own.get("rank"))
         for token, own in entry.items()
     }
 
 
-def _log_probs_of_echoed_prompt(choice: Any, drawn: int, hidden: Tokens) -> Given:
+def _log_probs_of_echoed_prompt(choice: Any, drawn: int, hidden: Tokens) -> PromptLogProbs:
     """OpenAI's: the prompt is sent back, but for what is hidden, before so many drawn tokens; each is scored."""
     own = choice.get("logprobs")
     if not isinstance(own, Mapping) or not isinstance(own.get("token_logprobs"), list):
-        raise Ignored("no log-probabilities came")
+        raise IgnoredParameter("no log-probabilities came")
     values = own["token_logprobs"]
     values = values[: len(values) - drawn]
     log_probs = tuple(None if value is None else _parsed_log_prob(value) for value in values)
     tokens = _token_ids_from_names(own.get("tokens"))
     tokens = None if tokens is None else (*hidden, *tokens[: len(values)])
-    return Given((*[None] * len(hidden), *log_probs), None, tokens)
+    return PromptLogProbs((*[None] * len(hidden), *log_probs), None, tokens)
 
 
 def _drawn_tokens_behind_prompt(answer: Any) -> int:
@@ -239,7 +239,7 @@ def _token_ids_from_names(words: Any) -> Tokens | None:
 
 def _parsed_log_prob(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value > 1e-3:
-        raise Malformed("a log-probability came that is none")
+        raise MalformedAnswer("a log-probability came that is none")
     return min(0.0, float(value))
 
 
@@ -247,17 +247,17 @@ def _parsed_token_id(value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):
-        raise Malformed("a token id came that is none") from None
+        raise MalformedAnswer("a token id came that is none") from None
 
 
 def _required_field(answer: Any, name: str) -> Any:
     if not isinstance(answer, Mapping) or name not in answer:
-        raise Malformed(f"an answer without {name} came")
+        raise MalformedAnswer(f"an answer without {name} came")
     return answer[name]
 
 
 def _required_list_field(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
     found = _required_field(answer, name)
     if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
-        raise Malformed(f"{name} came that are no list")
+        raise MalformedAnswer(f"{name} came that are no list")
     return found

@@ -17,8 +17,8 @@ from auditor.core.nouns import Tokens
 from auditor.models.brackets import LIKELIEST
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.models.vocabulary import decode_exactly
-from auditor.remote.dialect import Dialect, Given, Ignored, WrittenAnswer
-from auditor.remote.wire import Malformed, Question, Refused, Wire
+from auditor.remote.dialect import Dialect, IgnoredParameter, PromptLogProbs, WrittenAnswer
+from auditor.remote.wire import MalformedAnswer, RequestRefused, ServerConnection, ServerRequest
 
 T = TypeVar("T")
 
@@ -105,20 +105,20 @@ class Handshake:
         return f"sampled tokens and log-probabilities of given tokens{more}"
 
 
-def shake_hands(wire: Wire, model: str, tokenizer: Any) -> Handshake:
+def shake_hands(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
     """Tries the server out. Raises AuditError where it does not serve this model, or draws no samples of it."""
     served = wire.models()
     if served and model not in served:
         raise AuditError(f"expected a model that {wire.url} serves ({', '.join(sorted(served))}), got {model!r}")
     room = served.get(model, {}).get("max_model_len")
-    return _Shaking(wire, model, tokenizer).done(room if isinstance(room, int) else None)
+    return _HandshakeInProgress(wire, model, tokenizer).done(room if isinstance(room, int) else None)
 
 
 @dataclass
-class _Shaking:
+class _HandshakeInProgress:
     """One question after another; each is asked in the words that the ones before it have shown to be understood."""
 
-    wire: Wire
+    wire: ServerConnection
     model: str
     tokenizer: Any
     checks: list[HandshakeCheck] = field(default_factory=list)
@@ -174,10 +174,10 @@ class _Shaking:
         """The greedy answer to the text, in OpenAI's words alone, and how many tokens the server made of the text."""
         try:
             return self._written(plain, TEXT, GREEDY, 1, None)
-        except Refused as error:
+        except RequestRefused as error:
             what = f"a model {self.model!r}" if error.status == 404 else "a completions endpoint"
             raise AuditError(f"expected {what} behind {self.wire.url}, but {error}") from None
-        except Malformed as error:
+        except MalformedAnswer as error:
             raise AuditError(f"expected a completions endpoint behind {self.wire.url}, but {error}") from None
 
     # --- how likely given tokens are ---
@@ -189,13 +189,13 @@ class _Shaking:
         for asked in self._scoring_dialects(dialect):
             try:
                 given = self._given(asked, (*context, *answer))
-            except Refused as error:
+            except RequestRefused as error:
                 why = f"{asked.scored} is refused with {error.status}"
                 continue
-            except Ignored as error:
+            except IgnoredParameter as error:
                 why = f"the server ignores {'echo and logprobs' if asked.scored == 'echo' else asked.scored}: {error}"
                 continue
-            except Malformed as error:
+            except MalformedAnswer as error:
                 why = f"by {asked.scored}, {error}"
                 continue
             self._record_check(SCORED, True)
@@ -308,7 +308,7 @@ class _Shaking:
 
         return self._asked(body, 2 * len(prompt) + count * _LENGTH, read)
 
-    def _given(self, dialect: Dialect, whole: Tokens, likeliest: int = 0) -> Given:
+    def _given(self, dialect: Dialect, whole: Tokens, likeliest: int = 0) -> PromptLogProbs:
         """Raises Refused and Malformed."""
         prompt = list(whole) if dialect.ids else decode_exactly(self.tokenizer, whole[len(dialect.adds) :])
         body = dialect.score(prompt, likeliest)
@@ -322,17 +322,17 @@ class _Shaking:
             answers.append(answer)
             return {}
 
-        self.wire.ask_untested_request(Question(body, at_most, kept))
+        self.wire.ask_untested_request(ServerRequest(body, at_most, kept))
         try:
             return read(answers[-1])
-        except Malformed:
-            self.wire.ask_untested_request(Question(body, at_most, kept))
+        except MalformedAnswer:
+            self.wire.ask_untested_request(ServerRequest(body, at_most, kept))
             return read(answers[-1])
 
     def _result_unless_refused(self, ask: Callable[[], T]) -> T | None:
         try:
             return ask()
-        except (Refused, Malformed):
+        except (RequestRefused, MalformedAnswer):
             return None
 
     def _record_check(self, name: str, held: bool | None, found: str = "") -> None:
@@ -351,7 +351,7 @@ def _begin_alike(one: str, other: str) -> bool:
     return one.startswith(other) or other.startswith(one)
 
 
-def _likeliest_match_ranks(given: Given, whole: Tokens, count: int) -> bool:
+def _likeliest_match_ranks(given: PromptLogProbs, whole: Tokens, count: int) -> bool:
     """Whether as many of the likeliest tokens are no less likely than the text's own as its rank says there are."""
     if given.ranks is None:
         return False

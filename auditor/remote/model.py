@@ -23,8 +23,8 @@ from auditor.remote import withheld
 from auditor.remote.asker import Asker
 from auditor.remote.dialect import WrittenAnswer
 from auditor.remote.handshake import Handshake, shake_hands
-from auditor.remote.spelling import Spelling
-from auditor.remote.wire import Ledger, Wire
+from auditor.remote.spelling import TokenTextCodec
+from auditor.remote.wire import ServerConnection, TokenBudget
 
 # No vocabulary is padded to more than so many times its tokenizer's tokens: bounds on a distribution ask how many there
 # may be.
@@ -35,7 +35,7 @@ _NO_PROMPT = "needs a soft prompt; a model behind an API takes tokens alone"
 class RemoteModel(LanguageModel):
     """One model of one server. Raises AuditError where the handshake does."""
 
-    def __init__(self, wire: Wire, model: str, tokenizer: Any) -> None:
+    def __init__(self, wire: ServerConnection, model: str, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.handshake: Handshake = shake_hands(wire, model, tokenizer)
         self.dialect = self.handshake.dialect
@@ -48,13 +48,15 @@ class RemoteModel(LanguageModel):
         end = getattr(tokenizer, "eos_token_id", None)
         self.eos = () if end is None else (int(end),)
         self.device = torch.device("cpu")
-        self.asker = Asker(wire, self.handshake, Spelling(tokenizer, self.dialect, self.eos, self.name), self.name)
+        self.asker = Asker(
+            wire, self.handshake, TokenTextCodec(tokenizer, self.dialect, self.eos, self.name), self.name
+        )
         self.notes = self.handshake.notes()
 
     def digest(self) -> str:
         return self.asker.identity
 
-    def charge(self, ledger: Ledger) -> None:
+    def charge(self, ledger: TokenBudget) -> None:
         """From here on another run pays."""
         self.asker.charge(ledger)
 

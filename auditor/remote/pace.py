@@ -17,7 +17,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LIMITS = ("requests", "tokens")  # what a server may count: x-ratelimit-remaining-requests, and so on
 
 
-class Pace:
+class RequestPacing:
     """Lets at most `limit` callers through at once, none before `pause` is over.
 
     A decrease answers for all that was in flight when it came: their failures are one sign and not many.

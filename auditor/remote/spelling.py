@@ -16,7 +16,7 @@ _READ_AS_FEWER = 2  # a text alone may be read as fewer tokens than were drawn, 
 
 
 @dataclass(frozen=True)
-class Spelling:
+class TokenTextCodec:
     """Between the tokenizer that the user names and a server that may take and give texts alone."""
 
     tokenizer: Any

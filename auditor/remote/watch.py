@@ -48,12 +48,12 @@ _TOO_FAR = (2.0, 0.25)  # nobody can be told from another where the handshake ha
 T = TypeVar("T")
 
 
-class Otherwise(Exception):
+class ServerChanged(Exception):
     """A server that answers otherwise than it did: which request, what was expected, what came."""
 
 
 @dataclass(frozen=True)
-class Drawn:
+class GreedyAnswer:
     """A greedy answer. number: of the request in this run, 0 for a sentinel; other: what else it was answered."""
 
     context: Tokens
@@ -64,7 +64,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredText:
     """The log-probabilities of all tokens of a text, in nats; 0 for those that nothing is known of."""
 
     text: Tokens
@@ -73,10 +73,10 @@ class Scored:
 
 
 @dataclass
-class Watch:
+class ServerWatch:
     """draw, score: ask anew, whatever is kept; score gives None for a text that would be read as other tokens."""
 
-    draw: Callable[[Sequence[Drawn]], Sequence[str]]
+    draw: Callable[[Sequence[GreedyAnswer]], Sequence[str]]
     score: Callable[[Sequence[Tokens]], Sequence[Sequence[float] | None]] | None
     contexts: Sequence[Tokens]
     most: float = _MOST  # nats that two answers may differ by, at most and on average
@@ -85,12 +85,12 @@ class Watch:
     compared: int = 0  # greedy answers asked again
     differed: int = 0
     rescored: int = 0
-    _drawn: list[Drawn] = field(default_factory=list)  # sentinels
-    _scored: list[Scored] = field(default_factory=list)
-    _own: list[Drawn] = field(default_factory=list)
-    _own_scored: list[Scored] = field(default_factory=list)
-    _new: list[Drawn] = field(default_factory=list)  # since the last check
-    _new_scored: list[Scored] = field(default_factory=list)
+    _drawn: list[GreedyAnswer] = field(default_factory=list)  # sentinels
+    _scored: list[ScoredText] = field(default_factory=list)
+    _own: list[GreedyAnswer] = field(default_factory=list)
+    _own_scored: list[ScoredText] = field(default_factory=list)
+    _new: list[GreedyAnswer] = field(default_factory=list)  # since the last check
+    _new_scored: list[ScoredText] = field(default_factory=list)
     _requests: int = 0
     _finished: int = 0  # of them, when all was looked at
     _since: int = 0
@@ -102,13 +102,13 @@ class Watch:
 
         Raises Otherwise where they are so far apart that no two models could be told from one another.
         """
-        blank = [Drawn(context, LENGTH, "") for context in self.contexts]
+        blank = [GreedyAnswer(context, LENGTH, "") for context in self.contexts]
         found = zip(blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True)  # models may take turns
-        self._drawn = [Drawn(one.context, LENGTH, text, other=other) for one, text, other in found]
+        self._drawn = [GreedyAnswer(one.context, LENGTH, text, other=other) for one, text, other in found]
         self.compared, self.differed = len(blank), sum(one.text != one.other for one in self._drawn)
         if self.score is not None:
             scored = zip(self.contexts, self.score(self.contexts), strict=True)
-            self._scored = [Scored(text, tuple(values)) for text, values in scored if values is not None]
+            self._scored = [ScoredText(text, tuple(values)) for text, values in scored if values is not None]
             self._measure_handshake_difference()
 
     def _measure_handshake_difference(self) -> None:
@@ -116,7 +116,7 @@ class Watch:
         apart = [_largest_and_mean_difference(one.log_probs, values) for one, values in pairs]
         most, mean = (max((found[i] for found in apart), default=0.0) for i in (0, 1))
         if most > _TOO_FAR[0] or mean > _TOO_FAR[1]:
-            raise Otherwise(
+            raise ServerChanged(
                 f"a text was sent twice in the handshake, and its log-probabilities came back {most:.2g} nats apart: "
                 "either several models answer under one name, or its numbers are corrupted"
             )
@@ -127,11 +127,11 @@ class Watch:
 
     def note_greedy_answer(self, context: Tokens, length: int, text: str) -> None:
         self._requests += 1
-        self._new.append(Drawn(context, length, text, self._requests))
+        self._new.append(GreedyAnswer(context, length, text, self._requests))
 
     def note_scored_text(self, text: Tokens, log_probs: Sequence[float]) -> None:
         self._requests += 1
-        self._new_scored.append(Scored(text, tuple(log_probs), self._requests))
+        self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
     def asked(self, requests: int) -> None:
         """So many were sent. Raises Otherwise."""
@@ -182,7 +182,7 @@ class Watch:
 
     # --- asked again ---
 
-    def _rescore_shortened_texts(self, asked: Sequence[Scored]) -> list[tuple[Scored, Sequence[float]]]:
+    def _rescore_shortened_texts(self, asked: Sequence[ScoredText]) -> list[tuple[ScoredText, Sequence[float]]]:
         """Each text without some of its end, of which the first answer has the log-probabilities."""
         assert self.score is not None  # nothing was scored otherwise
         noise = keyed_random_generator("cut again", self._checks, len(asked))
@@ -190,7 +190,7 @@ class Watch:
         found = zip(asked, self.score(cuts), strict=True)
         return [(one, values) for one, values in found if values is not None]
 
-    def _check_rescored_texts(self, asked: Sequence[Scored]) -> None:
+    def _check_rescored_texts(self, asked: Sequence[ScoredText]) -> None:
         if not asked:
             return
         for one, values in self._rescore_shortened_texts([one for one in asked if len(one.text) > 2]):
@@ -200,14 +200,14 @@ class Watch:
                 places = ((abs(a - b), i) for i, (a, b) in enumerate(zip(one.log_probs, values, strict=False)))
                 where = max(places)[1]
                 name = f"request {one.number:,} of this run" if one.number else "a request of the handshake"
-                raise Otherwise(
+                raise ServerChanged(
                     f"{name}, a text of {len(one.text):,} tokens, was sent again without its last "
                     f"{len(one.text) - len(values):,}: the log-probability of token {where + 1:,} was "
                     f"{one.log_probs[where]:.3f} nats and came back as {values[where]:.3f} (the handshake saw "
                     f"differences of up to {self.measured:.2g})"
                 )
 
-    def _check_greedy_answers(self, asked: Sequence[Drawn]) -> None:
+    def _check_greedy_answers(self, asked: Sequence[GreedyAnswer]) -> None:
         """Greedy answers: one that differs proves nothing, but many do. Raises Otherwise."""
         if self._redraw_and_find_differing(asked):
             self._recheck_with_burst()
@@ -221,7 +221,7 @@ class Watch:
         changed = [one for one in self._drawn if [asked for asked, _ in new].count(one) == _BURST]
         if len(changed) >= _CHANGED:
             came = next(text for one, text in new if one == changed[0])
-            raise Otherwise(
+            raise ServerChanged(
                 f"{len(changed)} of {len(self._drawn)} texts of the handshake have other greedy answers now: to "
                 f"{TEXTS[self._drawn.index(changed[0])]!r}, expected {changed[0].text!r}, came back {came!r}"
             )
@@ -229,7 +229,7 @@ class Watch:
         differing = self._redraw_and_find_differing(own)
         if differing and binom.sf(len(differing) - 1, len(own), VARIES) <= LEVEL:
             first, text = differing[0]
-            raise Otherwise(
+            raise ServerChanged(
                 f"{len(differing)} of {len(own)} greedy answers of this run came back otherwise when they were asked "
                 f"for again, the first of them to request {first.number:,}: {_difference_sentence(first.text, text)}"
             )
@@ -239,7 +239,7 @@ class Watch:
         """Whether greedy answers differ more than those of one model do."""
         return bool(binom.sf(self.differed - 1, self.compared, VARIES) <= _UNSTEADY)
 
-    def _redraw_and_find_differing(self, asked: Sequence[Drawn]) -> list[tuple[Drawn, str]]:
+    def _redraw_and_find_differing(self, asked: Sequence[GreedyAnswer]) -> list[tuple[GreedyAnswer, str]]:
         found = list(zip(asked, self.draw(asked), strict=True)) if asked else []
         differing = [(one, text) for one, text in found if text != one.text]
         self.compared, self.differed = self.compared + len(found), self.differed + len(differing)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from auditor.core.errors import AuditError
-from auditor.remote.answers import AnswerStore, Spent
-from auditor.remote.pace import Pace, rate_limit_reset_seconds, retry_after
+from auditor.remote.answers import AnswerStore, ServerUsage
+from auditor.remote.pace import RequestPacing, rate_limit_reset_seconds, retry_after
 
 KEY = "OPENAI_API_KEY"
 
@@ -31,11 +31,11 @@ _TOO_MUCH = (429, 503, 529)  # signs of too many requests
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")  # 429 as well, and no wait helps
 
 
-class Malformed(Exception):
+class MalformedAnswer(Exception):
     """An answer that is not what was asked for: worth another try."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server does not take this request, whoever sends it again."""
 
     def __init__(self, status: int) -> None:
@@ -43,7 +43,7 @@ class Refused(Exception):
         self.status = status
 
 
-class _Again(Exception):
+class _RetryableFailure(Exception):
     """This attempt failed, the next may not. billed: whether the tokens may have been paid for all the same.
 
     status: of HTTP, 0 where no answer came; nobody: whether no connection came about.
@@ -64,7 +64,7 @@ class _Again(Exception):
 
 
 @dataclass(frozen=True)
-class Question:
+class ServerRequest:
     """A request, and what reads its answer. at_most: tokens that it may cost, prompt and answer.
 
     read: makes of the JSON object what is kept, by key (empty: nothing); it raises Malformed.
@@ -76,7 +76,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long to wait for one answer, how often to try, and between tries at first, in seconds.
 
     A server that never answered is no server that restarts: it is tried a few times, in a few seconds.
@@ -89,10 +89,10 @@ class Patience:
     longest_wait: float = 60.0
 
 
-PATIENCE = Patience()
+PATIENCE = RetryPolicy()
 
 
-class Ledger:
+class TokenBudget:
     """What one run spends. Raises AuditError before `most` tokens would be exceeded, whatever is in flight."""
 
     def __init__(self, answers: AnswerStore, run: str, most: int | None) -> None:
@@ -100,7 +100,7 @@ class Ledger:
         self._reserved, self._lock = 0, threading.Lock()
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> ServerUsage:
         return self.answers.spent(self.run)
 
     @contextmanager
@@ -122,13 +122,13 @@ class Ledger:
 
 
 @dataclass
-class Wire:
+class ServerConnection:
     """One server. Raises AuditError where it cannot be reached, takes no key, or fails again and again."""
 
     url: str
-    ledger: Ledger
-    patience: Patience = field(default_factory=lambda: PATIENCE)
-    pace: Pace = field(default_factory=Pace)
+    ledger: TokenBudget
+    patience: RetryPolicy = field(default_factory=lambda: PATIENCE)
+    pace: RequestPacing = field(default_factory=RequestPacing)
     _client: Any = None
     _answered: bool = False  # whether anybody ever did
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -138,23 +138,23 @@ class Wire:
         try:
             found = self._result_with_retries(self._listed_models)
             return {str(one["id"]): dict(one) for one in found["data"]}
-        except (Refused, KeyError, TypeError):
+        except (RequestRefused, KeyError, TypeError):
             return {}
 
     def _listed_models(self) -> Any:
         """A server that cannot list its models (`transformers serve` fails without a cache folder) may serve one."""
         try:
             return self._answer_of_one_request(None, lambda answer: answer)
-        except _Again as error:
+        except _RetryableFailure as error:
             if error.status >= 500:
-                raise Refused(error.status) from error
+                raise RequestRefused(error.status) from error
             raise
 
-    def ask(self, question: Question) -> Mapping[bytes, Any]:
+    def ask(self, question: ServerRequest) -> Mapping[bytes, Any]:
         """What is kept of the answer. Raises Refused, Malformed where the server keeps to it, and AuditError."""
         return self._result_with_retries(lambda: self._once(question))
 
-    def ask_untested_request(self, question: Question) -> Mapping[bytes, Any]:
+    def ask_untested_request(self, question: ServerRequest) -> Mapping[bytes, Any]:
         """As `ask`, of what a server may not know: one that fails within at it again and again (500) refuses it."""
         failures = 0
 
@@ -162,15 +162,15 @@ class Wire:
             nonlocal failures
             try:
                 return self._once(question)
-            except _Again as error:
+            except _RetryableFailure as error:
                 failures += error.status == 500
                 if failures == _REFUSES:
-                    raise Refused(error.status) from error
+                    raise RequestRefused(error.status) from error
                 raise
 
         return self._result_with_retries(once)
 
-    def ask_all(self, questions: Sequence[Question]) -> list[Mapping[bytes, Any]]:
+    def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         """As `ask`, several at once. The first failure ends all that have not begun; what was answered is kept."""
         if len(questions) < 2:
             return [self.ask(question) for question in questions]
@@ -187,17 +187,17 @@ class Wire:
 
     # --- one attempt ---
 
-    def _once(self, question: Question) -> Mapping[bytes, Any]:
+    def _once(self, question: ServerRequest) -> Mapping[bytes, Any]:
         ledger = self.ledger
         with ledger.reserve_tokens(question.at_most):
             try:
                 answer, kept = self._answer_of_one_request(question.body, lambda a: (a, question.read(a)))
-            except _Again as error:
+            except _RetryableFailure as error:
                 read = question.at_most if error.billed else 0
-                ledger.answers.put(ledger.run, Spent(again=1, read=read), {})
+                ledger.answers.put(ledger.run, ServerUsage(again=1, read=read), {})
                 raise
-            except Refused:
-                ledger.answers.put(ledger.run, Spent(requests=1), {})
+            except RequestRefused:
+                ledger.answers.put(ledger.run, ServerUsage(requests=1), {})
                 raise
             ledger.answers.put(ledger.run, _tokens_spent_on_answer(answer, question.at_most), kept)
         return dict(kept)
@@ -216,33 +216,35 @@ class Wire:
                 self.pace.pause(rate_limit_reset_seconds(answer.headers))
                 try:
                     found = read(json.loads(answer.text))
-                except (ValueError, Malformed) as error:
-                    why = str(error) if isinstance(error, Malformed) else "its answer is not JSON"
-                    raise _Again(why, billed=True) from error
+                except (ValueError, MalformedAnswer) as error:
+                    why = str(error) if isinstance(error, MalformedAnswer) else "its answer is not JSON"
+                    raise _RetryableFailure(why, billed=True) from error
                 self.pace.faster()
                 return found
             except openai.APIStatusError as error:
                 self._answered = True
                 failed = self._status(error)
                 if body is not None and getattr(error, "code", None) == _FILTERED:
-                    with suppress(Malformed):  # no log-probabilities came
+                    with suppress(MalformedAnswer):  # no log-probabilities came
                         return read(_withheld_answer(int(body["n"])))
             except openai.APIConnectionError as error:
                 failed = self._retryable_connection_error(error)
-            if isinstance(failed, _Again):
+            if isinstance(failed, _RetryableFailure):
                 self.pace.pause(failed.wait)
                 if failed.slower:
                     self.pace.slower(of_round)
             raise failed
 
-    def _retryable_connection_error(self, error: Any) -> _Again:
+    def _retryable_connection_error(self, error: Any) -> _RetryableFailure:
         import openai
 
         if _is_connection_failure(error):
-            return _Again("no connection comes about", slower=isinstance(error, openai.APITimeoutError), nobody=True)
+            return _RetryableFailure(
+                "no connection comes about", slower=isinstance(error, openai.APITimeoutError), nobody=True
+            )
         if isinstance(error, openai.APITimeoutError):
-            return _Again(f"no answer in {self.patience.answer:g} s", slower=True, billed=True)
-        return _Again("no whole answer comes back", billed=True)
+            return _RetryableFailure(f"no answer in {self.patience.answer:g} s", slower=True, billed=True)
+        return _RetryableFailure("no whole answer comes back", billed=True)
 
     def _sent(self, body: Mapping[str, Any] | None) -> Any:
         import openai
@@ -267,8 +269,8 @@ class Wire:
             return AuditError(f"{self.url} answers {status}: the account has no quota left")
         if status in _AGAIN or status >= 500:
             wait = retry_after(error.response.headers)
-            return _Again(f"it answers {status}", wait=wait, slower=status in _TOO_MUCH, status=status)
-        return Refused(status)
+            return _RetryableFailure(f"it answers {status}", wait=wait, slower=status in _TOO_MUCH, status=status)
+        return RequestRefused(status)
 
     # --- many attempts ---
 
@@ -303,7 +305,7 @@ class Wire:
 
         given_up: Any = in_vain  # tenacity names a class where it takes any callable
         trying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_Again),
+            retry=tenacity.retry_if_exception_type(_RetryableFailure),
             stop=tenacity.stop_any(given_up, tenacity.stop_when_event_set(self._stopped)),
             wait=wait,
             sleep=self._sleep,
@@ -311,8 +313,8 @@ class Wire:
         )
         try:
             return trying(counted)
-        except _Again as error:
-            if isinstance(error.__cause__, Malformed):
+        except _RetryableFailure as error:
+            if isinstance(error.__cause__, MalformedAnswer):
                 raise error.__cause__ from None
             raise AuditError(f"cannot ask {self.url}: {error}, {attempts} times") from None
 
@@ -328,7 +330,7 @@ def _withheld_answer(count: int) -> Mapping[str, Any]:
     return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 
 
-def _tokens_spent_on_answer(answer: Any, at_most: int) -> Spent:
+def _tokens_spent_on_answer(answer: Any, at_most: int) -> ServerUsage:
     """As the server counts; all that it may have been where it does not."""
     usage = answer.get("usage") if isinstance(answer, Mapping) else None
     counts = [
@@ -336,5 +338,5 @@ def _tokens_spent_on_answer(answer: Any, at_most: int) -> Spent:
     ]
     read, written = (count if isinstance(count, int) and count >= 0 else None for count in counts)
     if read is None:
-        return Spent(1, read=at_most)
-    return Spent(1, read=read, written=written or 0)
+        return ServerUsage(1, read=at_most)
+    return ServerUsage(1, read=read, written=written or 0)

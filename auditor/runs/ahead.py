@@ -20,7 +20,7 @@ from auditor.core.plan import Plan
 from auditor.core.safe import is_safe_mode
 from auditor.runs.selection import Selection
 from auditor.runs.site import Site
-from auditor.runs.work import SiteThere
+from auditor.runs.work import WorkerSite
 
 _THREADS = 1  # of the other process
 
@@ -48,7 +48,7 @@ def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> 
         torch.set_num_threads(before - _THREADS)
         try:
             with suppress(BrokenPipeError):  # it could not begin
-                pickle.dump(SiteThere(plan), other.stdin)
+                pickle.dump(WorkerSite(plan), other.stdin)
                 other.stdin.flush()
             yield lambda: torch.set_num_threads(before - _THREADS * (other.poll() is None))
         finally:
@@ -56,7 +56,7 @@ def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> 
             other.kill()
 
 
-def _train_parts_of_defenses(there: SiteThere) -> None:
+def _train_parts_of_defenses(there: WorkerSite) -> None:
     """What the defenses hold, in the order in which the run asks for it."""
     site, selection = there()
     for defense in selection.defenses.values():
@@ -75,6 +75,6 @@ def _exit_when_parent_ends() -> None:
 
 
 if __name__ == "__main__":
-    given: SiteThere = pickle.load(sys.stdin.buffer)
+    given: WorkerSite = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_exit_when_parent_ends, daemon=True).start()
     _train_parts_of_defenses(given)

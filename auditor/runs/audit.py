@@ -1,7 +1,7 @@
 """One audit, ready to start: the site, the selected attacks and defenses, and the prefix token that all cells share.
 
-Whatever can be refused before the first query to a model is refused here. `Scene` is the part that remote workers have
-too; the run folder belongs to the main process alone.
+Whatever can be refused before the first query to a model is refused here. `RunContext` is the part that remote workers
+have too; the run folder belongs to the main process alone.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from auditor.records.folder import RunFolder
 from auditor.runs import generations, personal
 from auditor.runs.allowance import queries_of_attack
 from auditor.runs.generations import TrainingCorpus
-from auditor.runs.personal import Personal
+from auditor.runs.personal import PersonalDataOfSecrets
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.runs.selection import Selection
 from auditor.runs.site import Site
-from auditor.runs.states import States
+from auditor.runs.states import TunedStates
 from auditor.runs.target import Target
-from auditor.runs.until import Stop
+from auditor.runs.until import StoppingRule
 
 
 @dataclass(frozen=True)
-class Scene:
+class RunContext:
     """What all cells of a run have in common, wherever they are worked at."""
 
     site: Site
@@ -143,18 +143,18 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Audit(Scene):
+class Audit(RunContext):
     """The scene of a run with its folder."""
 
     folder: RunFolder
-    stops: Mapping[CellKey, Stop] = field(default_factory=dict)  # of the rows that may ask fewer than all
+    stops: Mapping[CellKey, StoppingRule] = field(default_factory=dict)  # of the rows that may ask fewer than all
 
     @cached_property
     def secrets(self) -> dict[str, Secret]:
         return {secret.id: secret for secret in self.benchmark.secrets}
 
     @cached_property
-    def personal(self) -> Personal:
+    def personal(self) -> PersonalDataOfSecrets:
         return personal.count_personal_data(self.benchmark, personal.parse_phone_regions(self.data.phone_region))
 
     @property
@@ -192,8 +192,8 @@ class Audit(Scene):
                         model.check_room(n_prefix, length)
 
     @cached_property
-    def states(self) -> States:
-        return States(
+    def states(self) -> TunedStates:
+        return TunedStates(
             [self.seed, self.data.known_limit, self.defenses.defense_options],
             self.folder,
             self.site.shared,

@@ -14,44 +14,44 @@ from auditor.plugins.defense import Defense
 from auditor.runs.forms import NamedForm
 from auditor.runs.own_site import OwnSite, load_form_of_target
 from auditor.runs.site import Site
-from auditor.runs.unlearning import Before, Beside, Relearned, Retrained
+from auditor.runs.unlearning import BeforeUnlearning, RelearnedBaseline, RetrainedBaseline, UnlearningBaseline
 from auditor.training.relearning import relearn
 
 
-class ModelsBeside:
+class UnlearningBaselines:
     """Each is made once. asked: how often and how fast a model relearns."""
 
     def __init__(self, site: Site, asked: DefensePlan, seed: int) -> None:
         self.site, self.steps, self.seed = site, asked.relearn, seed
         self.rate = asked.relearn_rate or site.relearn_rate
-        self._made: dict[Beside, LanguageModel] = {}
+        self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
     def model(self, defense: Defense) -> LanguageModel:
         """Raises AuditError where it cannot be had."""
-        assert isinstance(defense, Beside)  # "beside" is a need of theirs alone
+        assert isinstance(defense, UnlearningBaseline)  # "beside" is a need of theirs alone
         if defense not in self._made:
             self._made[defense] = self._load_or_train_model(defense)
         return self._made[defense]
 
     def check(self, defense: Defense) -> None:
         """Refuses what could not be had when its turn comes; nothing is trained yet. Raises AuditError."""
-        if isinstance(defense, Relearned) or (isinstance(defense, Retrained) and defense.relearned):
+        if isinstance(defense, RelearnedBaseline) or (isinstance(defense, RetrainedBaseline) and defense.relearned):
             self._texts()
-        if isinstance(defense, Before | NamedForm):
+        if isinstance(defense, BeforeUnlearning | NamedForm):
             self.model(defense)
-        elif isinstance(defense, Retrained):
-            self.model(Retrained())
+        elif isinstance(defense, RetrainedBaseline):
+            self.model(RetrainedBaseline())
 
-    def _load_or_train_model(self, one: Beside) -> LanguageModel:
+    def _load_or_train_model(self, one: UnlearningBaseline) -> LanguageModel:
         if isinstance(one, NamedForm):
             assert isinstance(self.site, OwnSite)  # no lab takes one
             return load_form_of_target(self.site, one.place)
-        if isinstance(one, Before):
+        if isinstance(one, BeforeUnlearning):
             return self.site.trained_otherwise("before")
-        if isinstance(one, Retrained):
+        if isinstance(one, RetrainedBaseline):
             other = self.site.trained_otherwise("retrained")
             return self._relearn_model(other) if one.relearned else other
-        assert isinstance(one, Relearned)
+        assert isinstance(one, RelearnedBaseline)
         return self._relearn_model(self.site.model if one.of is None else self.site.defense_parts.trained(one.of).model)
 
     def _texts(self) -> Sequence[Tokens]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.core.result import Chain, Measurement, Step
+from auditor.core.result import Chain, ChainStep, Measurement
 from auditor.plugins.defense import Cause
 from auditor.records.outcomes import PerSecret, ids_common_to_rows
 from auditor.statistics import compare
@@ -57,11 +57,13 @@ def build_cause_chain(
         if chain_row.target in rows:
             moved = minus(chain_row.target, at) if chain_row.target != at else None
             note = _not_separated_sentence(waiting) if moved else f"the {at} target is that row"
-            steps.append(Step(_changes_by_cause(waiting), at, chain_row.target, moved, note))
+            steps.append(ChainStep(_changes_by_cause(waiting), at, chain_row.target, moved, note))
             at, waiting = chain_row.target, []
     if waiting:
         steps.append(
-            Step(_changes_by_cause(waiting), at, "", None, f"not measured, for want of {_missing_rows_phrase(waiting)}")
+            ChainStep(
+                _changes_by_cause(waiting), at, "", None, f"not measured, for want of {_missing_rows_phrase(waiting)}"
+            )
         )
     return Chain(tuple(steps), minus(target, start))
 

@@ -28,7 +28,7 @@ from auditor.runs.collector import Collector, make_token_decoder
 from auditor.runs.selection import reason_method_is_skipped
 from auditor.runs.states import State
 from auditor.runs.target import Target
-from auditor.runs.work import Answer, Asked, AttackWork, CellWork, Found, ProbeWork, Workplace
+from auditor.runs.work import Answer, Asked, AttackWork, CellWork, CellWorkResult, ProbeWork, Workplace
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, nonmember_metric_name
 
@@ -109,7 +109,7 @@ class Cell(ABC):
     def _measured(self, blank: Finding) -> Finding:
         """The blank, filled in. Raises NotApplicable where there is nothing to measure."""
 
-    def _found(self, work: CellWork[Asked, Answer], items: Sequence[Asked]) -> Iterator[Found[Answer]]:
+    def _found(self, work: CellWork[Asked, Answer], items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
         """What the engine finds of them, as it comes in."""
         for found in self.target_run.engine.stream(work, items):
             self.target.spending.meter.drawn |= found.drawn

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from auditor.core.nouns import CellKey, Observation, Secret, Tokens
-from auditor.core.result import Measurement, Stopped
+from auditor.core.result import Measurement, StoppedEarly
 from auditor.models.vocabulary import decode_exactly
 from auditor.plugins.probe import Observed, Probe
 from auditor.records import table, texts
@@ -35,7 +35,7 @@ class Collector:
         self.answers: dict[CellKey, PerSecret] = {}
         self.likelihoods: dict[str, PerSecret] = {}
         self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
-        self.stopped: dict[CellKey, Stopped] = {}
+        self.stopped: dict[CellKey, StoppedEarly] = {}
         self.rows: dict[CellKey, PerSecret] = {}
         self._columns: list[Column] = []
         self._attacks: list[CellKey] = []
@@ -44,7 +44,10 @@ class Collector:
     def judged(
         self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Mapping[str, Mapping[str, float]]
     ) -> PerSecret:
-        """What an attack's cell came to; probable: its scores are probabilities; kinds: `Personal.extracted`."""
+        """What an attack's cell came to.
+
+        probable: its scores are probabilities; kinds: `PersonalDataOfSecrets.extracted`.
+        """
         of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
         row = self._kept(key, PerSecret.of(outcome, of_kinds, probable))
         self.answers[key] = row.only(RECALL, others=False)

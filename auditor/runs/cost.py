@@ -8,7 +8,7 @@ from math import nan
 
 from auditor.core.counts import counted
 from auditor.reports import words
-from auditor.reports.tables import Grid
+from auditor.reports.tables import RowTable
 from auditor.statistics import roc
 from auditor.statistics.membership import FALSE_POSITIVES
 
@@ -91,7 +91,7 @@ class CostEstimate:
         return tuple(cost for cost in self.costs if cost.why and cost.of)
 
 
-def cost_estimate_table(found: CostEstimate) -> Grid:
+def cost_estimate_table(found: CostEstimate) -> RowTable:
     """What people read of it."""
     took, most = words.format_duration(found.seconds), words.format_memory(found.memory / 1e6)
     note = f"about {took} until the reports are written, {most} of memory at most; worked out from "
@@ -111,7 +111,7 @@ def cost_estimate_table(found: CostEstimate) -> Grid:
         note += (
             f"; non-members that a rate of false positives takes: {', '.join(needs)}, there are {found.secrets[1]:,}"
         )
-    return Grid("what this run would take", _HEAD, tuple(map(_cost_table_row, found.costs)), note)
+    return RowTable("what this run would take", _HEAD, tuple(map(_cost_table_row, found.costs)), note)
 
 
 _HEAD = ("part", "asked", "forward rows", "tokens", "memory", "time")

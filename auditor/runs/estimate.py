@@ -28,13 +28,13 @@ from auditor.plugins.probe import Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.runs import machine, scoring
 from auditor.runs.allowance import divide_budget, planned_tokens
-from auditor.runs.audit import Scene, longest_context
+from auditor.runs.audit import RunContext, longest_context
 from auditor.runs.cells import secrets_to_probe
 from auditor.runs.cost import LIMIT, SAMPLES, Cost, CostEstimate
 from auditor.runs.prefix_token import PAIRS, resolve_prefix_token
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.selection import reason_method_is_skipped, select_and_check_plugins
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 from auditor.runs.sites import make_site
 from auditor.runs.states import State
 from auditor.runs.target import Target
@@ -66,13 +66,13 @@ TimedParts = Callable[[int], Iterator[TimedPart]]  # the parts that share what i
 
 
 def estimate_run_cost(
-    plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: Shared | None = None
+    plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: SweepCache | None = None
 ) -> CostEstimate:
     """Of this very plan. shared: keeps what is loaded here, for who runs it next.
 
     Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet.
     """
-    shared, clock = shared or Shared(), Clock(reporter)
+    shared, clock = shared or SweepCache(), Clock(reporter)
     site = make_site(plan, reporter, shared)
     site.only_read()
     selection = select_and_check_plugins(plan, site)
@@ -83,7 +83,7 @@ def estimate_run_cost(
         )
     with clock.stage("prepare"):
         site.model, site.public, site.reference, site.benchmark  # noqa: B018 - each is loaded as it is asked for
-    scene = Scene(site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
+    scene = RunContext(site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
     with clock.stage("probe"):
         asker = _Asker(scene, seconds)
         asker.prefix_token()
@@ -110,7 +110,7 @@ def _common_sample_count(attacks: Sequence[Attack]) -> int | None:
 class _Asker:
     """Asks part after part; each may take its share of the time that is left."""
 
-    def __init__(self, scene: Scene, seconds: float) -> None:
+    def __init__(self, scene: RunContext, seconds: float) -> None:
         self.scene, self.end = scene, time.perf_counter() + seconds
         self.costs: list[Cost] = []
         self.building = 0.0
@@ -288,7 +288,7 @@ class _Asker:
         """The steps for `least` texts, then for more of them while their share of the time lasts."""
         start = time.perf_counter()
         share, self.left = (self.end - start) * weight / max(weight, self.left), self.left - weight
-        asked: list[dict[str, _Asked]] = []
+        asked: list[dict[str, _TimedStep]] = []
         n, most = least, 0
         while True:
             asked.append({})
@@ -296,7 +296,7 @@ class _Asker:
                 most = max(most, step.of)
                 in_time = time.perf_counter() < self.end
                 asked[-1][step.name] = (
-                    _timed_attempt(step, n, self.device) if in_time or len(asked) > 1 else _Asked(step)
+                    _timed_attempt(step, n, self.device) if in_time or len(asked) > 1 else _TimedStep(step)
                 )
             spent = time.perf_counter() - start
             last = sum(one.seconds for one in asked[-1].values())
@@ -308,7 +308,7 @@ class _Asker:
             n = min(most, _FASTER * n, room)
         self.costs += [self._extrapolated_cost([held[name] for held in asked if name in held]) for name in asked[-1]]
 
-    def _extrapolated_cost(self, asked: Sequence[_Asked]) -> Cost:
+    def _extrapolated_cost(self, asked: Sequence[_TimedStep]) -> Cost:
         *before, last = asked
         step = last.step
         if step.why or not last.texts:
@@ -337,7 +337,7 @@ class _Asker:
 
 
 @dataclass
-class _Asked:
+class _TimedStep:
     """A step that was done for so many texts; 0: it was not."""
 
     step: TimedPart
@@ -348,18 +348,18 @@ class _Asked:
     memory: float = 0.0
 
 
-def _timed_attempt(step: TimedPart, n: int, device: torch.device) -> _Asked:
+def _timed_attempt(step: TimedPart, n: int, device: torch.device) -> _TimedStep:
     if not step.of or step.why:
-        return _Asked(step)
+        return _TimedStep(step)
     machine.reset_peak_memory()
     rows, tokens, start = traffic.rows, traffic.tokens, time.perf_counter()
     try:
         step.work()
     except NotApplicable as why:
-        return _Asked(replace(step, of=0, why=f"not applicable: {why}"))
+        return _TimedStep(replace(step, of=0, why=f"not applicable: {why}"))
     seconds = time.perf_counter() - start
     memory = 1e6 * machine.peak_memory_mb(device)
-    return _Asked(step, min(n, step.of), traffic.rows - rows, traffic.tokens - tokens, seconds, memory)
+    return _TimedStep(step, min(n, step.of), traffic.rows - rows, traffic.tokens - tokens, seconds, memory)
 
 
 def _texts_fitting_in_memory(model: LanguageModel, length: int) -> int:

@@ -17,11 +17,11 @@ from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import build_plugin, options_of, title_of
 from auditor.runs.companions import ShownRow
-from auditor.runs.unlearning import Beside
+from auditor.runs.unlearning import UnlearningBaseline
 
 
 @dataclass(frozen=True)
-class NamedForm(Beside):
+class NamedForm(UnlearningBaseline):
     """A model that is named as a form of the one that is attacked."""
 
     name: ClassVar[str] = "form"

@@ -16,7 +16,7 @@ from auditor.gate.policy import Policy
 from auditor.gate.rulings import Decision, Ruling
 from auditor.records import saved, weights
 from auditor.records.manifest import MANIFEST
-from auditor.records.outcomes import Run
+from auditor.records.outcomes import RunOutcomes
 from auditor.runs import plan_weights
 
 Said = Callable[[str, int, int], None]
@@ -25,7 +25,7 @@ Said = Callable[[str, int, int], None]
 def judge_run_by_policy(
     folder: Path,
     policy: Policy,
-    baseline: Run | None = None,
+    baseline: RunOutcomes | None = None,
     *,
     model: str | None = None,
     said: Said = lambda *told: None,
@@ -49,7 +49,7 @@ def judge_run_by_policy(
     return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
 
 
-def _check_run_has_manifest(run: Run | None) -> None:
+def _check_run_has_manifest(run: RunOutcomes | None) -> None:
     if run is not None and run.edits is None:
         raise AuditError(
             f"{run.name}: no {MANIFEST}, which lists what the run wrote: it was removed, or audit "
@@ -57,7 +57,7 @@ def _check_run_has_manifest(run: Run | None) -> None:
         )
 
 
-def _comparison_with_deployed(run: Run, model: str | None, said: Said) -> Deployed:
+def _comparison_with_deployed(run: RunOutcomes, model: str | None, said: Said) -> Deployed:
     target, places = plan_weights.target_and_model_locations(run.result.plan, run.name, model)
     if model is not None and (target.uses_builtin_lab or ANSWERS in run.result.weights):
         what = target.model or target.lab

@@ -37,7 +37,7 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """One run of a grid: the fields of its plan, and where it stands."""
 
     variant: str
@@ -71,7 +71,7 @@ def is_grid(raw: Mapping[str, Any]) -> bool:
     return any(name in raw for name in GRID)
 
 
-def expand_grid(raw: Mapping[str, Any]) -> list[Point]:
+def expand_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
     """All points of a raw plan, the seeds outermost: one seed is complete before the next one starts.
 
     Raises AuditError for an unknown field, an empty list, a name used twice, and options for nobody.
@@ -93,7 +93,7 @@ def expand_grid(raw: Mapping[str, Any]) -> list[Point]:
         for name, own in variants:
             for values in product(*swept[name].values()):
                 at = dict(zip(swept[name], values, strict=True))
-                points.append(Point(name, at, seed, _plan_at_point(base, own, at, seed)))
+                points.append(GridPoint(name, at, seed, _plan_at_point(base, own, at, seed)))
     return points
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from auditor.benchmarks.lab import REFERENCES, Lab
 from auditor.benchmarks.lab_folders import ensemble_version, reference_models_folder_name, trained_model_folder_name
 from auditor.benchmarks.lab_recipe import Recipe
-from auditor.benchmarks.parts import Alone
+from auditor.benchmarks.parts import SeparatelyTrainable
 from auditor.benchmarks.real_lab import RealLab
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import from_json, to_json
@@ -25,9 +25,9 @@ from auditor.plugins.trainer import Trainer
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.runs.reporter import Reporter
-from auditor.runs.shared import Shared
-from auditor.runs.site import DefenseParts, Piece, Site
-from auditor.runs.unlearning import Beside
+from auditor.runs.shared import SweepCache
+from auditor.runs.site import DefenseParts, Site, TrainablePiece
+from auditor.runs.unlearning import UnlearningBaseline
 from auditor.training.variants import Variant
 
 LABS: Mapping[str, type[Lab]] = {SMALL: Lab, "smollm2": RealLab}  # by `--lab`
@@ -48,7 +48,7 @@ class LabSite(Site):
         seed: int,
         subject: dict[str, Any],
         reporter: Reporter,
-        shared: Shared,
+        shared: SweepCache,
     ) -> None:
         self.recipe, self._makes = build_lab_recipe(target, data_plan, attacks, seed), True
         # The seed of the run splits no data here: the lab has its own. The recipe follows from the attacks too.
@@ -77,21 +77,27 @@ class LabSite(Site):
         make = partial(self.kind, self.recipe, None, progress, limit, makes=self._makes)
         return self.shared.get("lab", self.key, make)
 
-    def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[Piece]:
+    def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[TrainablePiece]:
         needs = {need for defense in defenses.values() for need in defense.needs}
         pieces = [
-            Piece("reference", i, asked) for asked in references for i in range(parse_reference_model_count(asked))
+            TrainablePiece("reference", i, asked)
+            for asked in references
+            for i in range(parse_reference_model_count(asked))
         ]
         sizes = {d.members or self.recipe.members: name for name, d in defenses.items() if "ensemble" in d.needs}
-        pieces += [Piece("member", i, of=name) for size, name in sizes.items() for i in range(size)]
-        pieces += [Piece("whole") for need in needs if need == "whole" and not self.recipe.target_trained_like_members]
-        pieces += [Piece("trained", of=name) for name, defense in defenses.items() if "trained" in defense.needs]
+        pieces += [TrainablePiece("member", i, of=name) for size, name in sizes.items() for i in range(size)]
+        pieces += [
+            TrainablePiece("whole") for need in needs if need == "whole" and not self.recipe.target_trained_like_members
+        ]
+        pieces += [
+            TrainablePiece("trained", of=name) for name, defense in defenses.items() if "trained" in defense.needs
+        ]
         return [piece for piece in pieces if not self._piece_to_train_alone(piece, defenses).there]
 
-    def train(self, piece: Piece, defenses: Mapping[str, Defense]) -> None:
+    def train(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> None:
         self._piece_to_train_alone(piece, defenses).train()
 
-    def _piece_to_train_alone(self, piece: Piece, defenses: Mapping[str, Defense]) -> Alone:
+    def _piece_to_train_alone(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> SeparatelyTrainable:
         if piece.kind == "member":
             lab = self.defense_parts.lab_of(defenses[piece.of])
             return lab.parts.separately_trained_piece(lab.ensemble_folder.name, piece.index, lab.training.ensemble)
@@ -204,7 +210,7 @@ class LabDefenseParts(DefenseParts):
         return self.shared.get("whole", self.site.subject, self.site.lab.whole)
 
     def training_seconds(self, defense: Defense | None, building: float) -> float:
-        if isinstance(defense, Beside):
+        if isinstance(defense, UnlearningBaseline):
             return building
         seconds = (self.site.lab if defense is None else self.lab_of(defense)).parts.seconds
         if defense is None:

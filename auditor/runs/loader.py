@@ -16,9 +16,9 @@ from auditor.core.plan_parts import LoadingOptions, TargetPlan
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
-from auditor.plugins.provider import Provider, Wanted
+from auditor.plugins.provider import Provider, RequestedModel
 from auditor.runs.reporter import Reporter
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 
 
 class Loader:
@@ -32,17 +32,19 @@ class Loader:
         target: TargetPlan,
         loading: LoadingOptions,
         reporter: Reporter,
-        shared: Shared,
+        shared: SweepCache,
         live: Mapping[str, LanguageModel],
     ) -> None:
         self.target, self.loading, self.reporter, self.shared, self.live = target, loading, reporter, shared, live
 
     @property
-    def _provider_and_request(self) -> tuple[Provider, Wanted]:
+    def _provider_and_request(self) -> tuple[Provider, RequestedModel]:
         """Who is asked for the model that is attacked, and for what."""
         target, loading = self.target, self.loading
         provider, name = registry.resolve_model_provider(str(target.model), loading.model_args)
-        return provider, Wanted(name, loading, target.base_url, target.tokenizer, self.run, target.max_tokens_total)
+        return provider, RequestedModel(
+            name, loading, target.base_url, target.tokenizer, self.run, target.max_tokens_total
+        )
 
     @property
     def over_network(self) -> bool:
@@ -104,13 +106,13 @@ class Loader:
         provider.check(wanted)
         return self._loaded("form", provider, wanted)
 
-    def _form(self, place: str) -> tuple[Provider, Wanted]:
+    def _form(self, place: str) -> tuple[Provider, RequestedModel]:
         provider, name = registry.resolve_model_provider(place, {})
         tokenizer = self.target.tokenizer or str(self.target.model)
         own = tokenizer if "tokenizer" in provider.takes else None
-        return provider, Wanted(name, self.loading.beside(), None, own, self.run, self.target.max_tokens_total)
+        return provider, RequestedModel(name, self.loading.beside(), None, own, self.run, self.target.max_tokens_total)
 
-    def _loaded(self, kind: str, provider: Provider, wanted: Wanted) -> LanguageModel:
+    def _loaded(self, kind: str, provider: Provider, wanted: RequestedModel) -> LanguageModel:
         first = []
 
         def fresh() -> LanguageModel:
@@ -131,19 +133,19 @@ class Loader:
 
     def _provider_and_wanted_model(
         self, kind: str, name: str, options: LoadingOptions | None
-    ) -> tuple[Provider, Wanted]:
+    ) -> tuple[Provider, RequestedModel]:
         options = options or self.loading.beside()
         if options.dtype == AUTO and isinstance(self.attacked, HuggingFaceModel):  # precision must tell no two apart
             options = replace(options, dtype=str(self.attacked.model.dtype).removeprefix("torch."))
         provider, name = registry.resolve_model_provider(name, options.model_args)
         if provider.network:
             raise AuditError(f"expected --{kind} as a model that is loaded here, got {provider.name}:{name}")
-        wanted = Wanted(name, options)
+        wanted = RequestedModel(name, options)
         provider.check(wanted)
         return provider, wanted
 
 
-def _check_memory(provider: Provider, wanted: Wanted) -> None:
+def _check_memory(provider: Provider, wanted: RequestedModel) -> None:
     """Raises AuditError where this machine has less memory than the model takes at least."""
     needed, there = provider.memory(wanted), psutil.virtual_memory().total
     if needed is not None and needed > there:

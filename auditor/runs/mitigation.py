@@ -36,7 +36,7 @@ from auditor.plugins.trainer import Trainer
 from auditor.records import details, listed, saved
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.folder import RunFolder
-from auditor.records.outcomes import Run
+from auditor.records.outcomes import RunOutcomes
 from auditor.records.replicates import Replicates
 from auditor.records.table import read_heldout as heldout_of
 from auditor.reports import advice, files, words
@@ -45,7 +45,7 @@ from auditor.runs import training
 from auditor.runs.lab_site import LabSite
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import run_audit as audit
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 from auditor.runs.sites import make_site
 from auditor.training.variants import DataVariant
 
@@ -108,7 +108,7 @@ class Mitigation:
         return plain
 
 
-def plan_mitigation(asked: MitigationOptions, run: Run) -> Mitigation:
+def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
     """What is to be done. Raises AuditError, before anything is written, for what cannot be."""
     plan = Plan.from_json(run.result.plan, str(asked.run / "result.json"))
     _check_run_is_retrainable(plan)
@@ -138,7 +138,7 @@ def plan_mitigation(asked: MitigationOptions, run: Run) -> Mitigation:
     return _mitigation_with_checked_data(Mitigation(asked, plan, trainer, recipe), options)
 
 
-def _lab_site_of_plan(plan: Plan, reporter: Reporter | None = None, shared: Shared | None = None) -> LabSite:
+def _lab_site_of_plan(plan: Plan, reporter: Reporter | None = None, shared: SweepCache | None = None) -> LabSite:
     site = make_site(plan, reporter, shared)
     assert isinstance(site, LabSite)  # who asks has seen that the plan is of the lab
     return site
@@ -205,9 +205,9 @@ def _mitigation_with_checked_data(found: Mitigation, options: Mapping[str, Any])
     return found
 
 
-def train_and_audit(what: Mitigation, run: Run, reporter: Reporter, command: str) -> TrainingOutcome:
+def train_and_audit(what: Mitigation, run: RunOutcomes, reporter: Reporter, command: str) -> TrainingOutcome:
     """Trains and audits again, each where that was not done yet. Raises AuditError, with nothing half written."""
-    shared, out = Shared(), what.asked.out
+    shared, out = SweepCache(), what.asked.out
     with reporter.stage(f"train by {what.trainer.name}"):
         done = run_training(what, run, reporter, shared)
     if (out / saved.RESULT).is_file():
@@ -230,7 +230,9 @@ def train_and_audit(what: Mitigation, run: Run, reporter: Reporter, command: str
     return done
 
 
-def compare_before_and_after(what: Mitigation, run: Run, after: Run, done: TrainingOutcome) -> BeforeAfter:
+def compare_before_and_after(
+    what: Mitigation, run: RunOutcomes, after: RunOutcomes, done: TrainingOutcome
+) -> BeforeAfter:
     """The two runs side by side. Raises AuditError where they cannot be held against each other."""
     left = what.left
     found = left and advice.recall_with_copies_left(
@@ -267,7 +269,7 @@ def _perplexity_difference(first: Path, before: AuditResult, second: Path, after
 # --- the training -----------------------------------------------------------------------------------------------------
 
 
-def run_training(what: Mitigation, run: Run, reporter: Reporter, shared: Shared) -> TrainingOutcome:
+def run_training(what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache) -> TrainingOutcome:
     """Trains, where that was not done yet, in a folder whose lock is held.
 
     Raises AuditError for a folder of something else, and where the training is refused, with nothing left of it.
@@ -325,7 +327,7 @@ def _discard_refused_training(out: Path) -> None:
 
 
 def _lab_mitigation_notes_and_time(
-    what: Mitigation, reporter: Reporter, shared: Shared
+    what: Mitigation, reporter: Reporter, shared: SweepCache
 ) -> tuple[tuple[str, ...], float]:
     site = _lab_site_of_plan(what.after, reporter, shared)
     made = site.mitigated_model
@@ -371,7 +373,7 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
 # --- the records ------------------------------------------------------------------------------------------------------
 
 
-def _write_dropped_records(what: Mitigation, run: Run, reporter: Reporter, shared: Shared) -> None:
+def _write_dropped_records(what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache) -> None:
     """Where the audit's own records are to be dropped: which those are, for the training to read."""
     if getattr(what.trainer, "listed", "") != str((what.asked.out / DROPPED).resolve()):
         return
@@ -391,7 +393,7 @@ def _write_dropped_records(what: Mitigation, run: Run, reporter: Reporter, share
     write_shard_record_list(what.asked.out / DROPPED, texts)
 
 
-def extracted_members(run: Run) -> list[str]:
+def extracted_members(run: RunOutcomes) -> list[str]:
     """Ids of the members that some attack extracted verbatim, by its first guess, from the model without defenses."""
     found = dict[str, None]()
     for cell, row in run.outcomes.items():

@@ -32,7 +32,7 @@ from auditor.runs.loader import Loader
 from auditor.runs.own_data import load_data
 from auditor.runs.own_defenses import OwnDefenseParts
 from auditor.runs.reporter import Reporter
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 from auditor.runs.site import Site
 
 
@@ -55,7 +55,7 @@ class OwnSite(Site):
         seed: int,
         subject: dict[str, Any],
         reporter: Reporter,
-        shared: Shared,
+        shared: SweepCache,
         live: Mapping[str, LanguageModel] = MappingProxyType({}),
     ) -> None:
         super().__init__(data_plan, seed, subject, reporter, shared)

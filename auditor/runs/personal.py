@@ -22,7 +22,7 @@ Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of 
 
 
 @dataclass(frozen=True)
-class Personal:
+class PersonalDataOfSecrets:
     """of: what is followed of each secret, a kind and a text each; counts: by kind; said: what a reader must know."""
 
     of: Mapping[str, tuple[Mark, ...]]
@@ -54,10 +54,10 @@ def parse_phone_regions(asked: str | None) -> tuple[str, ...]:
     return regions
 
 
-def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Personal:
+def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
     """What is followed of a benchmark. Raises AuditError where numbers of these regions cannot be looked for."""
     if benchmark.tokenizer is None or not benchmark.secrets:  # token ids alone are no text to look at
-        return Personal({}, {})
+        return PersonalDataOfSecrets({}, {})
     recognisers, said = _recognisers_and_limits(benchmark, regions)
     decode = make_token_decoder(benchmark.tokenizer)
     worded = {secret.id: _wording_or_decoded_text(secret, decode) for secret in benchmark.secrets}
@@ -80,7 +80,7 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
         for kind, _, fate in fates:
             if fate is not None:
                 counts.setdefault(kind, Counter())[fate] += 1
-    return Personal(of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, said)
+    return PersonalDataOfSecrets(of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, said)
 
 
 def _nonmember_span_fate(text: str, fate: Fate, trained: Collection[str]) -> Fate | None:

@@ -65,11 +65,11 @@ def _locations_of_model(model: str, loading: LoadingOptions) -> Mapping[str, tup
     if not provider_and_name(model)[0]:
         return loading.places(model)
     from auditor.plugins import registry  # torch: only for who asks a provider
-    from auditor.plugins.provider import Wanted
+    from auditor.plugins.provider import RequestedModel
 
     with suppress(AuditError):
         provider, name = registry.resolve_model_provider(model, loading.model_args)
-        return provider.places(Wanted(name, loading))
+        return provider.places(RequestedModel(name, loading))
     return {}
 
 

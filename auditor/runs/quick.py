@@ -29,10 +29,10 @@ from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX
 from auditor.reports import words
 from auditor.runs import scoring, text_form
-from auditor.runs.audit import Scene
+from auditor.runs.audit import RunContext
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.selection import select_and_check_plugins
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 from auditor.runs.site import Site
 from auditor.runs.sites import make_site
 from auditor.runs.targets import Targets
@@ -81,7 +81,7 @@ def _nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[s
 
 
 def limit_plan_to_time(
-    plan: Plan, reporter: Reporter, shared: Shared, seconds: float, begun: float
+    plan: Plan, reporter: Reporter, shared: SweepCache, seconds: float, begun: float
 ) -> tuple[Plan, Limits]:
     """The plan with as many records as can be checked within so many seconds of `begun` (`time.perf_counter`), and what
     it cannot say.
@@ -99,7 +99,7 @@ def limit_plan_to_time(
             site.model.enable_hidden_state_cache()
         site.benchmark, site.reference  # noqa: B018 - each is loaded as it is asked for
     plan, limits = _plan_with_answerable_methods(plan, site)
-    scene = Scene(
+    scene = RunContext(
         site,
         select_and_check_plugins(plan, site),
         PrefixToken((), "not chosen yet"),
@@ -190,7 +190,7 @@ def _rows_readable_within_time(model: LanguageModel, seconds: float) -> int:
     return max(FEWEST, min(text_form.ROWS, int(texts / 4)))
 
 
-def _run_seconds_by_row_count(scene: Scene, seconds: float) -> Callable[[int], float]:
+def _run_seconds_by_row_count(scene: RunContext, seconds: float) -> Callable[[int], float]:
     """Seconds of a run that attacks at most so many rows of members, and so many of non-members.
 
     seconds: for each kind of work that is timed, on records of all lengths.

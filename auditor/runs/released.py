@@ -45,7 +45,12 @@ from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.membership import FALSE_POSITIVES
 from auditor.statistics.metrics import OF_TEXT, RECALL, auc_name, nonmember_metric_name, score_column, tpr_name
-from auditor.statistics.ngram_scores import NGrams, mean_jaccard_similarity, mean_per_text, score_against_other_records
+from auditor.statistics.ngram_scores import (
+    NGramCounts,
+    mean_jaccard_similarity,
+    mean_per_text,
+    score_against_other_records,
+)
 
 SETTING = "text-only"
 PASSAGES, MEMBERS, EPSILON = "passages", "membership", "canaries"
@@ -312,7 +317,7 @@ def _pii_not_installed_sentence() -> Iterator[str]:
 def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Rows) -> Finding:
     """By the n-grams of the released text against those of other records; beside it the published scores."""
     records, kinds = [one.tokens for one in held.records], len(held.words.ids) + 1
-    model = NGrams.of(held.texts, kinds)
+    model = NGramCounts.of(held.texts, kinds)
     scores = {
         "": score_against_other_records(model, records, held.plan.seed),
         "bigrams": model.laplace(records),
@@ -347,8 +352,8 @@ def _epsilon_lower_bound_finding(
     whole = [words(one.text) for one in manifest.canaries]
     behind = [len(words(one.prefix)) for one in manifest.canaries]
     kinds = len(words.ids) + 1
-    model = NGrams.of(held.texts, kinds)
-    reference = NGrams.of([one.tokens for one in held.records if not one.member], kinds)
+    model = NGramCounts.of(held.texts, kinds)
+    reference = NGramCounts.of([one.tokens for one in held.records if not one.member], kinds)
     gained = model.log_probs(whole) - reference.log_probs(whole)
     secret = np.concatenate([np.arange(len(text)) >= cut for text, cut in zip(whole, behind, strict=True)])
     scores = mean_per_text(np.where(secret, gained, 0.0), whole)

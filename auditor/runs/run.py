@@ -33,7 +33,7 @@ from auditor.plugins import registry
 from auditor.records import details, names, weights
 from auditor.records.folder import RunFolder
 from auditor.records.frontier import build_frontiers, models_of_runs
-from auditor.records.outcomes import Run
+from auditor.records.outcomes import RunOutcomes
 from auditor.records.unlearning import measure_unlearning
 from auditor.runs import machine, personal, plan_weights, scoring, until
 from auditor.runs.ahead import train_models_in_background
@@ -49,7 +49,7 @@ from auditor.runs.site import Site
 from auditor.runs.sites import make_site
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
-from auditor.runs.work import SiteThere, Trainings, Workplace, WorkplaceThere, fingerprints_of_inputs
+from auditor.runs.work import Trainings, WorkerSite, WorkerWorkplace, Workplace, fingerprints_of_inputs
 from auditor.statistics import judging, metrics
 
 
@@ -59,7 +59,7 @@ def run_audit(
     folder: RunFolder,
     objects: Objects = NO_OBJECTS,
     policy: Policy | None = None,
-    baseline: Run | None = None,
+    baseline: RunOutcomes | None = None,
 ) -> AuditResult:
     """The whole audit. Everything that could be refused is refused before a model is asked anything.
 
@@ -75,7 +75,7 @@ def run_audit(
     folder.check_weights(digests)  # before minutes of loading
     with ExitStack() as stack, closing(_make_checked_engine(plan, site)) as engine:
         if engine.workers and site.trains_on_demand:
-            _train_models_on_workers(engine, SiteThere(plan), site, selection, clock)
+            _train_models_on_workers(engine, WorkerSite(plan), site, selection, clock)
         with clock.stage("prepare"):
             settle = stack.enter_context(train_models_in_background(plan, site, selection))
             audit = replace(_prepare_audit(plan, site, selection, folder), stops=stops)
@@ -88,8 +88,8 @@ def run_audit(
         greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
         place = Workplace(audit, targets)
-        there = SiteThere(_plan_with_text_form(plan, site.benchmark.text_form))
-        engine.open(place, WorkplaceThere(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
+        there = WorkerSite(_plan_with_text_form(plan, site.benchmark.text_form))
+        engine.open(place, WorkerWorkplace(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
         for target in targets.each(clock):
             settle()
             place.take(target)
@@ -142,7 +142,7 @@ def _measure_unlearning(result: AuditResult, audit: Audit, models: Mapping[str, 
     return found if steps is None else replace(found, steps=steps, rate=rate, texts=len(told.unattacked))
 
 
-def check_plan(plan: Plan, policy: Policy | None = None, baseline: Run | None = None) -> Selection:
+def check_plan(plan: Plan, policy: Policy | None = None, baseline: RunOutcomes | None = None) -> Selection:
     """What the plan chooses, checked before anything is built. Raises AuditError."""
     personal.parse_phone_regions(plan.data.phone_region)
     site = make_site(plan)
@@ -210,7 +210,7 @@ def _make_checked_engine(plan: Plan, site: Site) -> Engine:
     return engine
 
 
-def _train_models_on_workers(engine: Engine, there: SiteThere, site: Site, selection: Selection, clock: Clock) -> None:
+def _train_models_on_workers(engine: Engine, there: WorkerSite, site: Site, selection: Selection, clock: Clock) -> None:
     """What the run would train one after the other, or side by side, is trained by workers, one model a task."""
     with clock.stage("train"):
         site.model  # noqa: B018 - what all others are made of, which is trained first where it is not there

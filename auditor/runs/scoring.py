@@ -20,7 +20,7 @@ from auditor.core.streams import CHANNELS
 from auditor.generation.sample import Candidates, sample_mixed_length_batch, sampling_batches_by_length
 from auditor.models.base import LanguageModel, implies_capability, perplexity_nll
 from auditor.models.decoding import GREEDY, batches_of_equal_shape
-from auditor.models.memory import AtOnce
+from auditor.models.memory import BatchSizeLimit
 from auditor.plugins import registry
 from auditor.records.outcomes import PerSecret
 from auditor.records.signals import KINDS
@@ -77,7 +77,7 @@ def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.
 def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
     """What greedy decoding gives behind each prefix, as many tokens as the suffix has."""
     written: list[Tokens] = [()] * len(secrets)
-    at_once = AtOnce(GREEDY_AT_ONCE)
+    at_once = BatchSizeLimit(GREEDY_AT_ONCE)
     for batch in sampling_batches_by_length(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
 
         def decoded(some: slice, batch: Sequence[int] = batch) -> list[Candidates]:

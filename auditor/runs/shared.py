@@ -10,7 +10,7 @@ from auditor.core.nouns import TextForm
 T = TypeVar("T")
 
 
-class Shared:
+class SweepCache:
     """The last thing of each kind, so that consecutive runs share it and two big models never coexist."""
 
     def __init__(self) -> None:

@@ -24,11 +24,11 @@ from auditor.privacy.promises import PrivacyRecord
 from auditor.records.folder import RunFolder
 from auditor.records.names import load_alias_salt, with_aliases
 from auditor.runs.reporter import Reporter
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 
 
 @dataclass(frozen=True)
-class Piece:
+class TrainablePiece:
     """One model that can be trained apart from all others. of: how many references; the row of a trained model."""
 
     kind: Literal["member", "whole", "reference", "trained"]
@@ -90,7 +90,7 @@ class Site(ABC):
     relearn_rate: ClassVar[float] = 5e-5  # of `--relearn`, unless the plan says another
 
     def __init__(
-        self, data_plan: DataPlan, seed: int, subject: dict[str, Any], reporter: Reporter, shared: Shared
+        self, data_plan: DataPlan, seed: int, subject: dict[str, Any], reporter: Reporter, shared: SweepCache
     ) -> None:
         self.data_plan, self.seed, self.subject = data_plan, seed, subject
         self.reporter, self.shared = reporter, shared
@@ -125,11 +125,11 @@ class Site(ABC):
         """`role/...` -> digest of the models that are read from no file, as far as they are at hand."""
         return {}
 
-    def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> Sequence[Piece]:
+    def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> Sequence[TrainablePiece]:
         """What is still to be trained here for these rows and this `-A references=`, each apart from the others."""
         return ()
 
-    def train(self, piece: Piece, defenses: Mapping[str, Defense]) -> None:
+    def train(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> None:
         """Leaves one of them where all processes find it."""
         raise NotImplementedError
 

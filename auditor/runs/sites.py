@@ -10,19 +10,19 @@ from auditor.models.base import LanguageModel
 from auditor.runs.lab_site import LabSite
 from auditor.runs.own_site import OwnSite
 from auditor.runs.reporter import Reporter, Silence
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 from auditor.runs.site import Site
 
 
 def make_site(
     plan: Plan,
     reporter: Reporter | None = None,
-    shared: Shared | None = None,
+    shared: SweepCache | None = None,
     live: Mapping[str, LanguageModel] = MappingProxyType({}),
 ) -> Site:
     """live: models in memory, by role. Raises AuditError for a lab that cannot be."""
     target, data, attacks = plan.target, plan.data, plan.attacks
-    common = plan.seed, plan.subject, reporter or Silence(), shared or Shared()
+    common = plan.seed, plan.subject, reporter or Silence(), shared or SweepCache()
     if target.uses_builtin_lab:
         return LabSite(target, data, attacks, *common)
     return OwnSite(target, plan.loading, data, attacks.sizes, *common, live)

@@ -14,19 +14,24 @@ from auditor.core.nouns import Pair
 from auditor.plugins.attack import Attack
 from auditor.plugins.view import View
 from auditor.records.folder import RunFolder
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 from auditor.runs.target import Target
 
 State = dict[str, Any]
 
 
-class States:
+class TunedStates:
     """configured: what of the plan a state depends on. asked: with what stands before every text, which model is
     attacked for which secrets.
     """
 
     def __init__(
-        self, configured: list[Any], folder: RunFolder, shared: Shared, asked: dict[str, Any], known: tuple[Pair, ...]
+        self,
+        configured: list[Any],
+        folder: RunFolder,
+        shared: SweepCache,
+        asked: dict[str, Any],
+        known: tuple[Pair, ...],
     ) -> None:
         self.configured, self.folder, self.shared, self.asked, self.known = configured, folder, shared, asked, known
         self._held: dict[tuple[str, str], State] = {}

@@ -12,8 +12,8 @@ from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel, lar
 from auditor.plugins.options import description_of
 from auditor.plugins.view import TEXT_ONLY
 from auditor.runs.allowance import planned_tokens, queries_of_attack
-from auditor.runs.audit import Scene
-from auditor.runs.beside import ModelsBeside
+from auditor.runs.audit import RunContext
+from auditor.runs.beside import UnlearningBaselines
 from auditor.runs.companions import ShownRow
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.runs.reporter import Clock
@@ -24,9 +24,9 @@ from auditor.statistics.unlearning import AFTER
 class Targets:
     """Each is built when its turn comes, and none is kept here but the first."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: RunContext) -> None:
         self.scene, site = scene, scene.site
-        self.beside = ModelsBeside(site, scene.defenses, scene.seed)
+        self.beside = UnlearningBaselines(site, scene.defenses, scene.seed)
         self.undefended = Target(
             UNDEFENDED,
             "After unlearning" if any(one[AFTER] == UNDEFENDED for one in scene.selection.around) else "Undefended",

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from scipy.stats import ttest_ind
 
 from auditor.benchmarks import chat, forms
-from auditor.benchmarks.forms import Form
-from auditor.benchmarks.talks import MESSAGES, Conversation, Unusable
+from auditor.benchmarks.forms import ChatRendering
+from auditor.benchmarks.talks import MESSAGES, Conversation, UnusableConversation
 from auditor.benchmarks.whole_texts import sample_conversations
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, TextForm, Tokens
@@ -34,7 +34,7 @@ MARGIN = 0.1  # nats a token of non-members' answers by which a rendering must b
 _ANSWERS, _SAID, _BEFORE = 4, 128, 1024  # of a row; tokens of an answer; tokens before it
 _DAYS_BEFORE, _DAYS = 14, 24  # days before the model's files that are tried, and all days, at most
 
-Scores = dict[Form, NDArray[np.float64]]  # (rows,) nats a token of the answers of the same rows
+Scores = dict[ChatRendering, NDArray[np.float64]]  # (rows,) nats a token of the answers of the same rows
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Sample:
 
 def choose_text_form(
     plan: DataPlan, name: str, model: LanguageModel, held: TextForm | None = None, most: int = ROWS
-) -> tuple[Form, TextForm] | None:
+) -> tuple[ChatRendering, TextForm] | None:
     """The rendering of `--data`, with what is to be said of it; None for data that have none: texts and tokens.
 
     **Which.** Rows of `--known`, else of `--data`, at most `most`: each answer's mean nll a token in every candidate.
@@ -109,7 +109,7 @@ _UNKNOWN = (
 )
 
 
-def _parse_form_checking_digest(held: TextForm, plan: DataPlan, tokenizer: object) -> Form:
+def _parse_form_checking_digest(held: TextForm, plan: DataPlan, tokenizer: object) -> ChatRendering:
     form = forms.parse_form(held.template, held.day, tokenizer)
     if form.digest != held.digest:
         raise AuditError(
@@ -121,7 +121,7 @@ def _parse_form_checking_digest(held: TextForm, plan: DataPlan, tokenizer: objec
 
 def _default_and_candidate_forms(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
-) -> tuple[Form, list[Form]]:
+) -> tuple[ChatRendering, list[ChatRendering]]:
     """The rendering that stays unless there is a better one, and all of them, on one day."""
     asked = None if plan.template == AUTO else forms.parse_form(plan.template, None, tokenizer)
     bare = rows[0].kind == MESSAGES and forms.own_template(tokenizer) is None
@@ -151,8 +151,8 @@ def _plausible_template_days(asked: str | None, model: str) -> list[str]:
 
 def _score_renderings(
     model: LanguageModel,
-    tried: Sequence[Form],
-    usual: Form,
+    tried: Sequence[ChatRendering],
+    usual: ChatRendering,
     rows: Sequence[Conversation],
     others: Sequence[Conversation],
     what: str,
@@ -163,7 +163,7 @@ def _score_renderings(
     every = (*rows, *others)
     written = {form: [_rendered_answer_pairs(model, form, said, form == usual) for said in every] for form in tried}
     most = max(sum(map(bool, found)) for found in written.values())
-    distinct: dict[tuple[tuple[Pair, ...], ...], Form] = {}
+    distinct: dict[tuple[tuple[Pair, ...], ...], ChatRendering] = {}
     for form, found in written.items():
         if 2 * sum(map(bool, found)) >= max(1, most):
             distinct.setdefault(tuple(found), form)
@@ -179,11 +179,13 @@ def _score_renderings(
     )
 
 
-def _rendered_answer_pairs(model: LanguageModel, form: Form, said: Conversation, usual: bool) -> tuple[Pair, ...]:
+def _rendered_answer_pairs(
+    model: LanguageModel, form: ChatRendering, said: Conversation, usual: bool
+) -> tuple[Pair, ...]:
     """The answers of a row, each behind what a model reads before it, as far as it has room."""
     try:
         found = chat.render_chat(model.tokenizer, said, form)
-    except Unusable:
+    except UnusableConversation:
         return ()
     except AuditError:  # a template that drops the system turn
         if usual:
@@ -209,8 +211,8 @@ def _mean_answer_nll(model: LanguageModel, rows: Sequence[Sequence[Pair]]) -> ND
 
 
 def _form_on_likeliest_day(
-    days: Sequence[str], model: LanguageModel, form: Form, rows: Sequence[Conversation]
-) -> tuple[Form, list[str]]:
+    days: Sequence[str], model: LanguageModel, form: ChatRendering, rows: Sequence[Conversation]
+) -> tuple[ChatRendering, list[str]]:
     """The form on the day on which the answers are most likely, and why that may be another than that of training."""
     if len(days) == 1:  # --date
         return form, []
@@ -229,7 +231,7 @@ def _form_on_likeliest_day(
 # --- what is said of it -----------------------------------------------------------------------------------------------
 
 
-def _text_form_choice_sentence(sample: _Sample, best: Form, usual: Form, settled: bool) -> str:
+def _text_form_choice_sentence(sample: _Sample, best: ChatRendering, usual: ChatRendering, settled: bool) -> str:
     """The choice, with its margin."""
     which = "as asked for (--template)" if settled else "the default"
     if settled and sample.others and not _is_confirmed_by_nonmembers(sample.others, best):
@@ -247,7 +249,7 @@ def _text_form_choice_sentence(sample: _Sample, best: Form, usual: Form, settled
     return f"text form {best.said}, {which}; mean loss of {sample.what}: {own}{beside}"
 
 
-def _text_form_doubt_sentences(sample: _Sample, best: Form, settled: bool) -> list[str]:
+def _text_form_doubt_sentences(sample: _Sample, best: ChatRendering, settled: bool) -> list[str]:
     """Why nothing seen may be due to the rendering: sentences; see `choose_text_form`."""
     doubts = []
     if best not in sample.members:
@@ -288,7 +290,7 @@ def _has_likelier_members(members: NDArray[np.float64], others: NDArray[np.float
     return bool(found.pvalue < (1 - CONFIDENCE) / len(sample.members))
 
 
-def _is_confirmed_by_nonmembers(others: Mapping[Form, NDArray[np.float64]], best: Form) -> bool:
+def _is_confirmed_by_nonmembers(others: Mapping[ChatRendering, NDArray[np.float64]], best: ChatRendering) -> bool:
     """Whether non-members, whom nobody memorised, speak for it: see `choose_text_form`."""
     apart = [form for form in others if form.kind != best.kind]
     return bool(apart) and all(

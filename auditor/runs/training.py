@@ -21,9 +21,9 @@ import torch
 from auditor import __version__
 from auditor.benchmarks import forms
 from auditor.benchmarks.chat import LEARNT, RenderedChat, render_chat
-from auditor.benchmarks.forms import Form
+from auditor.benchmarks.forms import ChatRendering
 from auditor.benchmarks.splitting import row_numbers_text
-from auditor.benchmarks.talks import ASSISTANT, Conversation, Unusable
+from auditor.benchmarks.talks import ASSISTANT, Conversation, UnusableConversation
 from auditor.benchmarks.whole_texts import training_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
@@ -31,7 +31,7 @@ from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LOCAL, EngineOptions, LoadingOptions, check_date_format
 from auditor.engines.choose import make_engine
-from auditor.engines.engine import Engine, There
+from auditor.engines.engine import Engine, WorkerStart
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import FLOAT32, load
 from auditor.models.shards import text_digests
@@ -113,7 +113,7 @@ def train_model(asked: Training, progress: Callable[[str, int, int], None]) -> t
                 job.checkpoint.clear()  # of a training that was killed between its end and this
                 unless = " (which records it was, is not kept)" if trainer.promises else ""
                 return (f"{asked.out} is already trained with this configuration{unless}: nothing was done",)
-            engine.open((trainer, job), _JobThere(asked, configuration))
+            engine.open((trainer, job), _WorkerJob(asked, configuration))
             return (
                 *notes,
                 *_run_job(trainer, job, {"configuration": configuration, "recipe": _asked_arguments(asked)}, engine),
@@ -148,12 +148,12 @@ def _build_job(asked: Training, progress: Callable[[str, int, int], None]) -> tu
 
 
 @dataclass(frozen=True)
-class _JobThere:
+class _WorkerJob:
     """The same on a worker, which reads base and records where the command says."""
 
     asked: Training
     configuration: dict[str, Any]
-    there: There = field(default_factory=There)
+    there: WorkerStart = field(default_factory=WorkerStart)
 
     def __call__(self) -> tuple[Trainer, TrainingJob]:
         """Raises AuditError where something else lies there."""
@@ -171,7 +171,7 @@ class _JobThere:
 
 
 @dataclass(frozen=True)
-class _Ones:
+class _TrainingsByIndex:
     """Models of a trainer, by their index, one a task; what is found of each is where it lies."""
 
     portion: ClassVar[int] = 1
@@ -190,7 +190,7 @@ def _run_job(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: En
     try:
         if engine.workers:
             models = range(trainer.apart(job))
-            for done, made in enumerate(engine.each(_Ones(), models), 1):
+            for done, made in enumerate(engine.each(_TrainingsByIndex(), models), 1):
                 if not made.is_dir():
                     raise AuditError(f"expected -o on a file system that all workers share, got no {str(made)!r} here")
                 job.progress(f"models trained by {engine.said}", done, len(models))
@@ -261,7 +261,7 @@ def _training_records_of_texts(tokenizer: Any, texts: list[str]) -> list[Trainin
     return [TrainingRecord(text, tuple(ids), text_digests([text])[0]) for text, ids in zip(texts, tokens, strict=True)]
 
 
-def _chosen_conversation_form(asked: Training, tokenizer: Any, talks: Sequence[Conversation]) -> Form:
+def _chosen_conversation_form(asked: Training, tokenizer: Any, talks: Sequence[Conversation]) -> ChatRendering:
     """The rendering that is asked for, else the usual one. Raises AuditError for a day that nobody named."""
     if asked.date is not None:
         check_date_format(asked.date)
@@ -275,7 +275,7 @@ def _chosen_conversation_form(asked: Training, tokenizer: Any, talks: Sequence[C
 
 
 def _records_of_conversations(
-    tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: Form
+    tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: ChatRendering
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
     """In this rendering. Raises AuditError with the number of one that cannot be written or learnt so."""
     records, remarks = [], dict[str, None]()
@@ -283,7 +283,7 @@ def _records_of_conversations(
         try:
             found = render_chat(tokenizer, said, form)
             learnt = None if loss_on == "all" else _learnt_token_mask(found, loss_on)
-        except Unusable as why:
+        except UnusableConversation as why:
             raise AuditError(f"expected conversations to train on, but of number {number} (from 0) {why}") from None
         records.append(TrainingRecord(found.text, found.tokens, text_digests([found.text])[0], learnt))
         remarks |= dict.fromkeys(found.remarks)
@@ -295,7 +295,7 @@ def _learnt_token_mask(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
     """Raises Unusable where an answer that is to be learnt cannot be found."""
     if found.marked is None:
         for answer in found.answers:
-            if isinstance(answer, Unusable):
+            if isinstance(answer, UnusableConversation):
                 raise answer
     return found.learnt(loss_on)
 

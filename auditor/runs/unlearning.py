@@ -22,7 +22,7 @@ from auditor.training.unlearning import UnlearningTrainer
 
 
 @dataclass(frozen=True)
-class Beside(Defense):
+class UnlearningBaseline(Defense):
     """Base of the models that stand beside one that was to forget. No defenses: they share the rows of those."""
 
     needs: ClassVar[tuple[str, ...]] = ("beside",)
@@ -33,7 +33,7 @@ class Beside(Defense):
 
 
 @dataclass(frozen=True)
-class Before(Beside):
+class BeforeUnlearning(UnlearningBaseline):
     """The model before it was to forget."""
 
     name: ClassVar[str] = "before"
@@ -41,7 +41,7 @@ class Before(Beside):
 
 
 @dataclass(frozen=True)
-class Retrained(Beside):
+class RetrainedBaseline(UnlearningBaseline):
     """A model that never saw what was to be forgotten, trained on the rest.
 
     relearned: and some steps more, as what unlearning left.
@@ -53,7 +53,7 @@ class Retrained(Beside):
 
 
 @dataclass(frozen=True)
-class Relearned(Beside):
+class RelearnedBaseline(UnlearningBaseline):
     """What unlearning left, trained some steps more, on records that were not to be forgotten.
 
     of: the unlearning; None: the model that is attacked is what it left.
@@ -93,21 +93,21 @@ def unlearning_rows(
     rows, found = list[ShownRow](), list[UnlearnedModel]()
     shared = _names_of_retrained_rows(target, asked)
     if target.before is not None:
-        rows.append(_companion_row(Before()))
-        models = {BEFORE: Before.name, AFTER: UNDEFENDED}
+        rows.append(_companion_row(BeforeUnlearning()))
+        models = {BEFORE: BeforeUnlearning.name, AFTER: UNDEFENDED}
         if asked.relearn:
-            rows.append(_companion_row(Relearned()))
-            models[RELEARNED] = Relearned.name
+            rows.append(_companion_row(RelearnedBaseline()))
+            models[RELEARNED] = RelearnedBaseline.name
         found.append({**models, **shared})
     for defense in unlearning:
         models = {BEFORE: UNDEFENDED, AFTER: defense.name}
         if asked.relearn:
             name, title = f"{defense.name}-relearned", f"{title_of(type(defense))}, relearned"
-            rows.append(ShownRow(name, title, Relearned(defense), True))
+            rows.append(ShownRow(name, title, RelearnedBaseline(defense), True))
             models[RELEARNED] = name
         found.append({**models, **shared})
-    never = {RETRAINED: Retrained(), RETRAINED_RELEARNED: Retrained(relearned=True)}
-    titles = {RETRAINED: Retrained.title, RETRAINED_RELEARNED: f"{Retrained.title}, relearned"}
+    never = {RETRAINED: RetrainedBaseline(), RETRAINED_RELEARNED: RetrainedBaseline(relearned=True)}
+    titles = {RETRAINED: RetrainedBaseline.title, RETRAINED_RELEARNED: f"{RetrainedBaseline.title}, relearned"}
     rows += [ShownRow(shared[role], titles[role], never[role], True) for role in shared]
     return rows, tuple(found)
 

@@ -14,12 +14,12 @@ from typing import TypeVar
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Query, Secret
 from auditor.core.plan_parts import DECIDED, AttackPlan
-from auditor.core.result import Finding, Measurement, Stopped
+from auditor.core.result import Finding, Measurement, StoppedEarly
 from auditor.core.streams import keyed_random_generator
 from auditor.gate.policy import NOTHING, Policy, Required, Rule
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Probe
-from auditor.records.outcomes import PerSecret, Run, paired_metric_difference
+from auditor.records.outcomes import PerSecret, RunOutcomes, paired_metric_difference
 from auditor.runs.selection import Selection
 from auditor.statistics.anytime import look_sample_sizes
 from auditor.statistics.audited import METRICS as BOUNDS
@@ -32,7 +32,7 @@ Seen = Callable[[Sequence[Item]], PerSecret]  # what was found of these, which a
 
 
 @dataclass(frozen=True)
-class Stop:
+class StoppingRule:
     """When a row has been asked enough.
 
     rules: to be decided, each at the gate's level or, to fail, at `level`, shared out over all decisions; base: of the
@@ -75,7 +75,7 @@ class Stop:
             failed, held = seen.low(self.level) > rule.limit, seen.high(LEVEL) <= rule.limit
         return "failed" if failed else "was held" if held else ""
 
-    def ask(self, items: Sequence[Item], seed: int, ask: Ask[Item], seen: Seen[Item]) -> tuple[Stopped, set[str]]:
+    def ask(self, items: Sequence[Item], seed: int, ask: Ask[Item], seen: Seen[Item]) -> tuple[StoppedEarly, set[str]]:
         """Asks as many as it takes, in random order; returns how many and which."""
         turn = sorted(items, key=lambda item: keyed_random_generator(seed, "order of asking", item.id).random())
         before, why = 0, ""
@@ -84,14 +84,14 @@ class Stop:
             before = at
             if why := self.why(replace(seen(turn[:at]), anytime=True)):
                 break
-        return Stopped(before, len(turn), why or "all that there are"), {item.id for item in turn[:before]}
+        return StoppedEarly(before, len(turn), why or "all that there are"), {item.id for item in turn[:before]}
 
 
 def describe_width(width: tuple[str, float]) -> str:
     return f"{width[0]} ± {100 * width[1]:g}%"
 
 
-def with_betting_bounds(finding: Finding, row: PerSecret, stopped: Stopped) -> Finding:
+def with_betting_bounds(finding: Finding, row: PerSecret, stopped: StoppedEarly) -> Finding:
     """The finding with bounds that hold at every look in place of intervals of a fixed size; without what has none."""
 
     def again(m: Measurement, count: int | None = None, kind: str | None = None) -> Measurement | None:
@@ -114,7 +114,7 @@ def with_betting_bounds(finding: Finding, row: PerSecret, stopped: Stopped) -> F
     )
 
 
-def digest_of_stopping_rules(stops: Mapping[CellKey, Stop]) -> str:
+def digest_of_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
     """Equal where rows stop by the same; "": none does."""
     told = hashlib.sha256()
     for row, stop in stops.items():
@@ -128,8 +128,8 @@ def digest_of_stopping_rules(stops: Mapping[CellKey, Stop]) -> str:
 
 
 def stopping_rules_by_row(
-    asked: AttackPlan, selection: Selection, policy: Policy | None, base: Run | None
-) -> dict[CellKey, Stop]:
+    asked: AttackPlan, selection: Selection, policy: Policy | None, base: RunOutcomes | None
+) -> dict[CellKey, StoppingRule]:
     """By row; the others are asked in full. Raises AuditError for an --until that no row could keep."""
     if asked.until is None:
         return {}
@@ -138,20 +138,20 @@ def stopping_rules_by_row(
             if not _may_stop_by_metric(method, width[0]):
                 own = ", ".join(_per_secret_mean_metrics(method)) or "no share of secrets"
                 raise AuditError(f"expected --until on a number of {method.name}, got {width[0]}: it measures {own}")
-        return dict.fromkeys(selection.cells(), Stop(width))
+        return dict.fromkeys(selection.cells(), StoppingRule(width))
     if policy is None:
         raise AuditError(f"--until {DECIDED} goes by the rules of --gate POLICY, got none")
     scoped = [
         (rule, row) for rule in policy.rules for row in selection.cells() if _is_row_held_to_rule(rule, row, selection)
     ]
     scoped = [(rule, row) for rule, row in scoped if _may_decide_rule(rule, row, selection)]
-    level, found = LEVEL / max(1, len(scoped)), dict[CellKey, Stop]()
+    level, found = LEVEL / max(1, len(scoped)), dict[CellKey, StoppingRule]()
     scoped = [(rule, row) for rule, row in scoped if not _is_rule_without_stopping_row(rule)]
     for row in dict.fromkeys(row for _, row in scoped):
         rules = tuple(rule for rule, other in scoped if other == row)
         if all(_may_stop_by_metric(selection.named[row.attack], rule.metric) for rule in rules):
             held = None if base is None else base.outcomes.get(row)
-            found[row] = Stop(None, rules, level, held, policy.require)
+            found[row] = StoppingRule(None, rules, level, held, policy.require)
     if not found:
         given = ", ".join(f"'{rule}'" for rule in policy.rules)
         raise AuditError(

@@ -13,16 +13,16 @@ from typing import Any, ClassVar, Generic, TypeVar
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query, Secret
 from auditor.core.plan import Plan
-from auditor.engines.engine import There
+from auditor.engines.engine import WorkerStart
 from auditor.gate.comparable import secrets_digest
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Meter, View
 from auditor.records.folder import batch_finished_secrets
 from auditor.runs import plan_weights
-from auditor.runs.audit import Scene
+from auditor.runs.audit import RunContext
 from auditor.runs.selection import Selection, select_and_check_plugins
-from auditor.runs.site import Piece, Site
+from auditor.runs.site import Site, TrainablePiece
 from auditor.runs.sites import make_site
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
@@ -33,7 +33,7 @@ Answer = TypeVar("Answer", Guesses, Observation)
 
 
 @dataclass(frozen=True)
-class Found(Generic[Answer]):
+class CellWorkResult(Generic[Answer]):
     """What came of some secrets, with the tokens drawn inside the claim for it and the seconds that it took."""
 
     of: list[Answer]
@@ -44,7 +44,7 @@ class Found(Generic[Answer]):
 class Workplace:
     """The targets of a scene, of which the last one is kept, with a view for each setting."""
 
-    def __init__(self, scene: Scene, targets: Targets) -> None:
+    def __init__(self, scene: RunContext, targets: Targets) -> None:
         self.scene, self.targets = scene, targets
         self._target: Target | None = None
         self._views: dict[str, View] = {}
@@ -83,13 +83,13 @@ class CellWork(ABC, Generic[Asked, Answer]):
     def answers(self, method: Any, view: View, items: Sequence[Asked]) -> Iterator[Answer]:
         """What the attack or probe of the cell finds, secret by secret."""
 
-    def at(self, place: Workplace, items: Sequence[Asked]) -> Iterator[Found[Answer]]:
+    def at(self, place: Workplace, items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
         view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
         view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent, self.meter.lots)
         start, known = time.perf_counter(), len(drawn)
         for batch in batch_finished_secrets(self.answers(place.method(self.key.attack), view, items), _AT_ONCE):
             now = time.perf_counter()
-            yield Found(batch, dict(islice(drawn.items(), known, None)), now - start)
+            yield CellWorkResult(batch, dict(islice(drawn.items(), known, None)), now - start)
             start, known = time.perf_counter(), len(drawn)
 
 
@@ -117,7 +117,7 @@ class Trainings:
 
     portion: ClassVar[int] = 1
 
-    def at(self, place: tuple[Site, Selection], items: Sequence[Piece]) -> Iterator[Piece]:
+    def at(self, place: tuple[Site, Selection], items: Sequence[TrainablePiece]) -> Iterator[TrainablePiece]:
         site, selection = place
         for piece in items:
             site.train(piece, selection.defenses)
@@ -128,11 +128,11 @@ class Trainings:
 
 
 @dataclass(frozen=True)
-class SiteThere:
+class WorkerSite:
     """A worker's own site of a plan, with what the plan chooses: weights, data and plug-ins are read on its machine."""
 
     plan: Plan
-    there: There = field(default_factory=There)
+    there: WorkerStart = field(default_factory=WorkerStart)
 
     def __call__(self) -> tuple[Site, Selection]:
         self.there.enter_folder_checking_version()
@@ -147,10 +147,10 @@ def fingerprints_of_inputs(plan: Plan, site: Site) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class WorkplaceThere:
+class WorkerWorkplace:
     """A worker's own place to work at cells, at which everything is as it is at the run's; read: what that read."""
 
-    site: SiteThere
+    site: WorkerSite
     prefix_token: PrefixToken
     read: Mapping[str, str]
 
@@ -159,7 +159,7 @@ class WorkplaceThere:
         site, selection = self.site()
         site.only_read()
         plan = self.site.plan
-        scene = Scene(site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size)
+        scene = RunContext(site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size)
         place, found = Workplace(scene, Targets(scene)), fingerprints_of_inputs(plan, site)
         for name, digest in self.read.items():
             if found.get(name) != digest:

@@ -26,7 +26,7 @@ _NUISANCES = 25  # values of the nuisance parameter that the tail is maximised o
 _STEPS = 16  # bisections of a bound: 2 / 2^16 is 3e-5
 
 
-class Evidence(Protocol):
+class BoundedNumber(Protocol):
     """A measured number with one-sided bounds at any level."""
 
     @property
@@ -79,10 +79,10 @@ class RecordedInterval:
 
 
 @dataclass(frozen=True)
-class EitherWay:
+class AucEitherDirection:
     """An AUC in the direction in which it is above 1/2: members that are shown to be less likely are given away too."""
 
-    auc: Evidence
+    auc: BoundedNumber
 
     @property
     def value(self) -> float:
@@ -105,7 +105,7 @@ def _interval_stretch_for_level(level: float) -> float:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class DiscordantPairs:
     """Difference of two shares on the same n secrets: `wins` only here, `losses` only there, the rest alike.
 
     Exact unconditional bounds by inverting the score test of a paired difference (Tango 1998, Statistics in Medicine
@@ -134,7 +134,7 @@ class ResampledNumber:
     value: float
     n: int
     draws: NDArray[np.float64]
-    floor: Evidence
+    floor: BoundedNumber
 
     def low(self, level: float) -> float:
         return min(float(np.quantile(self.draws, level)), self.floor.low(level))
@@ -144,7 +144,7 @@ class ResampledNumber:
 
 
 @dataclass(frozen=True)
-class Around:
+class LeastIntervalWidth:
     """What n secrets allow at least: a rare one of this size that the sample missed would move the mean so far."""
 
     value: float
@@ -161,14 +161,14 @@ class Around:
         return -self.size * math.expm1(math.log(level) / self.n)
 
 
-def measurement_from_evidence(name: str, seen: Evidence, unit: str = "share", note: str = "") -> Measurement:
+def measurement_from_evidence(name: str, seen: BoundedNumber, unit: str = "share", note: str = "") -> Measurement:
     """With its two-sided 95% interval."""
     return Measurement(name, seen.value, seen.low(_SIDE), seen.high(_SIDE), seen.n, unit, note)
 
 
-def paired_share_difference(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> Pairs:
+def paired_share_difference(new: NDArray[np.bool_], base: NDArray[np.bool_]) -> DiscordantPairs:
     """Share of `new` minus share of `base`, both (secrets,)."""
-    return Pairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
+    return DiscordantPairs(int((new & ~base).sum()), int((base & ~new).sum()), len(new))
 
 
 # --- the exact score test of a paired difference ----------------------------------------------------------------------

@@ -35,8 +35,8 @@ from auditor.core.result import Measurement
 from auditor.statistics import bootstrap, roc
 from auditor.statistics.bootstrap import CONFIDENCE, Draws, Values
 from auditor.statistics.bounds import (
-    Around,
-    Evidence,
+    BoundedNumber,
+    LeastIntervalWidth,
     ResampledNumber,
     measurement_from_evidence,
     paired_share_difference,
@@ -52,7 +52,7 @@ Floats = NDArray[np.float64]
 
 def difference_evidence(
     new: tuple[Any, ...], base: tuple[Any, ...], *, errors: int | None = None, rate: float | None = None
-) -> Evidence:
+) -> BoundedNumber:
     """A number of `new` minus that of `base`, each of one or two columns; the arguments say which, and so its interval.
 
     Of one column of finite numbers: the means, exactly where all are 0 or 1. Of (hits, scores): recall before the
@@ -125,7 +125,7 @@ def paired_mean_difference(new: Floats, base: Floats) -> ResampledNumber:
     delta = new - base
     n, value, size = len(delta), float(delta.mean()), float(np.abs([new, base]).max())
     draws = bootstrap.resampled_means(delta, "gate", _RESAMPLES, _AT_ONCE)
-    return ResampledNumber(value, n, draws, Around(value, n, max(1.0, size)))
+    return ResampledNumber(value, n, draws, LeastIntervalWidth(value, n, max(1.0, size)))
 
 
 def paired_recall_difference(

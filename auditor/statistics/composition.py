@@ -50,17 +50,19 @@ def exact_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> float
     """
     if draws < 1 or not 0 <= delta < 1:
         raise AuditError(f"expected draws >= 1 and delta in [0, 1), got {draws} and {delta}")
-    return max(_one_sided_epsilon(Loss.of(a, b), draws, delta) for a, b in ((log_p, log_q), (log_q, log_p)))
+    return max(
+        _one_sided_epsilon(PrivacyLossDistribution.of(a, b), draws, delta) for a, b in ((log_p, log_q), (log_q, log_p))
+    )
 
 
 def total_variation_advantage(log_p: Array, log_q: Array, draws: int) -> float:
     """Total variation between so many draws of each: the most that anybody's guesses can be better than none."""
-    total = Loss.of(log_p, log_q)
+    total = PrivacyLossDistribution.of(log_p, log_q)
     return _delta_at(0.0, *_distribution_of_summed_loss(total, draws), total.infinite_loss_probability(draws))
 
 
 @dataclass(frozen=True)
-class Loss:
+class PrivacyLossDistribution:
     """The privacy loss of one draw of P against Q: values log P/Q (nats) with their probability under P.
 
     certain: probability of what Q never says.
@@ -71,7 +73,7 @@ class Loss:
     certain: float
 
     @classmethod
-    def of(cls, log_p: Array, log_q: Array) -> Loss:
+    def of(cls, log_p: Array, log_q: Array) -> PrivacyLossDistribution:
         said = log_p > -math.inf
         possible = said & (log_q > -math.inf)
         p = np.exp(log_p)
@@ -93,7 +95,7 @@ class Loss:
         return -ends[0], ends[1]
 
 
-def _one_sided_epsilon(loss: Loss, draws: int, delta: float) -> float:
+def _one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta: float) -> float:
     if loss.infinite_loss_probability(draws) > delta:
         return math.inf
     live = loss.p > 0
@@ -116,7 +118,7 @@ def _delta_at(epsilon: float, sums: Array, mass: Array, rest: float) -> float:
     return rest + float(np.sum(mass[above:] * -np.expm1(epsilon - sums[above:])))
 
 
-def _distribution_of_summed_loss(loss: Loss, draws: int) -> tuple[Array, Array]:
+def _distribution_of_summed_loss(loss: PrivacyLossDistribution, draws: int) -> tuple[Array, Array]:
     """The sum of so many losses: values (cells,) ascending, and the probability of each."""
     if draws == 1:
         order = np.argsort(loss.values)

@@ -37,7 +37,7 @@ def predict_recall_at_repeats(
 
 
 @dataclass(frozen=True)
-class Concentrated:
+class ConcentratedLeakage:
     """A part of the members that holds more of what was extracted than its size says. p: Fisher's exact, corrected."""
 
     part: str
@@ -50,7 +50,7 @@ class Concentrated:
 
 def most_concentrated_part(
     parts: Mapping[str, NDArray[np.bool_]], hit: NDArray[np.bool_], level: float
-) -> Concentrated | None:
+) -> ConcentratedLeakage | None:
     """Of the parts (name -> who belongs to it) with more hits than the rest (Fisher, Bonferroni), the one with most.
 
     None where no part is told from the others.
@@ -60,5 +60,5 @@ def most_concentrated_part(
         table = [[int(np.sum(own & came)) for came in (hit, ~hit)] for own in (inside, ~inside)]
         p = min(1.0, len(parts) * float(fisher_exact(table, alternative="greater").pvalue))
         if p <= level:
-            found.append(Concentrated(name, table[0][0], int(hit.sum()), int(inside.sum()), len(hit), p))
+            found.append(ConcentratedLeakage(name, table[0][0], int(hit.sum()), int(inside.sum()), len(hit), p))
     return max(found, key=lambda one: (one.hits, -one.members), default=None)

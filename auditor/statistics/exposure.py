@@ -82,7 +82,7 @@ class WeightedDraws:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RankEstimate:
     """A rank with its two-sided 95% interval."""
 
     rank: float
@@ -90,7 +90,7 @@ class Estimate:
     high: float
 
 
-def estimate_rank(nll: float, text: str, draws: WeightedDraws) -> Estimate:
+def estimate_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
     """The rank of a canary: 1 + E[weight 1{nll(r) <= nll, r another text}], unbiased (formulas.md A8).
 
     The interval is a bootstrap's, and reaches at least as far up as a hit that n draws can miss (Clopper-Pearson's
@@ -104,7 +104,7 @@ def estimate_rank(nll: float, text: str, draws: WeightedDraws) -> Estimate:
     missed = clopper_pearson(0, n)[1] * draws.largest(nll)
     most = rank_upper_bound(nll, draws.size)
     rank, low, high = (min(most, 1 + x) for x in (float(values.mean()), low, max(high, missed)))
-    return Estimate(rank, low, high)
+    return RankEstimate(rank, low, high)
 
 
 def rank_upper_bound(nll: float, size: int) -> float:

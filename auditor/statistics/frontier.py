@@ -17,9 +17,9 @@ from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import Draws, Values
 from auditor.statistics.bounds import (
     LEVEL,
-    Around,
     BinomialCount,
-    Evidence,
+    BoundedNumber,
+    LeastIntervalWidth,
     ResampledNumber,
     measurement_from_evidence,
     paired_share_difference,
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Leak:
+class ModelLeakage:
     """One model's leakage. parts: (secrets,) the values whose mean it is; draws: (resamples,) means of the bootstrap.
 
     Where a value needs a threshold (TPR at an FPR), `parts` use that of the full sample.
@@ -55,33 +55,33 @@ class Leak:
         return replace(found, low=max(0.0, found.low))
 
 
-def paired_leak_difference(one: Leak, other: Leak) -> Evidence:
+def paired_leak_difference(one: ModelLeakage, other: ModelLeakage) -> BoundedNumber:
     """One minus the other, paired by secret."""
     return _evidence_never_below_exact(one.value - other.value, one.draws - other.draws, one.parts, other.parts)
 
 
-def _evidence_never_below_exact(value: float, draws: Values, *parts: Floats) -> Evidence:
+def _evidence_never_below_exact(value: float, draws: Values, *parts: Floats) -> BoundedNumber:
     """A bootstrap that is never inside what so many secrets allow, of one model or of two paired by secret.
 
     That is the exact interval of shares, and else the weight of a rare secret that the sample missed: 1 or more.
     """
     n, hits = len(parts[0]), [own == 1 for own in parts]
-    floor: Evidence = paired_share_difference(*hits) if len(hits) > 1 else BinomialCount(int(hits[0].sum()), n)
+    floor: BoundedNumber = paired_share_difference(*hits) if len(hits) > 1 else BinomialCount(int(hits[0].sum()), n)
     if not np.isin(parts, (0, 1)).all():
-        floor = Around(value, n, max(1.0, float(np.abs(parts).max())))
+        floor = LeastIntervalWidth(value, n, max(1.0, float(np.abs(parts).max())))
     return ResampledNumber(value, n, draws, floor)
 
 
-def mean_leaks(values: Floats) -> list[Leak]:
+def mean_leaks(values: Floats) -> list[ModelLeakage]:
     """Of (points, secrets) numbers, each point's mean."""
     draws = bootstrap.resampled_means(values, "frontier", RESAMPLES)
-    return [Leak(own, row) for own, row in zip(draws.T, values, strict=True)]
+    return [ModelLeakage(own, row) for own, row in zip(draws.T, values, strict=True)]
 
 
 Scores = tuple[Floats, Floats]  # of members and of non-members
 
 
-def tpr_leaks(scores: Sequence[Sequence[Scores]], rate: float) -> list[Leak]:
+def tpr_leaks(scores: Sequence[Sequence[Scores]], rate: float) -> list[ModelLeakage]:
     """By point, the share of the members found at this rate of false positives, the mean over its seeds.
 
     scores: by point and seed, of the same members and non-members in the same order. Each seed has a threshold of its
@@ -94,10 +94,10 @@ def tpr_leaks(scores: Sequence[Sequence[Scores]], rate: float) -> list[Leak]:
     ]
     draws = np.concatenate(pieces, axis=1)
     parts = [np.mean([_members_found_at_fpr(*own, rate) for own in point], axis=0) for point in scores]
-    return [Leak(values, row) for values, row in zip(draws, parts, strict=True)]
+    return [ModelLeakage(values, row) for values, row in zip(draws, parts, strict=True)]
 
 
-def auc_leaks(scores: Sequence[Sequence[Scores]]) -> list[Leak]:
+def auc_leaks(scores: Sequence[Sequence[Scores]]) -> list[ModelLeakage]:
     """By point, how well members are told from non-members, likewise: the mean over seeds.
 
     Each seed is read in the direction in which its AUC is above 1/2, in every resample the same: at chance an AUC that
@@ -109,7 +109,7 @@ def auc_leaks(scores: Sequence[Sequence[Scores]]) -> list[Leak]:
         for members, nonmembers in _member_nonmember_resamples(scores)
     ]
     parts = [np.mean([own.mean(1) for own in point], axis=0) for point in above]
-    return [Leak(values, row) for values, row in zip(np.concatenate(pieces, axis=1), parts, strict=True)]
+    return [ModelLeakage(values, row) for values, row in zip(np.concatenate(pieces, axis=1), parts, strict=True)]
 
 
 def _member_nonmember_resamples(scores: Sequence[Sequence[Scores]]) -> Iterator[tuple[Draws, ...]]:
@@ -179,7 +179,9 @@ def _seed_mean_and_weights(each: Floats) -> tuple[Floats, Floats]:
 # --- who leaks least --------------------------------------------------------------------------------------------------
 
 
-def possibly_least_leaking(count: int, difference: Callable[[int, int], Evidence], level: float = LEVEL) -> list[bool]:
+def possibly_least_leaking(
+    count: int, difference: Callable[[int, int], BoundedNumber], level: float = LEVEL
+) -> list[bool]:
     """For each point, whether it may be the one that leaks least: subset selection (Gupta 1965; Hsu 1984).
 
     difference(i, j): evidence about the leakage of i minus that of j. A point is ruled out when it leaks significantly
@@ -191,7 +193,7 @@ def possibly_least_leaking(count: int, difference: Callable[[int, int], Evidence
         return [True] * count
     side = level / (2 * (count - 1))
 
-    def is_shown(seen: Evidence) -> bool:
+    def is_shown(seen: BoundedNumber) -> bool:
         return seen.value > 0 and seen.low(side) > 0
 
     return [not any(is_shown(difference(i, j)) for j in range(count) if j != i) for i in range(count)]

@@ -28,7 +28,7 @@ Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class NGrams:
+class NGramCounts:
     """Counts of n-grams by hash, of orders 1 to `order`, in so many kinds of words.
 
     grams: by order, (hashes, rising; counts); contexts: by order, (hashes; counts; different words behind each).
@@ -39,7 +39,7 @@ class NGrams:
     kinds: int
 
     @classmethod
-    def of(cls, texts: Sequence[Tokens], kinds: int, order: int = ORDER) -> NGrams:
+    def of(cls, texts: Sequence[Tokens], kinds: int, order: int = ORDER) -> NGramCounts:
         grams, contexts = list[tuple[Hashes, Floats]](), list[tuple[Hashes, Floats, Floats]]()
         for context, gram in _context_and_ngram_hashes(texts, order):
             different, first, counts = np.unique(gram, return_index=True, return_counts=True)
@@ -107,7 +107,7 @@ def mean_per_text(values: Floats, texts: Sequence[Tokens]) -> Floats:
     return np.bincount(owner, values, len(texts)) / np.maximum(lengths, 1)
 
 
-def score_against_other_records(model: NGrams, records: Sequence[Tokens], seed: int) -> Floats:
+def score_against_other_records(model: NGramCounts, records: Sequence[Tokens], seed: int) -> Floats:
     """(records,): mean log p of the model's n-grams minus that of other records' n-grams.
 
     A record's reference is made of four fifths of all, of which it is none, chosen without a look at who is a member:
@@ -117,7 +117,7 @@ def score_against_other_records(model: NGrams, records: Sequence[Tokens], seed: 
     found = mean_per_text(model.log_probs(records), records)
     for i in range(_FOLDS):
         own = [record for record, j in zip(records, fold, strict=True) if j == i]
-        others = NGrams.of([record for record, j in zip(records, fold, strict=True) if j != i], model.kinds)
+        others = NGramCounts.of([record for record, j in zip(records, fold, strict=True) if j != i], model.kinds)
         found[fold == i] -= mean_per_text(others.log_probs(own), own)
     return found
 

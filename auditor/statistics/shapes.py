@@ -49,7 +49,7 @@ _FINE = 1e-6
 _NOTHING = 1e-14  # of a distribution
 
 
-class Law(NamedTuple):
+class LikelihoodRatioDistribution(NamedTuple):
     """Masses of the log-likelihood ratio, in nats, of a canary that is in and of one that is out, at each of `at`."""
 
     at: Floats
@@ -71,7 +71,7 @@ class Law(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def subsampled_gaussian_law(noise: float, sampling: Sampling) -> Law:
+def subsampled_gaussian_law(noise: float, sampling: Sampling) -> LikelihoodRatioDistribution:
     """Of so many steps, each x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) or N(0, noise^2): by Fourier transform."""
     q, steps = sampling
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
@@ -92,7 +92,7 @@ def subsampled_gaussian_law(noise: float, sampling: Sampling) -> Law:
     composed = (
         _compose_steps(np.diff(np.append(mass, 1.0)), steps) for mass in _step_masses_in_and_out(edges, noise, q)
     )
-    return Law(at, *composed)
+    return LikelihoodRatioDistribution(at, *composed)
 
 
 def _step_masses_in_and_out(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
@@ -110,7 +110,7 @@ def _compose_steps(step: Floats, steps: int) -> Floats:
 
 @lru_cache(maxsize=1024)
 def _surest_cells_of_law(noise: float, sampling: Sampling) -> tuple[Floats, Floats]:
-    """`Law.surest`, of the cells that hold something."""
+    """`LikelihoodRatioDistribution.surest`, of the cells that hold something."""
     passed, right = subsampled_gaussian_law(noise, sampling).surest_guess_probabilities()
     seen = np.diff(passed, prepend=0.0) > _NOTHING
     return np.minimum(passed[seen], 1.0), right[seen]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.core.result import Measurement, Recalled
+from auditor.core.result import GroupRecall, Measurement
 from auditor.statistics import bootstrap, compare, intervals
 from auditor.statistics.bounds import measurement_from_evidence
 from auditor.statistics.metrics import find_metric
@@ -21,7 +21,7 @@ _CHANGES = {"unlearned": (AFTER, BEFORE), "left": (AFTER, RETRAINED), "relearned
 Floats = NDArray[np.float64]
 
 
-def recall_by_model(attack: str, name: str, group: str, columns: Mapping[str, Floats]) -> Recalled:
+def recall_by_model(attack: str, name: str, group: str, columns: Mapping[str, Floats]) -> GroupRecall:
     """columns: (secrets,) by model, the same finite numbers of the same secrets in their order."""
     unit = find_metric(name).unit or "number"
     changes = {
@@ -39,7 +39,7 @@ def recall_by_model(attack: str, name: str, group: str, columns: Mapping[str, Fl
         share = _relearned_share(*(columns[model] for model in (BEFORE, AFTER, RELEARNED)))
         changes |= {} if share is None else {"share_back": share}
     means = {model: intervals.estimate_mean_by_unit(name, values, unit) for model, values in columns.items()}
-    return Recalled(attack, name, group, means, changes)
+    return GroupRecall(attack, name, group, means, changes)
 
 
 def _relearned_share(before: Floats, after: Floats, again: Floats) -> Measurement | None:

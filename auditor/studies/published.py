@@ -28,13 +28,13 @@ from auditor.defenses.invisible_ink import InvisibleInk, InvisibleInkModel
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import PMixedModel
 from auditor.defenses.uniform_mixing import UniformMixing
-from auditor.models.base import Check, LanguageModel, Neighbours, Rows
+from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Prompt, Scenario
 from auditor.plugins.probe import run_probe
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.privacy.accounting import realised_renyi, uniform_mixing_epsilon
-from auditor.privacy.gaussian import noise_scale_divergence, noise_scale_epsilon
+from auditor.privacy.gaussian import epsilon_between_noise_scales, noise_scale_divergence
 from auditor.reports import tables
 from auditor.statistics.composition import exact_epsilon
 from auditor.statistics.one_run import gaussian_epsilon
@@ -113,7 +113,7 @@ _SIGNS = {"alpha": "α", "beta": "β", "members": "N", "batch": "B", "weight": "
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedPromise:
     """One promise of somebody's, as a plan has it. Raises AuditError for a field that nobody knows."""
 
     title: str
@@ -123,7 +123,7 @@ class Published:
     queries: tuple[GivenDistributions, ...]
 
     @classmethod
-    def of(cls, title: str, raw: Mapping[str, Any]) -> Published:
+    def of(cls, title: str, raw: Mapping[str, Any]) -> PublishedPromise:
         for name in raw:
             if name not in _FIELDS:
                 raise unknown_name_error(f"field of [published] in {title!r}:", name, _FIELDS)
@@ -161,12 +161,12 @@ class NeighbouringModels(WrappingModel):
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         return self.model.log_probs(contexts, last, prompt=prompt)
 
-    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[Check]:
+    def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
         own, checks = _next_token_log_probs(self.model, contexts, last, at), []
         for relation, (k, claimed) in self.claimed.items():
             other = _next_token_log_probs(self.others[relation], contexts, last, at)
             realised = np.maximum(realised_renyi(own, other, k), realised_renyi(other, own, k))
-            checks.append(Check(relation, k, claimed, torch.from_numpy(realised[..., None])))
+            checks.append(DivergenceCheck(relation, k, claimed, torch.from_numpy(realised[..., None])))
         return checks
 
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
@@ -274,7 +274,7 @@ def check_adp_claim(query: GivenDistributions, options: Mapping[str, Any]) -> It
         what = "record in or out" + ", γ public" * ours
         yield PromiseCheck(query.name, query.words, what, realised, charged, order, unit="step", ours=ours)
         if not ours:
-            exact = noise_scale_epsilon(query.parameters, one, two, delta)
+            exact = epsilon_between_noise_scales(query.parameters, one, two, delta)
             yield PromiseCheck(query.name, query.words, what, exact, charged_epsilon, unit="step")
 
 
@@ -332,13 +332,13 @@ here may be kept in most answers, and a promise is about all of them.
 """
 
 
-def claims_table(claim: Published, found: Sequence[PromiseCheck]) -> tables.Grid:
+def claims_table(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> tables.RowTable:
     """All that was found, as rows."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
-    return tables.Grid(claim.title, head, tuple(map(_promise_check_cells, found)))
+    return tables.RowTable(claim.title, head, tuple(map(_promise_check_cells, found)))
 
 
-def claim_section(claim: Published, found: Sequence[PromiseCheck]) -> str:
+def claim_section(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> str:
     """The claim's part of the page, Markdown."""
     words = claim.words
     theirs, ours = ([one for one in found if one.ours == own] for own in (False, True))

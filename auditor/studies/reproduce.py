@@ -13,13 +13,13 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_json_object
 from auditor.reports import frontier, tables, words
-from auditor.runs.grid import Point, expand_grid, merge_plans
+from auditor.runs.grid import GridPoint, expand_grid, merge_plans
 from auditor.runs.reporter import Reporter
 from auditor.studies import ledger, places, published, sweep
 from auditor.studies.ledger import LedgerRow
 from auditor.studies.papers import PUBLISHED, UTILITY, Paper
 from auditor.studies.places import Place
-from auditor.studies.published import Published
+from auditor.studies.published import PublishedPromise
 from auditor.utility import measure, tradeoff
 
 PAGE, _SECTION = "claims.md", "claim.md"
@@ -36,7 +36,7 @@ def make_study(paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]) ->
         if given:
             names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in given))
             raise AuditError(f"expected no {names} for {paper.name}/{plan}, whose distributions are given in its plan")
-        return ClaimStudy(Published.of(str(paper.plans[plan].get("title", plan)), raw[PUBLISHED]))
+        return ClaimStudy(PublishedPromise.of(str(paper.plans[plan].get("title", plan)), raw[PUBLISHED]))
     if raw.get("model") and not raw.get("data"):
         raise AuditError(f"the scale {scale!r} of {paper.name} attacks {raw['model']}: give --data (and --known)")
     if raw.get("model"):
@@ -55,7 +55,7 @@ def reproduce_paper_plans(
     reporter: Reporter,
     command: str,
     beside: Path | None = None,
-) -> tuple[list[tables.Grid], list[LedgerRow], dict[str, str]]:
+) -> tuple[list[tables.RowTable], list[LedgerRow], dict[str, str]]:
     """Runs these plans, or goes on with them; returns their tables, the ledger of all plans found in `out`, failures.
 
     beside: the folder of another reproduction of this paper, whose ledger is shown as a second column.
@@ -68,7 +68,7 @@ def reproduce_paper_plans(
     for plan, asked in kinds.items():
         for statement in claims[plan]:
             ledger.check_statement(statement, asked.planned())
-    shown, failures = list[tables.Grid](), dict[str, str]()
+    shown, failures = list[tables.RowTable](), dict[str, str]()
     for plan, asked in kinds.items():
         found, failed = asked.walk(out / plan, reporter, command)
         shown += found
@@ -91,13 +91,13 @@ def reproduce_paper_plans(
 class RunStudy:
     """A plan of attacks: a grid of runs."""
 
-    def __init__(self, title: str, grid: list[Point]) -> None:
+    def __init__(self, title: str, grid: list[GridPoint]) -> None:
         self.title, self.grid = title, grid
 
     def planned(self) -> list[Place]:
         return sweep.grid_places(self.grid)
 
-    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
+    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
         """Its tables; why, by point, of those that failed. An interrupted one has written those of what is finished."""
         try:
             failures = sweep.run_points(self.grid, folder, reporter, command, refuse=False)
@@ -106,7 +106,7 @@ class RunStudy:
             raise
         return self._write_sweep_tables(folder), failures
 
-    def _write_sweep_tables(self, folder: Path) -> list[tables.Grid]:
+    def _write_sweep_tables(self, folder: Path) -> list[tables.RowTable]:
         table, compared = (
             sweep.sweep_table(self.title, sweep.sweep_places(folder)),
             sweep.sweep_leakage_frontiers(folder),
@@ -119,13 +119,13 @@ class RunStudy:
 class ClaimStudy:
     """A promise of somebody's, held to distributions that its plan gives: done in seconds, and anew each time."""
 
-    def __init__(self, claim: Published) -> None:
+    def __init__(self, claim: PublishedPromise) -> None:
         self.claim = claim
 
     def planned(self) -> list[Place]:
         return []
 
-    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
+    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
         found = self.claim.held()
         table = published.claims_table(self.claim, found)
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ class UtilityStudy:
     def planned(self) -> list[Place]:
         return places.planned_places(self.asked.points(), self.failure)
 
-    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.Grid], dict[str, str]]:
+    def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
         """Goes on where it is measured; a model that cannot be is a row that says why."""
         if tradeoff.has_utility_result(folder):
             return [tradeoff.tradeoff_table(tradeoff.read_matching_utility(self.asked, folder))], {}
@@ -152,7 +152,7 @@ class UtilityStudy:
             result, _ = measure.measure_utility_points(self.asked, reporter)
         except AuditError as why:
             self.failure = str(why)
-            return [tables.Grid(folder.name, ("point", "failure"), (("all", self.failure),))], {"all": self.failure}
+            return [tables.RowTable(folder.name, ("point", "failure"), (("all", self.failure),))], {"all": self.failure}
         tradeoff.write_utility(folder, result)
         return [tradeoff.tradeoff_table(result)], {}
 
@@ -219,7 +219,7 @@ def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
 
 def ledger_table(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
-) -> tables.Grid:
+) -> tables.RowTable:
     """The ledger as rows; for programs with bounds in columns of their own."""
     head = ("plan", "claim", "paper", "expected", "setting", *_verdict_column_heads(scale, other))
     rows = tuple((e.plan, e.text, e.paper, e.expect, e.setting, *_ours_and_verdict_cells(e, other)) for e in entries)
@@ -240,7 +240,7 @@ def ledger_table(
     )
     names = ("plan", "id", "claim", "paper", "setting", "expect", "ours", "low", "high", "n", "unit", "verdict", "note")
     own = [] if other is None else [f"{other.scale}_{name}" for name in ("ours", "low", "high", "n", "unit", "verdict")]
-    return tables.Grid(f"Claims: {paper.title}", head, rows, ledger.RULE, (*names, *own), machine)
+    return tables.RowTable(f"Claims: {paper.title}", head, rows, ledger.RULE, (*names, *own), machine)
 
 
 def _verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, ...]:
@@ -259,7 +259,7 @@ def _other_scale_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[obj
 
 def ledger_for_terminal(
     paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
-) -> tables.Grid:
+) -> tables.RowTable:
     """The ledger for a terminal: settings stand below, once for each plan."""
     settings: dict[str, list[str]] = {}
     for e in entries:
@@ -268,7 +268,7 @@ def ledger_for_terminal(
     told = [other.disagreements(entries, scale)] if other else []
     told += [*(f"{plan}: {' | '.join(held)}" for plan, held in settings.items() if held), ledger.RULE]
     rows = tuple((f"{e.plan}: {e.text}", e.paper, *_ours_and_verdict_cells(e, other)) for e in entries)
-    return tables.Grid(
+    return tables.RowTable(
         f"Claims: {paper.title}", ("claim", "paper", *_verdict_column_heads(scale, other)), rows, "\n".join(told)
     )
 

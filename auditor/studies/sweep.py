@@ -20,18 +20,18 @@ from auditor.core.plan import IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL, EngineOptions
 from auditor.core.result import AuditResult, Frontier, Measurement
 from auditor.engines.choose import make_engine
-from auditor.engines.engine import Engine, There
+from auditor.engines.engine import Engine, WorkerStart
 from auditor.records import frontier, saved
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.folder import RunFolder
 from auditor.records.replicates import Replicates, Runs, read_replicates
 from auditor.reports import files, tables, words
 from auditor.runs import plan_weights
-from auditor.runs.grid import Point, point_name
+from auditor.runs.grid import GridPoint, point_name
 from auditor.runs.plan import make_plan
 from auditor.runs.reporter import Reporter, Silence
 from auditor.runs.run import check_plan, run_audit
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 from auditor.runs.sites import make_site
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
 from auditor.studies.ledger import format_seed_ranges
@@ -42,7 +42,7 @@ DIFFERENCE = "recall_difference"
 
 
 def run_points(
-    points: Sequence[Point], folder: Path, reporter: Reporter, command: str, *, refuse: bool = True
+    points: Sequence[GridPoint], folder: Path, reporter: Reporter, command: str, *, refuse: bool = True
 ) -> dict[str, str]:
     """Runs what is not finished; returns why points failed, by their name.
 
@@ -61,7 +61,7 @@ def run_points(
 
 
 def _run_unfinished_points(
-    points: Sequence[Point],
+    points: Sequence[GridPoint],
     plans: Mapping[str, Plan],
     failures: dict[str, str],
     folder: Path,
@@ -75,8 +75,8 @@ def _run_unfinished_points(
         path = folder / point.folder
         if point.name not in plans or (path / saved.RESULT).is_file():
             continue
-        waiting.append(_Waiting(f"{number} of {len(points)}: {point.name}", point.name, plans[point.name], path))
-    engine.open(_Walker(reporter), _WalkerThere())
+        waiting.append(_PendingPoint(f"{number} of {len(points)}: {point.name}", point.name, plans[point.name], path))
+    engine.open(_PointRunner(reporter), _WorkerPointRunner())
     for done, (name, failure) in enumerate(engine.each(_Points(), waiting), 1):
         if failure:
             failures[name] = failure
@@ -94,7 +94,7 @@ def _engine_of_all_points(plans: Iterable[Plan]) -> EngineOptions:
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _PendingPoint:
     """A point that is to be run. called: as its stage is."""
 
     called: str
@@ -103,22 +103,22 @@ class _Waiting:
     path: Path
 
 
-class _Walker:
+class _PointRunner:
     """Where points are run: models and labs are shared from one to the next."""
 
     def __init__(self, reporter: Reporter) -> None:
-        self.reporter, self.shared = reporter, Shared()
+        self.reporter, self.shared = reporter, SweepCache()
 
 
 @dataclass(frozen=True)
-class _WalkerThere:
+class _WorkerPointRunner:
     """The same on a worker, which runs its points to their folders: each has one owner, whoever that is."""
 
-    there: There = field(default_factory=There)
+    there: WorkerStart = field(default_factory=WorkerStart)
 
-    def __call__(self) -> _Walker:
+    def __call__(self) -> _PointRunner:
         self.there.enter_folder_checking_version()
-        return _Walker(Silence())
+        return _PointRunner(Silence())
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,15 @@ class _Points:
 
     portion: ClassVar[int] = 1
 
-    def at(self, place: _Walker, items: Sequence[_Waiting]) -> Iterator[tuple[str, str]]:
+    def at(self, place: _PointRunner, items: Sequence[_PendingPoint]) -> Iterator[tuple[str, str]]:
         for point in items:
             with place.reporter.stage(point.called):
-                failure = _run_point(point.plan, point.path, _Quiet(place.reporter), place.shared)
+                failure = _run_point(point.plan, point.path, _QuietReporter(place.reporter), place.shared)
             yield point.name, failure
 
 
 def _make_plans_of_points(
-    points: Sequence[Point], command: str, refuse: bool
+    points: Sequence[GridPoint], command: str, refuse: bool
 ) -> tuple[dict[str, Plan], dict[str, str]]:
     plans, failures = {}, {}
     for point in points:
@@ -165,7 +165,7 @@ def _check_run_unchanged(path: Path, wanted: Plan) -> None:
     RunFolder(path).check_weights(plan_weights.file_digests_of_plan(wanted))
 
 
-def _run_point(wanted: Plan, path: Path, reporter: Reporter, shared: Shared) -> str:
+def _run_point(wanted: Plan, path: Path, reporter: Reporter, shared: SweepCache) -> str:
     """Runs one point to its end; returns why it could not be, or nothing."""
     held = (path / "plan.json").is_file()
     folder = RunFolder.reopen(path) if held else RunFolder.create(path, path.name, wanted.to_json())
@@ -179,7 +179,7 @@ def _run_point(wanted: Plan, path: Path, reporter: Reporter, shared: Shared) -> 
     return ""
 
 
-class _Quiet:
+class _QuietReporter:
     """Stages of single points would bury the one line a point; their progress stays."""
 
     def __init__(self, reporter: Reporter) -> None:
@@ -195,13 +195,13 @@ class _Quiet:
 # --- the folder -----------------------------------------------------------------------------------------------------
 
 
-def _write_sweep_file(folder: Path, points: Sequence[Point], failures: Mapping[str, str], command: str) -> None:
+def _write_sweep_file(folder: Path, points: Sequence[GridPoint], failures: Mapping[str, str], command: str) -> None:
     rows = [{**vars(point), "folder": point.folder, "failure": failures.get(point.name, "")} for point in points]
     disk.replace_atomically(folder / SWEEP, json.dumps({"command": command, "points": rows}, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _RecordedPoint:
     """A point as `sweep.json` holds it; failure: why it could not be run, or nothing."""
 
     variant: str
@@ -212,11 +212,11 @@ class _Kept:
     failure: str
 
     @property
-    def point(self) -> Point:
-        return Point(self.variant, self.at, self.seed, self.plan)
+    def point(self) -> GridPoint:
+        return GridPoint(self.variant, self.at, self.seed, self.plan)
 
 
-def reopen_sweep(folder: Path) -> list[Point]:
+def reopen_sweep(folder: Path) -> list[GridPoint]:
     """The points of a sweep that was started. Raises AuditError where there is none."""
     return [kept.point for kept in _read_kept_points(folder)]
 
@@ -231,18 +231,18 @@ def _read_sweep_file(folder: Path) -> dict[str, Any]:
     return read_json_object(folder / SWEEP, "the points of a sweep")
 
 
-def _read_kept_points(folder: Path) -> tuple[_Kept, ...]:
+def _read_kept_points(folder: Path) -> tuple[_RecordedPoint, ...]:
     path = folder / SWEEP
     raw = _read_sweep_file(folder)
-    kept: tuple[_Kept, ...] = from_json(tuple[_Kept, ...], raw.get("points"), f"{path}: points")
+    kept: tuple[_RecordedPoint, ...] = from_json(tuple[_RecordedPoint, ...], raw.get("points"), f"{path}: points")
     for one in kept:
         from_json(tuple[str, ...], one.plan.get("attack"), f"{path}: attack of {one.point.name}")
     return kept
 
 
-def grid_places(points: Sequence[Point]) -> list[Place]:
+def grid_places(points: Sequence[GridPoint]) -> list[Place]:
     """The places of a grid before anything has run."""
-    first: dict[str, Point] = {}
+    first: dict[str, GridPoint] = {}
     for point in points:
         first.setdefault(point.place, point)
     return [Place(point.variant, point.at, tuple(point.plan["attack"])) for point in first.values()]
@@ -260,14 +260,14 @@ def sweep_leakage_frontiers(folder: Path) -> tuple[Frontier, ...]:
     return frontier.build_frontiers(frontier.merge_grid_models(models))
 
 
-def _kept_points_by_place(folder: Path) -> Iterable[list[_Kept]]:
-    grouped: dict[str, list[_Kept]] = {}
+def _kept_points_by_place(folder: Path) -> Iterable[list[_RecordedPoint]]:
+    grouped: dict[str, list[_RecordedPoint]] = {}
     for kept in _read_kept_points(folder):
         grouped.setdefault(kept.point.place, []).append(kept)
     return grouped.values()
 
 
-def _finished_runs_by_seed(held: Sequence[_Kept], folder: Path) -> Runs:
+def _finished_runs_by_seed(held: Sequence[_RecordedPoint], folder: Path) -> Runs:
     return {
         kept.seed: (saved.read_result(folder / kept.folder), folder / kept.folder)
         for kept in held
@@ -275,7 +275,7 @@ def _finished_runs_by_seed(held: Sequence[_Kept], folder: Path) -> Runs:
     }
 
 
-def _build_place_from_runs(held: Sequence[_Kept], folder: Path) -> Place:
+def _build_place_from_runs(held: Sequence[_RecordedPoint], folder: Path) -> Place:
     finished = _finished_runs_by_seed(held, folder)
     failure = next((kept.failure for kept in held if kept.failure), "" if finished else "not run yet")
     results = [result for result, _ in finished.values()]
@@ -298,7 +298,7 @@ def _model_and_data_label(result: AuditResult) -> str:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-def sweep_table(title: str, held: Sequence[Place]) -> tables.Grid:
+def sweep_table(title: str, held: Sequence[Place]) -> tables.RowTable:
     """A row a place and attack: means over seeds with intervals, and the paired difference from the first row.
 
     Other numbers have a column where they are not the same in every row, or are all that a row has.
@@ -310,7 +310,7 @@ def sweep_table(title: str, held: Sequence[Place]) -> tables.Grid:
     bounds = [f"{name}{end}" for name in (*columns, DIFFERENCE) for end in ("", "_low", "_high")]
     heads = (*columns.values(), "Δ recall to first")
     filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]  # what is read; files hold all
-    return tables.Grid(
+    return tables.RowTable(
         title,
         ("point", *(["row"] if several else []), "attack", *(heads[i] for i in filled), "seeds"),
         tuple(row.read(several, filled) for row in rows),
@@ -391,6 +391,6 @@ def _has_metric(cell: Replicates, name: str) -> bool:
     return bool(cell.outcomes) if find_metric(name).of_members else all(name in m for m in cell.measured.values())
 
 
-def write_table(folder: Path, held: tables.Grid) -> None:
+def write_table(folder: Path, held: tables.RowTable) -> None:
     disk.replace_atomically(folder / "sweep.csv", tables.to_csv(held))
     disk.replace_atomically(folder / "sweep.md", tables.to_markdown(held))

@@ -29,9 +29,20 @@ from auditor.core.streams import keyed_random_generator
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import clipping
 from auditor.training.finetune import require_finite_weights, trainable_parameters
-from auditor.training.gradient_canaries import NOTHING_PLANTED, Assumed, CanaryWatch, NoiseScale, Planted
+from auditor.training.gradient_canaries import (
+    NOTHING_PLANTED,
+    AssumedMechanism,
+    CanaryWatch,
+    NoiseScale,
+    PlantedCanaries,
+)
 from auditor.training.noise import NoiseStream, add_noise
-from auditor.training.per_sample import OneByOne, opacus_wrapped_model, pad_tokens_and_labels, record_losses
+from auditor.training.per_sample import (
+    PerSampleGradientHook,
+    opacus_wrapped_model,
+    pad_tokens_and_labels,
+    record_losses,
+)
 
 Progress = Callable[[int, float], None]  # (steps done, mean loss of the last batch, nats a token)
 
@@ -135,7 +146,7 @@ def fit_privately(
     pad: int,
     shares: Sequence[float] | None = None,
     noise_scale: NoiseScale | None = None,
-    canaries: Planted = NOTHING_PLANTED,
+    canaries: PlantedCanaries = NOTHING_PLANTED,
     progress: Progress = lambda done, loss: None,
     checkpoint: Checkpoint | None = None,
     seconds_between: float = 60.0,
@@ -151,7 +162,7 @@ def fit_privately(
     _require_poisson_sampler(sampler, len(examples), canaries.count)
     parameters = trainable_parameters(model)
     before = _digest_parameters(parameters)
-    assumed = Assumed(recipe.noise_multiplier, recipe.clip, sampler.rate)
+    assumed = AssumedMechanism(recipe.noise_multiplier, recipe.clip, sampler.rate)
     watch = CanaryWatch(canaries, list(parameters.values()), len(examples), assumed)
     clipping.check_clipping(list(parameters.values()), recipe.clip, sampler.size * sampler.rate)
     trained = PrivateModel(0, False, watch=watch)
@@ -241,7 +252,7 @@ def _accumulate_clipped_gradients(
             losses = record_losses(wrapped, *pad_tokens_and_labels([examples[i] for i in records], pad, device))
             losses.sum().backward()
         numbers = [i - len(examples) for i in canaries]
-        if isinstance(wrapped, OneByOne):
+        if isinstance(wrapped, PerSampleGradientHook):
             for i in range(len(records)):
                 wrapped.compute(i)
                 _clip_and_add_samples(optimizer, 1, own[i : i + 1], watch, [])

@@ -120,7 +120,7 @@ def trainable_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
 
 
 @dataclass(frozen=True)
-class Course:
+class FineTuningRecipe:
     """How to fine-tune: epochs, peak learning rate, blocks a step, tokens a block, the token that ends a sequence."""
 
     epochs: int
@@ -145,7 +145,7 @@ class Fitting:
         self,
         parameters: dict[str, torch.nn.Parameter],
         sequences: Sequence[Tokens],
-        course: Course,
+        course: FineTuningRecipe,
         order: np.random.Generator,
     ) -> None:
         self.parameters, self.course = parameters, course
@@ -239,7 +239,7 @@ def fit(
     checkpoint: Checkpoint | None = None,
 ) -> None:
     """Trains the parameters that ask for gradients, in place; goes on behind the last epoch of the checkpoint."""
-    fitting = Fitting(trainable_parameters(model), sequences, Course(epochs, rate, batch, block, end), order)
+    fitting = Fitting(trainable_parameters(model), sequences, FineTuningRecipe(epochs, rate, batch, block, end), order)
     if checkpoint is not None and (state := checkpoint.load()) is not None:
         fitting.restore(state)
     device = next(iter(fitting.parameters.values())).device

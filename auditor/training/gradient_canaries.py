@@ -38,7 +38,7 @@ _READ = ("scores", "sums", "drawn")
 
 
 @dataclass(frozen=True)
-class Planted:
+class PlantedCanaries:
     """So many canaries; `included`: which of them are in the data, by coins that follow from the seed alone."""
 
     count: int
@@ -58,11 +58,11 @@ class Planted:
         return rng.choice(parameters, self.count, replace=False).astype(np.int64)
 
 
-NOTHING_PLANTED = Planted(0)
+NOTHING_PLANTED = PlantedCanaries(0)
 
 
 @dataclass(frozen=True)
-class Assumed:
+class AssumedMechanism:
     """The mechanism that a score is a likelihood under: sigma, C, the sampling rate."""
 
     noise_multiplier: float
@@ -76,7 +76,9 @@ class CanaryWatch:
     first: the number of the first canary among the units; those below are records.
     """
 
-    def __init__(self, planted: Planted, parameters: Sequence[nn.Parameter], first: int, assumed: Assumed) -> None:
+    def __init__(
+        self, planted: PlantedCanaries, parameters: Sequence[nn.Parameter], first: int, assumed: AssumedMechanism
+    ) -> None:
         self.parameters, self.first, self.assumed = parameters, first, assumed
         starts = np.cumsum([0, *(p.numel() for p in parameters)])
         flat = planted.draw_coordinates(int(starts[-1]))

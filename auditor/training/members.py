@@ -25,7 +25,7 @@ from auditor.models.lora import copy_sharing_weights
 from auditor.models.shards import write_shard_record_list
 from auditor.plugins.trainer import Checkpoint, TrainingRecord
 from auditor.training.finetune import (
-    Course,
+    FineTuningRecipe,
     Fitting,
     cast_frozen_linear_weights,
     require_finite_weights,
@@ -102,7 +102,7 @@ class Member:
 class _Training:
     """A member under way."""
 
-    def __init__(self, member: Member, base: Any, adapter: Adapter, course: Course) -> None:
+    def __init__(self, member: Member, base: Any, adapter: Adapter, course: FineTuningRecipe) -> None:
         self.member = member
         torch.manual_seed(member.seed)
         self.model = with_adapter(copy_sharing_weights(base), adapter).eval()
@@ -119,7 +119,7 @@ def train_members(
     base: Any,
     adapter: Adapter,
     members: Sequence[Member],
-    course: Course,
+    course: FineTuningRecipe,
     *,
     together: int = 0,
     half: torch.dtype | None = None,

@@ -102,7 +102,7 @@ def _register_embedding_classes(model: nn.Module) -> None:
             register_grad_sampler(kind)(_embedding_sample_gradients)
 
 
-class OneByOne(GradSampleModule):
+class PerSampleGradientHook(GradSampleModule):
     """Keeps what each layer read and what came back, of which it computes the gradient of one record at a time."""
 
     def __init__(self, model: Any, **more: Any) -> None:
@@ -138,7 +138,7 @@ class OneByOne(GradSampleModule):
 def wrap_with_opacus(model: Any, ghost: bool) -> Any:
     """Opacus's module around the model: sums of losses, per-sample gradients. Raises AuditError."""
     _register_embedding_classes(model)
-    kind: Any = OneByOne if ghost else GradSampleModule
+    kind: Any = PerSampleGradientHook if ghost else GradSampleModule
     try:  # not strict: it would refuse every layer with a buffer, constants too; see `check_buffers_unchanged`
         return kind(model.train(), loss_reduction="sum", strict=False)
     except NotImplementedError as error:
@@ -208,9 +208,9 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
     try:
         record_losses(wrapped, *pad_tokens_and_labels(examples, pad, device)).sum().backward()
         for i in range(len(examples)):
-            if isinstance(wrapped, OneByOne):
+            if isinstance(wrapped, PerSampleGradientHook):
                 wrapped.compute(i)
-            row = 0 if isinstance(wrapped, OneByOne) else i
+            row = 0 if isinstance(wrapped, PerSampleGradientHook) else i
             found.append({name: p.grad_sample[row] for name, p in named.items()})
     except (RuntimeError, ValueError, NotImplementedError, AttributeError, TypeError) as error:
         raise _unsupported_model_error(
@@ -234,7 +234,7 @@ def _clear_gradients(wrapped: Any) -> None:
     wrapped._module.zero_grad(set_to_none=True)
     for p in wrapped._module.parameters():
         p.grad_sample = None
-    if isinstance(wrapped, OneByOne):
+    if isinstance(wrapped, PerSampleGradientHook):
         wrapped.forget()
 
 

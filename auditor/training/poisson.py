@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class UnitTreatment:
     """How each unit is treated. shares: of the clipping norm; noise_scale: of a batch, by its units; None: all 1."""
 
     shares: Sequence[float] | None = None
@@ -43,7 +43,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Terms:
+class MechanismTerms:
     """The mechanism: sigma (0: none), C (inf: none), sampling rate q, planned steps, delta; how many units q is of.
 
     base: what the base promised.
@@ -106,15 +106,15 @@ class PoissonTraining(Defense, Trainer):
 
     # --- as a trainer ---
 
-    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> Judgement:
+    def judge(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         """How the units are treated; by default all alike."""
-        return Judgement()
+        return UnitTreatment()
 
-    def terms(self, job: TrainingJob, units: int) -> Terms:
+    def terms(self, job: TrainingJob, units: int) -> MechanismTerms:
         """With what noise and clipping, for so many units."""
         raise NotImplementedError
 
-    def promise(self, trained: PrivateModel, judgement: Judgement, terms: Terms) -> PrivacyRecord:
+    def promise(self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms) -> PrivacyRecord:
         """What the training came to promise."""
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ class PoissonTraining(Defense, Trainer):
         """Of sampling and noise."""
         raise NotImplementedError
 
-    def progress(self, job: TrainingJob, terms: Terms) -> Callable[[int, float], None]:
+    def progress(self, job: TrainingJob, terms: MechanismTerms) -> Callable[[int, float], None]:
         """What is shown after so many steps, at this loss."""
         return lambda done, loss: job.progress(f"training, loss {loss:.3f}", done, terms.steps)
 
@@ -149,7 +149,7 @@ class PoissonTraining(Defense, Trainer):
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
         from auditor.training import dp_loop as loops
-        from auditor.training.gradient_canaries import Planted
+        from auditor.training.gradient_canaries import PlantedCanaries
 
         examples, cut = _cut_sequences_by_unit(job, self.unit)
         if (made := read_privacy_record(job.out)) is not None:  # written last: all is done but saying so
@@ -173,7 +173,7 @@ class PoissonTraining(Defense, Trainer):
             pad=job.end,
             shares=judgement.shares,
             noise_scale=judgement.noise_scale,
-            canaries=Planted(self.gradient_canaries, job.seed),
+            canaries=PlantedCanaries(self.gradient_canaries, job.seed),
             progress=self.progress(job, terms),
             checkpoint=job.checkpoint,
         )
@@ -186,7 +186,7 @@ class PoissonTraining(Defense, Trainer):
         write_privacy_record(job.out, record)
         return _notes_for_user(record, cut, len(examples))
 
-    def _kept(self, watch: CanaryWatch, terms: Terms, steps: int, seed: int) -> GradientCanaries:
+    def _kept(self, watch: CanaryWatch, terms: MechanismTerms, steps: int, seed: int) -> GradientCanaries:
         values, size, repeated = watch.noise_statistics()
         return GradientCanaries(
             included=tuple(watch.included.tolist()),
@@ -224,7 +224,7 @@ class PoissonTraining(Defense, Trainer):
 
 
 @dataclass(frozen=True)
-class Control(PoissonTraining):
+class NonPrivateControl(PoissonTraining):
     """Base of trainings without noise, beside which a private one is judged. They promise nothing.
 
     Batches follow from the seed: there is nothing in them to keep secret, and controls of one seed share them.
@@ -237,13 +237,13 @@ class Control(PoissonTraining):
         """C."""
         return math.inf
 
-    def terms(self, job: TrainingJob, units: int) -> Terms:
-        return Terms(0.0, self.norm, self.batch / units, self.steps(units), units)
+    def terms(self, job: TrainingJob, units: int) -> MechanismTerms:
+        return MechanismTerms(0.0, self.norm, self.batch / units, self.steps(units), units)
 
     def key(self, job: TrainingJob) -> str:
         return f"control {job.seed}"
 
-    def promise(self, trained: PrivateModel, judgement: Judgement, terms: Terms) -> PrivacyRecord:
+    def promise(self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms) -> PrivacyRecord:
         return PrivacyRecord(
             method=self.name,
             epsilon=None,

@@ -20,7 +20,7 @@ from auditor.core.nouns import Tokens
 from auditor.core.streams import keyed_random_generator
 from auditor.plugins.trainer import TrainingJob
 from auditor.training import masks
-from auditor.training.finetune import Course, Fitting, require_finite_weights, trainable_parameters
+from auditor.training.finetune import FineTuningRecipe, Fitting, require_finite_weights, trainable_parameters
 from auditor.training.variants import Variant
 
 _AT_ONCE = 16  # records whose log-probabilities are read together, without gradients
@@ -68,7 +68,9 @@ class UnlearningTrainer(Variant):
         device = next(iter(trainable_parameters(model).values())).device
         rows = pad_and_cut_sequences(sequences, job.block, job.end)
         before = evaluate_record_log_probs(model, rows.to(device))
-        fitting = _Passes(model, rows, Course(self.epochs, self.learning_rate, self.batch, rows.shape[1], job.end), job)
+        fitting = _Passes(
+            model, rows, FineTuningRecipe(self.epochs, self.learning_rate, self.batch, rows.shape[1], job.end), job
+        )
         kept = pad_and_cut_sequences(_sequences_not_forgotten(job), job.block, job.end) if self.retain else rows[:0]
         if (state := job.checkpoint.load()) is not None:
             fitting.restore(state)
@@ -99,7 +101,7 @@ class UnlearningTrainer(Variant):
 class _Passes(Fitting):
     """A fitting whose batches are places of rows, (at most batch, 1): each row once an epoch, in a new order."""
 
-    def __init__(self, model: Any, rows: Tensor, course: Course, job: TrainingJob) -> None:
+    def __init__(self, model: Any, rows: Tensor, course: FineTuningRecipe, job: TrainingJob) -> None:
         places = [(place,) for place in range(len(rows))]
         super().__init__(trainable_parameters(model), places, course, keyed_random_generator("unlearn", job.seed))
 

@@ -56,7 +56,7 @@ _RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
-class Settings:
+class UtilitySettings:
     """What `audit utility` asks beside the model and the defenses. Raises AuditError for what cannot be measured.
 
     on: which of the lab's records, heldout by default; data of one's own are measured whole. restarts, mask_share: of a
@@ -87,7 +87,7 @@ class UtilityPlan:
     """One `audit utility`: whose perplexity, of what, at which points."""
 
     plan: Plan
-    settings: Settings
+    settings: UtilitySettings
     sweep: Mapping[str, Sequence[Any]]
 
     def points(self) -> list[DefensePoint]:
@@ -115,7 +115,7 @@ class UtilityPlan:
 def parse_utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:
     """From the raw values of a plan file: the fields of a plan, `[sweep]` and `[utility]`. Raises AuditError."""
     given = dict(raw)
-    settings = from_json(Settings, given.pop("utility", {}), "utility")
+    settings = from_json(UtilitySettings, given.pop("utility", {}), "utility")
     sweep, seeds = given.pop("sweep", {}), given.pop("seeds", [0])
     if "variant" in given:
         raise AuditError("expected a [utility] plan without variants: it has a sweep")
@@ -184,7 +184,7 @@ class Utility:
 Held = Callable[[Defense], Mapping[str, Any]]  # what a defense needs, as fields of a `Scenario`
 
 
-def prepare_subject_and_parts(plan: Plan, settings: Settings, reporter: Reporter) -> tuple[Subject[Any], Held]:
+def prepare_subject_and_parts(plan: Plan, settings: UtilitySettings, reporter: Reporter) -> tuple[Subject[Any], Held]:
     """The model with its texts, and what a defense needs: an ensemble, a trained model. Raises AuditError."""
     asked = ScoringOptions(
         plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.data.limit, plan.compute.batch_size
@@ -197,7 +197,7 @@ def prepare_subject_and_parts(plan: Plan, settings: Settings, reporter: Reporter
 
 
 def _lab_subject_and_parts(
-    lab: Lab, prefix_token: str, settings: Settings, asked: ScoringOptions
+    lab: Lab, prefix_token: str, settings: UtilitySettings, asked: ScoringOptions
 ) -> tuple[Subject[Any], Held]:
     texts = lab.texts.records(settings.on == "members")
     if settings.kind == "masked":
@@ -214,7 +214,7 @@ def _lab_subject_and_parts(
 
 
 def _own_model_subject_and_parts(
-    models: TargetPlan, loading: LoadingOptions, data: DataPlan, settings: Settings, asked: ScoringOptions
+    models: TargetPlan, loading: LoadingOptions, data: DataPlan, settings: UtilitySettings, asked: ScoringOptions
 ) -> tuple[Subject[Any], Held]:
     assert models.model is not None and data.data is not None
     if settings.on is not None:
@@ -276,7 +276,7 @@ def _lab_defense_parts(lab: Lab, defense: Defense) -> Mapping[str, Any]:
     return parts
 
 
-def _text_source_label(data: str | None, settings: Settings) -> str:
+def _text_source_label(data: str | None, settings: UtilitySettings) -> str:
     if data is not None:
         return Path(data).name
     return f"{'member' if settings.on == 'members' else 'held-out'} records"

@@ -183,7 +183,7 @@ class Subject(ABC, Generic[Model]):
 
     def _seconds_for_distribution(self, model: Model) -> float:
         for asked in (self.target, self.public):
-            if isinstance(asked, _Once | _OnceMasked):
+            if isinstance(asked, _LastAnswerCache | _LastMaskedAnswerCache):
                 asked.forget()
         start = time.perf_counter()
         self.distribution(model)
@@ -226,7 +226,7 @@ class CausalSubject(Subject[LanguageModel]):
         return len(text.open)
 
     def _once(self, model: LanguageModel) -> LanguageModel:
-        return _Once(model)
+        return _LastAnswerCache(model)
 
     def protect(self, defense: Defense, held: Mapping[str, Any]) -> tuple[LanguageModel, Claim | None]:
         longest = int(self.predicted.max())
@@ -286,7 +286,7 @@ class MaskedSubject(Subject[MaskedModel]):
         return sorted(rng.choice(text.open, self.count(text), replace=False).tolist())
 
     def _once(self, model: MaskedModel) -> MaskedModel:
-        return _OnceMasked(model)
+        return _LastMaskedAnswerCache(model)
 
     def protect(self, defense: Defense, held: Mapping[str, Any]) -> tuple[MaskedModel, Claim | None]:
         return defense.protect_masked(MaskedScenario(self.target, self.public, int(self.predicted.max())))
@@ -339,7 +339,7 @@ def bracketed_text(
     return made + "]" * inside
 
 
-class _Once(WrappingModel):
+class _LastAnswerCache(WrappingModel):
     """A model that answers the question it was last asked without thinking again, in float64.
 
     All points of a sweep ask the same of it, one after the other.
@@ -370,7 +370,7 @@ class _Once(WrappingModel):
         )
 
 
-class _OnceMasked(MaskedModel):
+class _LastMaskedAnswerCache(MaskedModel):
     """The same for a masked model."""
 
     def __init__(self, model: MaskedModel) -> None:

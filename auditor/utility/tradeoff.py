@@ -37,7 +37,7 @@ def describe_tradeoff(result: Utility) -> str:
     return "\n".join([*lines, *statuses])
 
 
-def tradeoff_table(result: Utility) -> tables.Grid:
+def tradeoff_table(result: Utility) -> tables.RowTable:
     """A row a point; for programs with bounds, restarts and timings in columns of their own."""
     partly = any(row.covered.value < 1 for row in result.rows)
     head = ("point", "perplexity", "× undefended", "ε a token", "ε at max T", "ε at mean T: not a guarantee")
@@ -45,7 +45,7 @@ def tradeoff_table(result: Utility) -> tables.Grid:
     bounds = [f"{name}{end}" for name in ("perplexity", "ratio") for end in ("", "_low", "_high")]
     restarts = [f"perplexity_restart_{i}" for i in range(result.restarts)]
     epsilons = ("epsilon_per_token", "epsilon", "tokens", "epsilon_mean_not_a_guarantee", "delta", "relation", "status")
-    return tables.Grid(
+    return tables.RowTable(
         tradeoff_title(result),
         (*head, *(["tokens covered"] if partly else [])),
         tuple(
@@ -175,7 +175,7 @@ def examples_lines(examples: Sequence[Example]) -> list[str]:
 
 def examples_markdown(examples: Sequence[Example]) -> str:
     """As in Appendix B: what was hidden and what was predicted stands in brackets."""
-    grids = [tables.Grid("Predictions", ("point", "text"), (("true", e.true), *e.predicted)) for e in examples]
+    grids = [tables.RowTable("Predictions", ("point", "text"), (("true", e.true), *e.predicted)) for e in examples]
     return "\n".join(tables.to_markdown(grid) for grid in grids)
 
 

@@ -26,7 +26,7 @@ from auditor.core.result import Measurement
 from auditor.defenses.pmixed import PMixed, Unmixed
 from auditor.defenses.pmixed_model import PMixedModel, Projection
 from auditor.defenses.uniform_mixing import UniformMixing, UniformMixingModel
-from auditor.models.base import Check, LanguageModel, Rows
+from auditor.models.base import DivergenceCheck, LanguageModel, Rows
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
@@ -324,7 +324,7 @@ def test_the_labs_shards_are_disjoint() -> None:
 def test_what_is_no_number_keeps_no_claim() -> None:
     """An overflow or a broken defense must not pass a gate as zero violations."""
     realised = torch.full((1, 2, 3), math.nan, dtype=torch.float64)
-    values = summarise_checks_of_text([Check("add_remove", 2.0, 0.1, realised)], 0, [0, 1])
+    values = summarise_checks_of_text([DivergenceCheck("add_remove", 2.0, 0.1, realised)], 0, [0, 1])
     assert values["violations"] == 2
     worst = Observation(SECRETS[0].id, values)
     broken = Observed([dataclasses.replace(worst, values={**_QUIET, **values})])

@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 
 from auditor.benchmarks import audit_canaries, manifests
 from auditor.benchmarks.audit_canaries import AuditManifest, make_canary_texts
-from auditor.benchmarks.insertion import Copies, write_data_with_canaries
+from auditor.benchmarks.insertion import InsertionPlan, write_data_with_canaries
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.models.huggingface import HuggingFaceModel
@@ -173,7 +173,7 @@ def test_both_manifests_are_read_back_and_only_one_has_exposure(tmp_path: Path) 
 def test_insertion_obeys_the_coins(times: int, tmp_path: Path) -> None:
     manifest = prefixed(times=times)
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in RECORDS))
-    count = write_data_with_canaries(Copies(manifest), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl")
+    count = write_data_with_canaries(InsertionPlan(manifest), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl")
     texts = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert count == len(texts) - len(RECORDS) == times * sum(one.included for one in manifest.canaries)
     for one in manifest.canaries:
@@ -184,7 +184,7 @@ def test_data_that_hold_a_canary_that_stays_out_are_refused(tmp_path: Path) -> N
     out = next(one for one in prefixed().canaries if not one.included)
     (tmp_path / "data.jsonl").write_text(json.dumps({"text": out.text}) + "\n")
     with pytest.raises(AuditError, match="holds a canary already"):
-        write_data_with_canaries(Copies(prefixed()), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl")
+        write_data_with_canaries(InsertionPlan(prefixed()), str(tmp_path / "data.jsonl"), tmp_path / "out.jsonl")
 
 
 def test_the_secret_is_what_the_whole_text_makes_of_it() -> None:

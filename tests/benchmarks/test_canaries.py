@@ -18,7 +18,7 @@ from pyarrow import parquet
 from auditor.benchmarks import canaries, manifests
 from auditor.benchmarks.canaries import Manifest
 from auditor.benchmarks.files import Files
-from auditor.benchmarks.insertion import Copies, write_data_with_canaries
+from auditor.benchmarks.insertion import InsertionPlan, write_data_with_canaries
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core.errors import AuditError
@@ -180,7 +180,7 @@ def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
     data, out = tmp_path / name, tmp_path / f"new-{name}"
     KINDS[name](data)
     before = contents(data)
-    assert write_data_with_canaries(Copies(manifest, group="who"), str(data), out) == 20
+    assert write_data_with_canaries(InsertionPlan(manifest, group="who"), str(data), out) == 20
     assert contents(data) == before
     rows, texts = rows_of(out), {entry.text: entry for entry in manifest.canaries}
     assert [row for row in rows if row["text"] not in texts] == ROWS
@@ -191,17 +191,17 @@ def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
     if out.is_file():
         assert stat.S_IMODE(out.stat().st_mode) == 0o600
     other = tmp_path / f"other-{name}"
-    write_data_with_canaries(Copies(manifest, seed=1), str(data), other)
+    write_data_with_canaries(InsertionPlan(manifest, seed=1), str(data), other)
     assert rows_of(other) != rows
     with pytest.raises(AuditError, match="holds a canary already"):
-        write_data_with_canaries(Copies(manifest), str(out), tmp_path / f"twice-{name}")
+        write_data_with_canaries(InsertionPlan(manifest), str(out), tmp_path / f"twice-{name}")
     assert not (tmp_path / f"twice-{name}").exists()
 
 
 @pytest.mark.parametrize("members", [2, 8, 80])
 def test_all_copies_of_a_canary_land_in_one_shard(members: int, manifest: Manifest, tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl")
-    write_data_with_canaries(Copies(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+    write_data_with_canaries(InsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
     rows = [row["text"] for row in rows_of(tmp_path / "b.jsonl")]
     shards = [[rows[i] for i in chosen] for chosen in assign_to_members(rows, members)]
     for entry in manifest.canaries:
@@ -212,7 +212,7 @@ def test_all_copies_of_a_canary_land_in_one_shard(members: int, manifest: Manife
 def test_lines_stay_byte_for_byte_and_repeats_stay_numbers(manifest: Manifest, tmp_path: Path) -> None:
     lines = ['{"text":  "a",   "repeats": 3}', '{"repeats": 1, "text": "\\u00fc", "more": [1, {"x": null}]}\r']
     (tmp_path / "a.jsonl").write_text("\n".join(lines), newline="")
-    write_data_with_canaries(Copies(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+    write_data_with_canaries(InsertionPlan(manifest), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
     written = (tmp_path / "b.jsonl").read_bytes().decode().split("\n")[:-1]
     assert [line for line in written if line in lines] == lines
     assert {json.loads(line)["repeats"] for line in written if line not in lines} == {1}
@@ -223,7 +223,7 @@ def test_what_was_saved_is_data_for_an_audit(
 ) -> None:
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     saved(tmp_path / "a")
-    write_data_with_canaries(Copies(manifest), str(tmp_path / "a"), tmp_path / "b")
+    write_data_with_canaries(InsertionPlan(manifest), str(tmp_path / "a"), tmp_path / "b")
     benchmark = Files(str(tmp_path / "b"), bpe(150), prefix_length=2, suffix_length=2, known_fraction=0)
     assert len(benchmark.secrets) > 0
 
@@ -248,7 +248,7 @@ def test_bad_data_are_refused_and_nothing_is_written(
 ) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(AuditError, match=why):
-        write_data_with_canaries(Copies(manifest, **copies), str(tmp_path / name), tmp_path / out)
+        write_data_with_canaries(InsertionPlan(manifest, **copies), str(tmp_path / name), tmp_path / out)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -258,11 +258,11 @@ def test_a_column_that_takes_no_nulls_is_refused_by_its_name(manifest: Manifest,
     table = pyarrow.table({"text": ["x"], "age": [3]}, schema=pyarrow.schema(fields))
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(AuditError, match="got 'age', which takes no nulls"):
-        write_data_with_canaries(Copies(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet")
+        write_data_with_canaries(InsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet")
     parquet.write_table(table.drop(["age"]), tmp_path / "a.parquet")
-    assert write_data_with_canaries(Copies(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet") == len(
-        manifest.copies()
-    )
+    assert write_data_with_canaries(
+        InsertionPlan(manifest), str(tmp_path / "a.parquet"), tmp_path / "b.parquet"
+    ) == len(manifest.copies())
 
 
 def test_zero_insertions_are_refused(tmp_path: Path) -> None:
@@ -272,7 +272,9 @@ def test_zero_insertions_are_refused(tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl")
     with pytest.raises(AuditError, match="every one in the manifest has zero insertions"):
         write_data_with_canaries(
-            Copies(manifests.read_manifest(tmp_path / "canaries.json")), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
+            InsertionPlan(manifests.read_manifest(tmp_path / "canaries.json")),
+            str(tmp_path / "a.jsonl"),
+            tmp_path / "b.jsonl",
         )
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks import chat, forms
 from auditor.benchmarks.files import Files
-from auditor.benchmarks.forms import Form
+from auditor.benchmarks.forms import ChatRendering
 from auditor.benchmarks.talks import Conversation
 from auditor.core.errors import AuditError
 from auditor.core.knowledge import TURNS, known_answer_share
@@ -67,7 +67,7 @@ def messages(said: Conversation) -> list[Any]:
     return list(said.messages)
 
 
-def own(words: Any, said: Conversation | None = None) -> Form:
+def own(words: Any, said: Conversation | None = None) -> ChatRendering:
     return forms.most_usual_rendering(words, [said or TWO], "2026-01-02")
 
 
@@ -155,10 +155,10 @@ def test_a_template_that_is_given_is_taken_where_the_tokenizer_has_none(tmp_path
 
 def test_turns_that_are_not_there_or_not_told_apart_are_refused() -> None:
     words = tokenizer()
-    with pytest.raises(chat.Unusable, match="no tool turn"):
+    with pytest.raises(chat.UnusableConversation, match="no tool turn"):
         chat.render_chat(words, TWO, own(words, TWO), "tool")
     with pytest.raises(AuditError, match=r"for --turns user, .* got the text form none: --template model"):
-        chat.render_chat(words, TWO, Form(forms.NONE), "user")
+        chat.render_chat(words, TWO, ChatRendering(forms.NONE), "user")
     with pytest.raises(AuditError, match="expected --knows user or partial:F beside --turns user, got system"):
         DataPlan(turns="user", knows="system").check()
 
@@ -374,7 +374,9 @@ def test_the_day_is_the_one_that_is_given() -> None:
     assert written(words, TWO).text.startswith("02 Jan 2026\n<|im_start|>system")
     with pytest.raises(AuditError, match="asks for the day as"):
         forms.template_with_fixed_date("{{ strftime_now(how) }}", "2026-01-02")
-    assert Form("model", DAILY, (), "2026-01-02").digest != Form("model", DAILY, (), "2026-01-03").digest
+    assert (
+        ChatRendering("model", DAILY, (), "2026-01-02").digest != ChatRendering("model", DAILY, (), "2026-01-03").digest
+    )
 
 
 def test_what_a_row_has_goes_to_the_template_as_it_is(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from auditor.commands.panels import Said
+from auditor.commands.panels import ParsedDocstring
 from auditor.core.plan import FIELDS, command_line_flag
 from auditor.core.plan_fields import PANELS
 from tests.docs.pages import COMMAND, parse
@@ -48,7 +48,7 @@ def panels(lines: list[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", LEAVES)
 def test_its_examples_would_be_read(name: str) -> None:
-    examples = Said.of(LEAVES[name].help).examples
+    examples = ParsedDocstring.of(LEAVES[name].help).examples
     assert len(examples) >= (2 if name == "audit run" else 1)
     for example in examples:
         assert example.startswith(f"{name} ") or example == name
@@ -58,7 +58,7 @@ def test_its_examples_would_be_read(name: str) -> None:
 
 
 def test_the_examples_of_the_program_would_be_read() -> None:
-    for example in Said.of(COMMAND.help).examples:
+    for example in ParsedDocstring.of(COMMAND.help).examples:
         parse(shlex.split(example)[1:])
 
 
@@ -89,7 +89,7 @@ def test_no_sentence_of_the_overview_is_cut() -> None:
     text = " ".join(" ".join(shown("audit")).split())
     assert "..." not in text.replace("[ARGS]...", "")
     for command in COMMAND.commands.values():
-        assert " ".join(Said.of(command.help).first.split(". ")[0].split()).rstrip(".") in text
+        assert " ".join(ParsedDocstring.of(command.help).first.split(". ")[0].split()).rstrip(".") in text
 
 
 @pytest.mark.parametrize("arguments", ["--help", "run --help"])

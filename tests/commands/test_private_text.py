@@ -130,7 +130,7 @@ def test_inserting_into_100_000_rows_takes_a_moment(tmp_path: Path, ending: str)
     data.write_text("\n".join(lines[ending]) + "\n")
     manifest = canaries.make_manifest(["My ID is {digits:6}"], (1, 16), 8)
     start = time.process_time()
-    assert insertion.write_data_with_canaries(insertion.Copies(manifest), str(data), out) == 8 * 17
+    assert insertion.write_data_with_canaries(insertion.InsertionPlan(manifest), str(data), out) == 8 * 17
     assert time.process_time() - start < 3
     assert read_texts("--data", str(out)).count(manifest.canaries[8].text) == 16
     assert to_json(manifest)["canaries"][8]["count"] == 16

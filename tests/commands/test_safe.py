@@ -125,7 +125,7 @@ def test_a_folder_of_plans_runs_nothing_that_the_command_line_does_not_name(
 
 
 def test_an_interrupted_run_says_what_it_takes_to_go_on() -> None:
-    asked = options.Allowed.by(Plan.of(plugin=("my plug-in.py",)).values())
+    asked = options.AllowedRisks.by(Plan.of(plugin=("my plug-in.py",)).values())
     assert asked.flags() == ["--plugin", "'my plug-in.py'"]
 
 

@@ -15,7 +15,7 @@ from auditor.core import disk
 from auditor.core.spaces import Space
 from auditor.generation.tries import _load, _save, build_trie
 from auditor.models import shards
-from auditor.training.finetune import Course
+from auditor.training.finetune import FineTuningRecipe
 from auditor.training.members import Adapter, Member, train_members
 from tests.conftest import tiny
 from tests.test_layers import MODULES
@@ -65,7 +65,7 @@ def test_members_and_what_they_were_trained_on_are_their_owners(tmp_path: Path, 
     folder = tmp_path / "ensemble" / "member-000"
     member = Member(folder, ["a record"], [(1, 2, 3, 4)], 0, ("test", 0))
     (tmp_path / "ensemble").mkdir(mode=0o700)
-    train_members(tiny().model, Adapter(2, 4, "all"), [member], Course(1, 1e-3, 1, 8, end=0))
+    train_members(tiny().model, Adapter(2, 4, "all"), [member], FineTuningRecipe(1, 1e-3, 1, 8, end=0))
     shards.write_ensemble_metadata(tmp_path / "ensemble", method="pmixed", promise="", unit="record", members=1)
     assert set(modes(tmp_path / "ensemble").values()) == {0o700, 0o600}
     assert shards.read_shard_record_list(folder) == shards.text_digests(["a record"])

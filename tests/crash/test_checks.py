@@ -15,8 +15,8 @@ from auditor.crash import checks, claim, noise, reach
 from auditor.crash.claim import LoopClaim
 from auditor.crash.noise import check_record_count_leaks
 from auditor.crash.trial import measure_loop_epsilon
-from auditor.crash.verdicts import BROKEN, COUNTED, LEVEL, NO_FAULT, SHARE, UNKNOWN, LoopCheck, Runs
-from auditor.crash.watch import ReadStep, Trace
+from auditor.crash.verdicts import BROKEN, COUNTED, LEVEL, NO_FAULT, SHARE, UNKNOWN, LoopCheck, WatchedTrainings
+from auditor.crash.watch import ReadStep, TrainingTrace
 from auditor.privacy import gaussian
 
 CLAIM = LoopClaim(noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=1 / 6, steps=20, delta=1e-3)
@@ -43,20 +43,22 @@ def step(rng: np.random.Generator, reach: float = 1.0, follows: float = 0.0, siz
     return ReadStep(drawn, (drawn,), 0.1, scale, scales, reaches, np.eye(len(drawn)), norms, noise, np.ones(1100))
 
 
-def trace(seed: int, n: int = N, **more: Any) -> Trace:
+def trace(seed: int, n: int = N, **more: Any) -> TrainingTrace:
     rng = np.random.default_rng(seed)
-    return Trace(n, [step(rng, **more) for _ in range(20)], shapes=dict(SHAPES), returned=19)
+    return TrainingTrace(n, [step(rng, **more) for _ in range(20)], shapes=dict(SHAPES), returned=19)
 
 
-def runs(seed: int = 0, **more: Any) -> Runs:
-    return Runs(CLAIM, tuple(trace(10 * seed + i, **more) for i in range(6)), trace(10 * seed + 9, N - 1, **more))
+def runs(seed: int = 0, **more: Any) -> WatchedTrainings:
+    return WatchedTrainings(
+        CLAIM, tuple(trace(10 * seed + i, **more) for i in range(6)), trace(10 * seed + 9, N - 1, **more)
+    )
 
 
-def changed(given: Runs, how: Callable[[ReadStep], ReadStep]) -> Runs:
+def changed(given: WatchedTrainings, how: Callable[[ReadStep], ReadStep]) -> WatchedTrainings:
     return replace(given, traces=tuple(replace(t, steps=[how(s) for s in t.steps]) for t in given.traces))
 
 
-def of(name: str, given: Runs) -> LoopCheck:
+def of(name: str, given: WatchedTrainings) -> LoopCheck:
     return next(check for check in checks.all_checks(given) if check.name == name)
 
 
@@ -134,7 +136,7 @@ def doubled(one: ReadStep) -> ReadStep:
     ],
 )
 def test_what_is_broken_is_seen_by_the_check_that_is_for_it(
-    name: str, given: Runs, epsilon: tuple[float, float] | None
+    name: str, given: WatchedTrainings, epsilon: tuple[float, float] | None
 ) -> None:
     found = of(name, given)
     assert found.verdict == BROKEN, found
@@ -166,7 +168,7 @@ def test_a_record_has_its_share_of_those_that_it_is_read_with() -> None:
 def test_the_weights_and_readings_beside_the_steps_are_told() -> None:
     honest = runs()
 
-    def with_(**what: Any) -> Runs:
+    def with_(**what: Any) -> WatchedTrainings:
         return replace(honest, traces=(replace(honest.first, **what), *honest.traces[1:]))
 
     moved, read = "weights follow the steps", "evaluation on private records"
@@ -201,7 +203,7 @@ def test_steps_and_rates_that_follow_the_number_of_records_are_seen() -> None:
 def test_a_tensor_of_one_free_dimension_is_not_silent_in_a_step_by_chance() -> None:
     """In all of its steps it is, and in one where three are free."""
 
-    def in_steps(count: int, free: int) -> Runs:
+    def in_steps(count: int, free: int) -> WatchedTrainings:
         given = runs()
         first = given.traces[0]
         steps = [
@@ -230,7 +232,7 @@ def test_the_smallest_violation_it_says_it_would_see_is_seen_about_as_often_as_i
     assert caught >= 17
 
 
-def followed(seed: int, size: int) -> tuple[Runs, list[float], list[float]]:
+def followed(seed: int, size: int) -> tuple[WatchedTrainings, list[float], list[float]]:
     """Ten trainings of 30 steps; gradients align after noise that fell short, as they may -> runs, and by hand:
     how far each step went along its records' sum, and that sum's length.
 
@@ -254,8 +256,8 @@ def followed(seed: int, size: int) -> tuple[Runs, list[float], list[float]]:
             one = step(rng)
             drawn = tuple(range(k))
             steps.append(replace(one, scale=1.0, records=drawn, passes=(drawn,), reaches=reaches, gram=units.T @ units))
-        traces.append(Trace(N, steps, shapes=dict(SHAPES)))
-    return Runs(CLAIM, tuple(traces), trace(0)), went, lengths
+        traces.append(TrainingTrace(N, steps, shapes=dict(SHAPES)))
+    return WatchedTrainings(CLAIM, tuple(traces), trace(0)), went, lengths
 
 
 @pytest.mark.parametrize("size", [8, 0])
@@ -277,7 +279,7 @@ def test_a_size_of_noise_that_it_says_it_would_see_is_seen_about_as_often_as_it_
     said = float(of("number of records", runs()).would_see.split()[-1].rstrip("%")) / 100
 
     def caught(seed: int) -> bool:
-        pair = Runs(CLAIM, (trace(2 * seed),), trace(2 * seed + 1, N - 1, size=0.125 * (1 + said)))
+        pair = WatchedTrainings(CLAIM, (trace(2 * seed),), trace(2 * seed + 1, N - 1, size=0.125 * (1 + said)))
         return check_record_count_leaks(pair).verdict == BROKEN
 
     assert sum(map(caught, range(60))) >= 36
@@ -293,7 +295,7 @@ def test_a_size_of_noise_that_it_says_it_would_see_is_seen_about_as_often_as_it_
         (replace(runs(), claim=replace(CLAIM, steps=19)), {"steps": ("training", "step")}),
     ],
 )
-def test_a_broken_check_names_where_it_shows(given: Runs, facts: dict[str, tuple[str, ...]]) -> None:
+def test_a_broken_check_names_where_it_shows(given: WatchedTrainings, facts: dict[str, tuple[str, ...]]) -> None:
     for name, wanted in facts.items():
         found = of(name, given).witness
         assert found is not None and found.measured and found.expected

@@ -25,7 +25,7 @@ from auditor.cli import call
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.streams import secret_uniform_draws
-from auditor.defenses.invisible_ink import BoundedRange, Ink, InvisibleInk, InvisibleInkModel, batches_of_records
+from auditor.defenses.invisible_ink import BoundedRange, InkOptions, InvisibleInk, InvisibleInkModel, batches_of_records
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL, GREEDY
@@ -55,7 +55,7 @@ def scenario(public: LanguageModel, queries: int = 40) -> Scenario:
 
 
 def served(held: Ensemble, clip: float = 0.3, temperature: float = 1.1, top_k: int = 0) -> InvisibleInkModel:
-    ink = Ink(clip, temperature, top_k)
+    ink = InkOptions(clip, temperature, top_k)
     return InvisibleInkModel(held, ink, "ink", BoundedRange.of(ink, held.size))
 
 
@@ -87,7 +87,7 @@ def test_top_k_plus_is_of_the_public_distribution_alone() -> None:
     """At the authors' margin, 2C/B, it holds the public top-k and most of phi's; at 2C, all of both."""
     generator = torch.Generator().manual_seed(0)
     distributions = torch.randn(200, 4, 30, generator=generator, dtype=torch.float64).mul(2).log_softmax(-1)
-    ink = Ink(0.5, 1.0, 5)
+    ink = InkOptions(0.5, 1.0, 5)
     best = dataclasses.replace(ink, top_k=0).distribution(distributions).topk(5, dim=-1).indices
     kept, wide = (ink.kept(distributions[:, 0], batch) for batch in (3, 1))
     assert (
@@ -279,7 +279,7 @@ class ClipForgotten(InvisibleInkModel):
 class OneRecordLess(InvisibleInkModel):
     """Counts the public prompt among the batch, and averages over the records alone."""
 
-    def __init__(self, held: Ensemble, ink: Ink, name: str, promise: BoundedRange | None = None) -> None:
+    def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: BoundedRange | None = None) -> None:
         super().__init__(held, ink, name, BoundedRange.of(ink, held.size + 1))
 
 
@@ -321,7 +321,7 @@ class DrawsUnclipped(InvisibleInkModel):
 def test_faults_are_caught_on_a_real_model_that_reads_records(
     fault: type[InvisibleInkModel], where: str, neox: HuggingFaceModel
 ) -> None:
-    ink = Ink(0.2 if fault is not DrawsUnclipped else 1e-3, 1.4, 2)
+    ink = InkOptions(0.2 if fault is not DrawsUnclipped else 1e-3, 1.4, 2)
     held: Ensemble = InContext(neox, batches_of_records(scenario(neox), 3))
     if fault is DrawsUnclipped:  # a tiny model's records change little: distributions that do
         held = fixed_ensemble((0.6, 0.4), (0.99, 0.01), (0.99, 0.01))
@@ -335,7 +335,7 @@ def test_faults_are_caught_on_a_real_model_that_reads_records(
 @pytest.mark.parametrize(("fault", "broken"), [(InvisibleInkModel, False), (ClipForgotten, True)])
 def test_games_see_a_forgotten_clip_and_accuse_nobody(fault: type[InvisibleInkModel], broken: bool) -> None:
     held = fixed_ensemble((0.5, 0.5), (0.95, 0.05), (0.5, 0.5))
-    ink = Ink(0.05, 1.0)
+    ink = InkOptions(0.05, 1.0)
     model = fault(held, ink, "ink", BoundedRange.of(ink, 2))
     claim = InvisibleInk(clip=0.05, batch=2, temperature=1.0, queries=30).claim(
         scenario(FixedDistribution((0.5, 0.5))), 0

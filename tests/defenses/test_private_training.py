@@ -29,7 +29,7 @@ from auditor.runs import training
 from auditor.runs.training import Training
 from auditor.studies import sweep
 from auditor.training import dp_loop as loops
-from auditor.training.poisson import Control, Terms
+from auditor.training.poisson import MechanismTerms, NonPrivateControl
 from auditor.training.rarity import log_perplexities, normalise_by_fixed_bounds, normalise_perplexities
 from tests.conftest import refuses, save_tiny, states, tiny
 
@@ -123,7 +123,7 @@ def test_folders_made_before_there_were_gradient_canaries_are_still_known(world:
     )
     with refuses("gradient_canaries", "None", "9"):
         training.train_model(asked(world, tmp_path / "out", options={"gradient_canaries": 9}), silent)
-    controls = [cause.row for cause in DpSgd(gradient_canaries=9).chain() if isinstance(cause.row, Control)]
+    controls = [cause.row for cause in DpSgd(gradient_canaries=9).chain() if isinstance(cause.row, NonPrivateControl)]
     assert len(controls) == 2 and not any(control.gradient_canaries for control in controls)
     with refuses("gradient_canaries=0", "no-clipping", "9"):
         NoClipping(gradient_canaries=9)
@@ -462,7 +462,7 @@ def test_while_it_trains_no_epsilon_is_said_above_the_one_asked_for() -> None:
     said: list[str] = []
     told = SimpleNamespace(progress=lambda what, *_: said.append(what))
     sigma = noise_multiplier_for(8.0, 1e-5, 0.1, 50)
-    terms = Terms(sigma, 1.0, 0.1, 50, 100, 1e-5)
+    terms = MechanismTerms(sigma, 1.0, 0.1, 50, 100, 1e-5)
     assert quick_rdp_epsilon(sigma, 0.1, 50, 1e-5) > 8.005
     for asked in (DpSgd(epsilon=8.0), DpSgd(noise_multiplier=sigma)):
         asked.progress(told, terms)(50, 1.0)  # type: ignore[arg-type]

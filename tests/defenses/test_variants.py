@@ -193,9 +193,11 @@ class TestEarlyStop:
         again = replace(given, records=tuple(out))
         monkeypatch.setattr(EarlyStop, "split", lambda *_: (learnt, list(again.records)))
         model.eval()
-        from auditor.defenses.early_stop import _Look
+        from auditor.defenses.early_stop import _HeldoutLoss
 
-        assert _Look(model, [record.tokens for record in out], again, 1).loss() == pytest.approx(min(seen), abs=6e-4)
+        assert _HeldoutLoss(model, [record.tokens for record in out], again, 1).loss() == pytest.approx(
+            min(seen), abs=6e-4
+        )
         step, of = (int(word) for word in (told.split()[3], told.split()[5]))
         assert of % 60 == 0 and step == (1 + seen.index(min(seen))) * of // 60
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import typer
 
 from auditor.cli import EXIT_CODES, app
-from auditor.commands.panels import Said, flags_by_help_panel
-from auditor.core.plan import FIELDS, IN_FILE, Described, Plan, command_line_flag
+from auditor.commands.panels import ParsedDocstring, flags_by_help_panel
+from auditor.core.plan import FIELDS, IN_FILE, DescribedField, Plan, command_line_flag
 from auditor.gate import kept
 from auditor.plugins import registry
 from auditor.plugins.options import options_of
@@ -104,7 +104,7 @@ def _field(name: str) -> list[str]:
     return [_code(name), _code(spelt), _kind(one.kind), default, meaning]
 
 
-def _given(one: Described) -> str:
+def _given(one: DescribedField) -> str:
     if one.default in (None, (), {}) and one.default is not False:
         return ""
     return _code(_plain(one.default))
@@ -129,7 +129,7 @@ def commands() -> str:
 
 def _command(name: str, command: Any) -> Iterator[str]:
     context = command.context_class(command, info_name=name, terminal_width=200)
-    said = Said.of(command.help or "")
+    said = ParsedDocstring.of(command.help or "")
     yield f"\n## {name}\n\n{said.first}\n"
     if said.examples:
         yield "\n```text\n" + "".join(f"{line}\n" for line in said.examples) + "```\n"

@@ -39,7 +39,7 @@ from auditor.plugins.defense import Defense
 from auditor.records.folder import RunFolder
 from auditor.runs import run, training
 from auditor.runs.lab_site import LabSite
-from auditor.runs.site import Piece
+from auditor.runs.site import TrainablePiece
 from auditor.runs.sites import make_site
 from auditor.runs.work import CellWork
 from auditor.studies import sweep
@@ -329,7 +329,7 @@ def test_what_the_lab_trains_is_trained_one_a_task(far: None, tmp_path: Path, mo
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     tasks, train = list[str](), LabSite.train
 
-    def told(site: LabSite, piece: Piece, defenses: Mapping[str, Defense]) -> None:
+    def told(site: LabSite, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> None:
         tasks.append(piece.kind)
         train(site, piece, defenses)
 

@@ -24,7 +24,7 @@ from auditor.gate.power import (
     secrets_to_fail_limit,
     secrets_to_hold_limit,
 )
-from auditor.records.outcomes import PerSecret, Run, paired_metric_difference
+from auditor.records.outcomes import PerSecret, RunOutcomes, paired_metric_difference
 from auditor.statistics.intervals import share_with_interval
 from benchmarks.checks.gates import simulation
 
@@ -45,12 +45,12 @@ def finding(hits: np.ndarray, **more: Any) -> Finding:
     )
 
 
-def run(hits: np.ndarray, name: str = "run", **changed: Any) -> Run:
+def run(hits: np.ndarray, name: str = "run", **changed: Any) -> RunOutcomes:
     record = BenchmarkRecord("files", "data.jsonl", len(hits), 0, 10, digest="d1-ff")
     fields = {"benchmark": record, "findings": (finding(hits),), "family": "gpt2 with 270 tokens", "seed": 0, **changed}
     plan = fields.pop("plan", {"defense": []})
     found = AuditResult(name, "", "", "", plan, fields.pop("benchmark"), (), fields.pop("findings"), {}, {}, **fields)
-    return Run(name, found, {ROW: per_secret(hits)})
+    return RunOutcomes(name, found, {ROW: per_secret(hits)})
 
 
 def hits(n: int, *right: range) -> np.ndarray:
@@ -60,7 +60,7 @@ def hits(n: int, *right: range) -> np.ndarray:
     return found
 
 
-def verdicts(new: Run, base: Run, *rules: str, **more: Any) -> list[str]:
+def verdicts(new: RunOutcomes, base: RunOutcomes, *rules: str, **more: Any) -> list[str]:
     policy = Policy(tuple(parse_rule(rule) for rule in rules), **more)
     return [ruling.verdict for ruling in apply_policy(new, policy, base).rulings]
 
@@ -167,7 +167,7 @@ def test_an_older_baseline_is_refused_and_none_at_all_too() -> None:
     new = run(hits(200))
     rule = Policy((parse_rule("recall not worse than baseline by 0.02"),))
     with pytest.raises(AuditError, match=r"old holds no secrets.parquet, by which runs are paired"):
-        apply_policy(new, rule, Run("old", new.result, {}))
+        apply_policy(new, rule, RunOutcomes("old", new.result, {}))
     with pytest.raises(AuditError, match="needs a baseline: give --baseline RUN"):
         apply_policy(new, rule)
     with pytest.raises(AuditError, match="at least one rule"):

@@ -16,8 +16,8 @@ from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measureme
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import apply_policy
 from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule
-from auditor.records.listed import Listed
-from auditor.records.outcomes import PerSecret, Run
+from auditor.records.listed import AnsweredSecretIds
+from auditor.records.outcomes import PerSecret, RunOutcomes
 from auditor.statistics import extraction, judging
 from auditor.statistics.intervals import share_with_interval
 
@@ -42,7 +42,7 @@ def outcome(seed: int = 0, n: int = 60) -> judging.Outcome:
     )
 
 
-def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) -> Run:
+def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) -> RunOutcomes:
     found = outcome(seed)
     measured, by_repeats = (
         extraction.extraction_measurements(found),
@@ -54,7 +54,7 @@ def run(change: Change = lambda finding: finding, seed: int = 0, **more: Any) ->
     plan = {"attack": more.get("attack", ["a"]), "defense": [], "setting": more.get("setting", "white-box")}
     result = AuditResult("r", "2026", "0", "audit run", plan, benchmark, (), rows, {}, {}, 0)
     kept: dict[CellKey, PerSecret] = {} if more.get("lost") else read_record(found)
-    return Run("r", result, kept)
+    return RunOutcomes("r", result, kept)
 
 
 def read_record(found: judging.Outcome) -> dict[CellKey, PerSecret]:
@@ -146,7 +146,7 @@ def test_generations_have_their_answers_among_the_guesses() -> None:
     result = replace(run().result, findings=(drawn,))
     told = frozenset(kept.ids)
     for guesses, fits in ((told, True), (told - {"1"}, False), (told | {"3"}, False)):
-        listed = Listed(guesses={ROW: guesses}, observations={})
+        listed = AnsweredSecretIds(guesses={ROW: guesses}, observations={})
         assert (list(find_result_contradictions(result, {ROW: kept}, listed)) == []) == fits
 
 

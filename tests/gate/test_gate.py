@@ -18,7 +18,7 @@ from auditor.gate.decide import apply_policy, downgrade_doubtful_ruling, one_sid
 from auditor.gate.decide import judge_rules as rule_on
 from auditor.gate.policy import Policy, Rule, parse_limits
 from auditor.gate.rulings import EXIT_CODES, Ruling, overall_verdict
-from auditor.records.outcomes import Run
+from auditor.records.outcomes import RunOutcomes
 from auditor.records.signals import assess_signals
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.compare import mean_difference_measurement
@@ -271,7 +271,7 @@ def test_discoverable_shares_are_counts_and_get_exact_one_sided_bounds() -> None
 
 
 def test_a_metric_that_nobody_has_is_a_slip_of_the_pen_and_no_leak() -> None:
-    run = Run("r", result(row("undefended", count(0, 200), count(0, 9, "of_a_plug_in"))), {})
+    run = RunOutcomes("r", result(row("undefended", count(0, 200), count(0, 9, "of_a_plug_in"))), {})
     for name, message in (("recal", "'recal'; did you mean 'recall'"), ("of_a_plugin", "did you mean 'of_a_plug_in'")):
         with pytest.raises(AuditError, match=f"unknown metric {message}" if name == "recal" else message):
             apply_policy(run, Policy((Rule(name, 0.05),)))

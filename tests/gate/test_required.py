@@ -13,12 +13,12 @@ from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
 from auditor.gate.decide import apply_policy
 from auditor.gate.policy import Policy, Required, Rule, read_policy
-from auditor.records.outcomes import PerSecret, Run
+from auditor.records.outcomes import PerSecret, RunOutcomes
 
 LIMIT = (Rule("recall", 0.5),)
 
 
-def finished(*rows: tuple[str, str, str], members: int = 100, others: int = 50) -> Run:
+def finished(*rows: tuple[str, str, str], members: int = 100, others: int = 50) -> RunOutcomes:
     """Nothing was extracted by any of these (target, setting, attack)."""
     measured = (Measurement("recall", 0.0, 0.0, 0.03, members),)
     found = tuple(Finding(*row, {}, ("draw",), "ancestral", None, "", measured) for row in rows)
@@ -28,10 +28,10 @@ def finished(*rows: tuple[str, str, str], members: int = 100, others: int = 50) 
     n = members + others
     ids, member = tuple(f"s{i}" for i in range(n)), np.arange(n) < members
     own = PerSecret(ids, member, (None,) * n, {"recall": np.zeros(n)})
-    return Run("r", result, {CellKey(*row): own for row in rows})
+    return RunOutcomes("r", result, {CellKey(*row): own for row in rows})
 
 
-def reasons(run: Run, asked: Required) -> list[str]:
+def reasons(run: RunOutcomes, asked: Required) -> list[str]:
     found = apply_policy(run, Policy(LIMIT, require=asked))
     return [ruling.reason for ruling in found.rulings if ruling.verdict == "failed" and ruling.rule]
 

@@ -16,9 +16,11 @@ from tests.generation.test_tries import bpe
 SPACE = Space("My ID is {digits:2}")
 
 
-def guide(space: Space = SPACE) -> constrained.Guide:
+def guide(space: Space = SPACE) -> constrained.TokenGuide:
     own = bpe(150)
-    return constrained.Guide(space, own, constrained.common_prefix(tries.encode_texts(own, list(space.texts())[::3])))
+    return constrained.TokenGuide(
+        space, own, constrained.common_prefix(tries.encode_texts(own, list(space.texts())[::3]))
+    )
 
 
 def test_draws_are_texts_of_the_space_and_belong_to_their_own_noise() -> None:
@@ -86,4 +88,4 @@ def test_what_cannot_be_spelt_is_refused() -> None:
     with pytest.raises(AuditError, match="with tokens that do not spell it"):
         guide().check((0,))
     with pytest.raises(AuditError, match=r"does not give texts of the format .* back"):
-        constrained.Guide(SPACE, bpe(150), tuple(bpe(150)("Your ID is")["input_ids"]))
+        constrained.TokenGuide(SPACE, bpe(150), tuple(bpe(150)("Your ID is")["input_ids"]))

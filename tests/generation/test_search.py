@@ -18,7 +18,7 @@ from auditor.core.streams import secret_uniform_draws
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import Candidates, sample
-from auditor.generation.search import Leaves, beam_search, find_suffixes_above_threshold
+from auditor.generation.search import TreeLeaves, beam_search, find_suffixes_above_threshold
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
 from auditor.models.ensemble import ModelEnsemble
@@ -90,7 +90,7 @@ def enumerated(model: Table, prefix: tuple[int, ...], decoding: Decoding) -> dic
     return nodes
 
 
-def found(leaves: Leaves) -> dict[tuple[int, ...], float]:
+def found(leaves: TreeLeaves) -> dict[tuple[int, ...], float]:
     return dict(zip(map(tuple, leaves.suffixes.tolist()), leaves.log_q.exp().tolist(), strict=True))
 
 
@@ -167,7 +167,7 @@ def test_live_nodes_are_bounded_and_rows_are_counted(threshold: float) -> None:
         )
 
 
-def same(first: Leaves, second: Leaves) -> None:
+def same(first: TreeLeaves, second: TreeLeaves) -> None:
     assert torch.equal(first.suffixes, second.suffixes) and first.rows == second.rows
     assert_same(first.log_q, second.log_q)
     assert_same(first.token_log_probs, second.token_log_probs)

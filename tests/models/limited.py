@@ -20,7 +20,7 @@ import torch
 from auditor.attacks.perplexity import Perplexity
 from auditor.core.nouns import Query
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.memory import AtOnce
+from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.view import WHITE_BOX, View
 from tests.conftest import tiny
 
@@ -48,14 +48,14 @@ def guesses(asked: HuggingFaceModel, samples: int = 20) -> Found:
 def main(mebibytes: int) -> None:
     asked, sizes = model(), list[tuple[int, int]]()
     guesses(asked, samples=1)  # what torch makes once is made
-    ask = AtOnce.ask
+    ask = BatchSizeLimit.ask
 
-    def watched(self: AtOnce, work: Callable[[int], Any], most: int | None = None) -> Any:
+    def watched(self: BatchSizeLimit, work: Callable[[int], Any], most: int | None = None) -> Any:
         before, found = self.size, ask(self, work, most)
         sizes.append((before, self.size))
         return found
 
-    AtOnce.ask = watched  # type: ignore[method-assign]
+    BatchSizeLimit.ask = watched  # type: ignore[method-assign]
     limit = psutil.Process().memory_info().vms + mebibytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     found = guesses(asked)

@@ -27,7 +27,7 @@ from auditor.core.nouns import Pair, Query, Secret
 from auditor.generation import tries
 from auditor.models import memory
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.memory import AtOnce
+from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.scoring import greedy_recall
@@ -100,7 +100,7 @@ def test_pieces_are_halved_where_memory_ends_and_stay_so() -> None:
             raise grew()
         return list(range(50))[some]
 
-    found = [x for _, part in AtOnce(16).pieces(18, work) for x in part]
+    found = [x for _, part in BatchSizeLimit(16).pieces(18, work) for x in part]
     assert found == list(range(18))
     assert asked == [(0, 16), (0, 8), (0, 4), (4, 8), (8, 12), (12, 16), (16, 18)]
 
@@ -114,10 +114,10 @@ def test_what_does_not_fit_alone_is_raised(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        AtOnce(5).ask(work)
+        BatchSizeLimit(5).ask(work)
     assert sizes == [5, 2, 1]
     with pytest.raises(type(error)):
-        AtOnce(8, least=8).ask(work)
+        BatchSizeLimit(8, least=8).ask(work)
     assert sizes[3:] == [8]
 
 
@@ -129,7 +129,7 @@ def test_any_other_error_is_raised_at_once() -> None:
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        AtOnce(8).ask(work)
+        BatchSizeLimit(8).ask(work)
     assert sizes == [8]
 
 
@@ -147,8 +147,8 @@ def test_where_no_kernel_is_compiled_any_more_another_thread_goes_on() -> None:
         return True
 
     with torch.no_grad():
-        assert AtOnce(3, least=2).ask(work) == (2, True)
-        assert AtOnce(1).ask(work) == (1, True)
+        assert BatchSizeLimit(3, least=2).ask(work) == (2, True)
+        assert BatchSizeLimit(1).ask(work) == (1, True)
     assert sizes == [3, 2, 1, 1]
 
 
@@ -166,7 +166,7 @@ def test_what_a_refused_attempt_made_is_gone_before_the_next() -> None:
         if size > 1:
             raise grew()
 
-    AtOnce(4).ask(work)
+    BatchSizeLimit(4).ask(work)
     assert counts == [0, 0, 0]
 
 

@@ -58,7 +58,7 @@ def test_nothing_is_said_of_float32_and_what_has_no_room_is_said(monkeypatch: py
 def test_one_query_a_row_attends_as_in_float32(family: str) -> None:
     query, key = torch.randn(2, 4, 1, 8).bfloat16(), torch.randn(2, 4, 5, 8).bfloat16()
     wanted = torch.nn.functional.scaled_dot_product_attention(query.float(), key.float(), key.float())
-    with precision.OneQuery():
+    with precision.Float32SingleQueryAttention():
         found = torch.nn.functional.scaled_dot_product_attention(query, key, value=key)
         longer: Any = torch.nn.functional.scaled_dot_product_attention(key, key, key)
     assert found.dtype == torch.bfloat16 and torch.equal(found, wanted.bfloat16())

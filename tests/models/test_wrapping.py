@@ -11,7 +11,7 @@ from torch import Tensor
 from auditor.benchmarks.fixed_distributions import FixedDistribution
 from auditor.core.result import Doubt
 from auditor.defenses.cp_delta import CommonModel
-from auditor.defenses.invisible_ink import Ink, InvisibleInkModel
+from auditor.defenses.invisible_ink import InkOptions, InvisibleInkModel
 from auditor.defenses.memfree import ExactNGrams, MemFreeModel
 from auditor.defenses.pmixed_model import PMixedModel, no_op_projection
 from auditor.defenses.uniform_mixing import UniformMixingModel, _Certain
@@ -23,7 +23,7 @@ from auditor.providers.llama import LlamaModel
 from auditor.remote.model import RemoteModel
 from auditor.runs.prefix_token import PrefixedModel
 from auditor.studies.published import NeighbouringModels
-from auditor.utility.subjects import _Once
+from auditor.utility.subjects import _LastAnswerCache
 
 # Made of `start` and `log_probs`: a defense that forwarded them would be gone past.
 ANSWERS = {
@@ -66,11 +66,11 @@ def wrappers() -> Iterator[WrappingModel]:
         return ModelEnsemble(Marked(), [Marked(), Marked()])
 
     yield PrefixedModel(Marked(), (1,))
-    yield _Once(Marked())
+    yield _LastAnswerCache(Marked())
     yield MemFreeModel(Marked(), 2, ExactNGrams(set()))
     yield UniformMixingModel(Marked(), 0.5)
     yield _Certain(UniformMixingModel(Marked(), 0.5))
-    yield InvisibleInkModel(two(), Ink(1.0, 1.0), "ink")
+    yield InvisibleInkModel(two(), InkOptions(1.0, 1.0), "ink")
     yield PMixedModel(two(), 0.5, no_op_projection, "pmixed")
     yield CommonModel(two(), "max", (1, 2))
     yield NeighbouringModels(Marked(), {}, {})

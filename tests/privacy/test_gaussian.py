@@ -18,9 +18,9 @@ from scipy.stats import chi2, norm
 from auditor.core.errors import AuditError
 from auditor.privacy import gaussian
 from auditor.privacy.gaussian import (
+    epsilon_between_noise_scales,
     noise_multiplier_for,
     noise_scale_divergence,
-    noise_scale_epsilon,
     pld_epsilon,
     quick_rdp_epsilon,
     rdp_epsilon,
@@ -168,7 +168,7 @@ def test_divergence_of_two_scales_is_the_integral(order: float, one: float, othe
 def test_epsilon_of_two_scales_is_exact() -> None:
     """Against the integral of what exceeds e^epsilon, over the squared norm."""
     one, other, delta = 1.0, 0.8, 1e-3
-    epsilon = noise_scale_epsilon(3, one, other, delta)
+    epsilon = epsilon_between_noise_scales(3, one, other, delta)
 
     def delta_at(a: float, b: float) -> float:
         def above(x: float) -> float:
@@ -178,5 +178,8 @@ def test_epsilon_of_two_scales_is_exact() -> None:
         return float(quad(above, 0, 200, limit=2000, points=np.linspace(1, 60, 40))[0])
 
     assert max(delta_at(one, other), delta_at(other, one)) == pytest.approx(delta, rel=1e-5)
-    assert noise_scale_epsilon(3, 0.7, 0.7, delta) == 0 and noise_scale_epsilon(10**8, 1.0, 0.999, 1e-5) > 40
+    assert (
+        epsilon_between_noise_scales(3, 0.7, 0.7, delta) == 0
+        and epsilon_between_noise_scales(10**8, 1.0, 0.999, 1e-5) > 40
+    )
     assert noise_scale_divergence(2, 5, 1.0, 0.5) == math.inf

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.agreement import distribution_distance
-from auditor.plugins.provider import Wanted
+from auditor.plugins.provider import RequestedModel
 from auditor.providers.llama import LlamaCpp, LlamaModel
 from auditor.testing import check_model
 
@@ -79,7 +79,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llama(file: Path) -> LlamaModel:
-    return LlamaCpp(positions=64, threads=1).load(Wanted(str(file), LoadingOptions()))
+    return LlamaCpp(positions=64, threads=1).load(RequestedModel(str(file), LoadingOptions()))
 
 
 def texts(vocab_size: int) -> Tensor:
@@ -112,7 +112,7 @@ def test_a_text_has_the_same_bits_whatever_was_read_before(llama: LlamaModel) ->
 
 
 def test_what_cannot_be_loaded_is_refused(file: Path, tmp_path: Path) -> None:
-    asked, provider = Wanted(str(tmp_path / "broken.gguf"), LoadingOptions()), LlamaCpp()
+    asked, provider = RequestedModel(str(tmp_path / "broken.gguf"), LoadingOptions()), LlamaCpp()
     with pytest.raises(AuditError, match="no such file"):
         provider.check(asked)
     (tmp_path / "broken.gguf").write_bytes(file.read_bytes()[:1000])
@@ -128,4 +128,4 @@ def test_a_tokenizer_that_reads_texts_otherwise_is_refused(file: Path, tmp_path:
     save_tiny(tmp_path / "other")
     assert json.loads((tmp_path / "other" / "tokenizer.json").read_text())
     with pytest.raises(AuditError, match="expected a tokenizer that reads"):
-        LlamaCpp(threads=1).load(Wanted(str(file), LoadingOptions(), tokenizer=str(tmp_path / "other")))
+        LlamaCpp(threads=1).load(RequestedModel(str(file), LoadingOptions(), tokenizer=str(tmp_path / "other")))

@@ -17,11 +17,11 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.remote.answers import AnswerStore
 from auditor.remote.model import RemoteModel
-from auditor.remote.wire import Ledger, Patience, Wire
+from auditor.remote.wire import RetryPolicy, ServerConnection, TokenBudget
 from tests.conftest import tiny
 from tests.remote.server import Server, serving
 
-QUICK = Patience(answer=30, connect=5, tries=4, first_wait=0.001, longest_wait=0.002)
+QUICK = RetryPolicy(answer=30, connect=5, tries=4, first_wait=0.001, longest_wait=0.002)
 Connect = Callable[..., RemoteModel]
 
 
@@ -61,8 +61,10 @@ def served(local: HuggingFaceModel) -> Iterator[Callable[..., tuple[Server, str]
 
 
 @pytest.fixture
-def wire(tmp_path: Path) -> Callable[..., Wire]:
-    def made(url: str, most: int | None = None, run: str = "run", patience: Patience = QUICK, **more: Any) -> Wire:
-        return Wire(url, Ledger(AnswerStore(tmp_path / "answers.sqlite"), run, most), patience, **more)
+def wire(tmp_path: Path) -> Callable[..., ServerConnection]:
+    def made(
+        url: str, most: int | None = None, run: str = "run", patience: RetryPolicy = QUICK, **more: Any
+    ) -> ServerConnection:
+        return ServerConnection(url, TokenBudget(AnswerStore(tmp_path / "answers.sqlite"), run, most), patience, **more)
 
     return made

@@ -18,7 +18,7 @@ from auditor.api import audit
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.remote import wire
-from auditor.remote.watch import Watch
+from auditor.remote.watch import ServerWatch
 from tests.remote.conftest import QUICK, save
 from tests.remote.server import Server
 
@@ -146,7 +146,7 @@ def test_text_alone_is_audited_as_text_alone(world: Path, served: Serve, folder:
 def test_a_run_that_is_stopped_pays_for_nothing_twice(
     world: Path, served: Serve, folder: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(Watch, "finish", lambda self: None)  # what is asked again on purpose is another matter
+    monkeypatch.setattr(ServerWatch, "finish", lambda self: None)  # what is asked again on purpose is another matter
     server, url = served()
     more = ("--attack", "perplexity", "--setting", "white-box")
     assert call(arguments(url, folder, *more, "-o", "whole")) == 0

@@ -13,11 +13,11 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote import handshake as hands
 from auditor.remote.handshake import Handshake, shake_hands
 from auditor.remote.model import RemoteModel
-from auditor.remote.wire import Wire
+from auditor.remote.wire import ServerConnection
 from tests.remote.server import HABITS, Server
 
 Served = Callable[..., tuple[Server, str]]
-MakeWire = Callable[..., Wire]
+MakeWire = Callable[..., ServerConnection]
 EVERYTHING = {"draw", "likelihood", "ranks", "likeliest"}
 
 # habit -> what the access is, and the check that fails for it, with a word of what is told

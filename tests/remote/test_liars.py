@@ -19,13 +19,13 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.remote import watch, withheld
 from auditor.remote.model import RemoteModel
-from auditor.remote.watch import Drawn, Otherwise, Watch
-from auditor.remote.wire import Wire
+from auditor.remote.watch import GreedyAnswer, ServerChanged, ServerWatch
+from auditor.remote.wire import ServerConnection
 from auditor.runs.scoring import greedy_recall
 from tests.remote.server import LIES, Server
 
 Served = Callable[..., tuple[Server, str]]
-MakeWire = Callable[..., Wire]
+MakeWire = Callable[..., ServerConnection]
 Said = pytest.CaptureFixture[str]
 RECORDS = [(f"Card {i:04d} of", f" K{(37 * i + 11) % 997:03d}") for i in range(20)]
 
@@ -65,7 +65,7 @@ def secrets(model: HuggingFaceModel) -> list[Secret]:
     return [Secret(f"s{i}", tokens(before), tokens(after)) for i, (before, after) in enumerate(RECORDS)]
 
 
-def audited(wire: Wire, model: HuggingFaceModel) -> tuple[int, RemoteModel]:
+def audited(wire: ServerConnection, model: HuggingFaceModel) -> tuple[int, RemoteModel]:
     """As a run asks: greedy answers, log-probabilities where there are any, and long texts. Of 20, the extracted."""
     remote, own = RemoteModel(wire, "tiny", model.tokenizer), secrets(model)
     found = greedy_recall(remote, own)["all"]
@@ -177,7 +177,7 @@ class Honest:
     def __init__(self, seed: int, varies: float, noise: float) -> None:
         self.random, self.varies, self.noise = np.random.default_rng(seed), varies, noise
 
-    def draw(self, asked: Sequence[Drawn]) -> list[str]:
+    def draw(self, asked: Sequence[GreedyAnswer]) -> list[str]:
         return [f"{one.context}{'!' * int(self.random.random() < self.varies)}" for one in asked]
 
     def score(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
@@ -185,11 +185,11 @@ class Honest:
         return [(-own * (1 + self.random.normal(0, self.noise, len(own)))).tolist() for own in truth]
 
     def watched(self) -> None:
-        seen = Watch(self.draw, self.score, [(i, *range(39)) for i in range(len(watch.TEXTS))])
+        seen = ServerWatch(self.draw, self.score, [(i, *range(39)) for i in range(len(watch.TEXTS))])
         seen.ask_initial_sentinels()
         for i in range(100, 500):
             context = (i, *range(49))
-            seen.note_greedy_answer(context, 8, self.draw([Drawn(context, 8, "")])[0])
+            seen.note_greedy_answer(context, 8, self.draw([GreedyAnswer(context, 8, "")])[0])
             seen.note_scored_text(context, self.score([context])[0] or ())
             seen.asked(2)
         seen.finish()
@@ -203,7 +203,7 @@ def test_honest_servers_are_let_be(varies: float, noise: float, most: int) -> No
     for seed in range(30):
         try:
             Honest(seed, varies, noise).watched()
-        except Otherwise:
+        except ServerChanged:
             alarms += 1
     assert alarms <= most
 

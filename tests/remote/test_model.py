@@ -30,12 +30,12 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.attack import SamplingAttack
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.remote.model import RemoteModel
-from auditor.remote.wire import Wire
+from auditor.remote.wire import ServerConnection
 from auditor.runs.prefix_token import with_prefix_token
 from tests.remote.server import Server
 
 Served = Callable[..., tuple[Server, str]]
-MakeWire = Callable[..., Wire]
+MakeWire = Callable[..., ServerConnection]
 CLOSE = 1e-4  # nats: what log-probabilities may differ by
 PREFIXES = torch.tensor([[5, 9, 30, 41], [7, 7, 2, 60], [90, 3, 14, 15]])
 

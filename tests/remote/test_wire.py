@@ -23,15 +23,15 @@ from auditor.core.errors import AuditError
 from auditor.core.streams import secret_uniform_draws
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.remote.answers import AnswerStore, Spent
+from auditor.remote.answers import AnswerStore, ServerUsage
 from auditor.remote.model import RemoteModel
-from auditor.remote.pace import Pace, rate_limit_reset_seconds, retry_after
-from auditor.remote.wire import PATIENCE, Patience, Question, Wire
+from auditor.remote.pace import RequestPacing, rate_limit_reset_seconds, retry_after
+from auditor.remote.wire import PATIENCE, RetryPolicy, ServerConnection, ServerRequest
 from tests.remote.conftest import QUICK
 from tests.remote.server import Server
 
 Served = Callable[..., tuple[Server, str]]
-MakeWire = Callable[..., Wire]
+Connect = Callable[..., ServerConnection]
 PREFIXES = torch.arange(1, 41).view(10, 4)
 NOISE = torch.from_numpy(np.stack([secret_uniform_draws(4, 5, "wire", i) for i in range(len(PREFIXES))]))
 
@@ -53,12 +53,12 @@ def drawn(model: RemoteModel) -> Any:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_changes_no_answer(served: Served, wire: MakeWire, local: HuggingFaceModel, name: str) -> None:
+def test_a_fault_changes_no_answer(served: Served, wire: Connect, local: HuggingFaceModel, name: str) -> None:
     server, url = served()
     truth = drawn(RemoteModel(wire(url), "tiny", local.tokenizer))
     scored = local.token_log_probs(PREFIXES, truth.tokens[::4])
     patience = (
-        Patience(answer=1.0, connect=5, tries=4, first_wait=0.001, longest_wait=0.002) if name == "slow" else QUICK
+        RetryPolicy(answer=1.0, connect=5, tries=4, first_wait=0.001, longest_wait=0.002) if name == "slow" else QUICK
     )
     link = wire(url, run="faulty", patience=patience)
     os.remove(link.ledger.answers.path)
@@ -77,7 +77,7 @@ def test_a_fault_changes_no_answer(served: Served, wire: MakeWire, local: Huggin
 
 
 def test_a_server_that_always_fails_is_given_up_in_a_sentence(
-    served: Served, wire: MakeWire, local: HuggingFaceModel
+    served: Served, wire: Connect, local: HuggingFaceModel
 ) -> None:
     server, url = served()
     model = RemoteModel(wire(url), "tiny", local.tokenizer)
@@ -96,26 +96,26 @@ def test_a_server_that_always_fails_is_given_up_in_a_sentence(
     assert "no:" not in str(refused.value)  # what the server says may quote the prompt
 
 
-def test_a_connection_that_is_refused_is_given_up_in_seconds(wire: MakeWire) -> None:
+def test_a_connection_that_is_refused_is_given_up_in_seconds(wire: Connect) -> None:
     begun = time.monotonic()
     with pytest.raises(AuditError, match=r"cannot ask http://127\.0\.0\.1:9/v1: no connection comes about, 3 times"):
         wire("http://127.0.0.1:9/v1", patience=PATIENCE).models()
     assert time.monotonic() - begun < 5
 
 
-def test_a_server_that_restarts_or_is_overloaded_is_waited_for(served: Served, wire: MakeWire) -> None:
+def test_a_server_that_restarts_or_is_overloaded_is_waited_for(served: Served, wire: Connect) -> None:
     server, url = served()
     link = wire(url)
     server.faults.extend([(503, {}), (429, {}), (503, {})])  # from the first answer on
     body = {"model": "tiny", "prompt": "a", "max_tokens": 1}
-    assert link.ask(Question(body, 9, lambda answer: {b"": len(answer["choices"])})) == {b"": 1}
+    assert link.ask(ServerRequest(body, 9, lambda answer: {b"": len(answer["choices"])})) == {b"": 1}
     link.url, link._client = "http://127.0.0.1:9/v1", None  # the same server, between two starts
     with pytest.raises(AuditError, match="no connection comes about, 4 times"):
-        link.ask(Question(body, 9, lambda answer: {}))
+        link.ask(ServerRequest(body, 9, lambda answer: {}))
 
 
 def test_an_account_without_money_is_not_waited_for(
-    served: Served, wire: MakeWire, local: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+    served: Served, wire: Connect, local: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import openai
 
@@ -142,7 +142,7 @@ def _without_code(init: Any) -> Any:
 
 
 def test_requests_in_flight_grow_and_are_halved_once_for_a_round_of_refusals() -> None:
-    pace = Pace(start=4, most=8)
+    pace = RequestPacing(start=4, most=8)
     for _ in range(200):
         with pace.slot():
             pace.faster()
@@ -158,7 +158,7 @@ def test_requests_in_flight_grow_and_are_halved_once_for_a_round_of_refusals() -
 
 
 def test_no_more_are_in_flight_than_the_limit_and_a_slot_is_taken_again() -> None:
-    pace, inside, most, lock = Pace(start=3), [0], [0], threading.Lock()
+    pace, inside, most, lock = RequestPacing(start=3), [0], [0], threading.Lock()
     met = threading.Barrier(3)
 
     def ask() -> None:
@@ -179,7 +179,7 @@ def test_no_more_are_in_flight_than_the_limit_and_a_slot_is_taken_again() -> Non
 
 
 def test_nobody_sets_out_before_a_pause_is_over() -> None:
-    pace, start = Pace(), time.monotonic()
+    pace, start = RequestPacing(), time.monotonic()
     pace.pause(0.05)
     pace.pause(0.01)  # a shorter one does not end a longer one
     with pace.slot():
@@ -218,7 +218,7 @@ def test_a_limit_that_is_used_up_is_waited_for(headers: dict[str, str], seconds:
     assert rate_limit_reset_seconds(headers) == pytest.approx(seconds)
 
 
-def test_rate_limit_headers_of_an_answer_are_obeyed(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
+def test_rate_limit_headers_of_an_answer_are_obeyed(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
     server, url = served()
     model = RemoteModel(wire(url), "tiny", local.tokenizer)
     server.headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "60ms"}
@@ -229,7 +229,7 @@ def test_rate_limit_headers_of_an_answer_are_obeyed(served: Served, wire: MakeWi
     assert time.monotonic() - start >= 0.06
 
 
-def test_requests_run_side_by_side(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
+def test_requests_run_side_by_side(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
     server, url = served()
     link = wire(url)
     model = RemoteModel(link, "tiny", local.tokenizer)
@@ -240,7 +240,7 @@ def test_requests_run_side_by_side(served: Served, wire: MakeWire, local: Huggin
 # --- what is paid for, and kept ---------------------------------------------------------------------------------------
 
 
-def test_the_ledger_counts_what_the_server_counts(served: Served, wire: MakeWire, local: HuggingFaceModel) -> None:
+def test_the_ledger_counts_what_the_server_counts(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
     _, url = served()
     link = wire(url)
     model = RemoteModel(link, "tiny", local.tokenizer)
@@ -248,16 +248,14 @@ def test_the_ledger_counts_what_the_server_counts(served: Served, wire: MakeWire
     drawn(model)
     drawn(model)  # kept
     after = link.ledger.spent
-    assert after == Spent(before.requests + 10, 0, before.read + 40, before.written + 10 * 4 * 5)
+    assert after == ServerUsage(before.requests + 10, 0, before.read + 40, before.written + 10 * 4 * 5)
     other = wire(url, run="another")
     model.charge(other.ledger)
     drawn(model)
-    assert other.ledger.spent == Spent()
+    assert other.ledger.spent == ServerUsage()
 
 
-def test_whatever_is_in_flight_a_budget_is_not_exceeded(
-    served: Served, wire: MakeWire, local: HuggingFaceModel
-) -> None:
+def test_whatever_is_in_flight_a_budget_is_not_exceeded(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
     _, url = served()
     first = wire(url, run="first")
     RemoteModel(first, "tiny", local.tokenizer)
@@ -271,7 +269,7 @@ def test_whatever_is_in_flight_a_budget_is_not_exceeded(
 
 
 def test_another_model_under_the_same_name_is_asked_anew(
-    served: Served, wire: MakeWire, local: HuggingFaceModel, make_tiny: Any
+    served: Served, wire: Connect, local: HuggingFaceModel, make_tiny: Any
 ) -> None:
     server, url = served()
     link = wire(url)
@@ -289,17 +287,17 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.models.loading import load_tokenizer_if_present
 from auditor.remote.answers import AnswerStore
 from auditor.remote.model import RemoteModel
-from auditor.remote.wire import Ledger, Wire
+from auditor.remote.wire import TokenBudget, ServerConnection
 url, store, folder = sys.argv[1:]
 tokenizer = load_tokenizer_if_present(folder, LoadingOptions())
-model = RemoteModel(Wire(url, Ledger(AnswerStore(Path(store)), "run", None)), "tiny", tokenizer)
+model = RemoteModel(ServerConnection(url, TokenBudget(AnswerStore(Path(store)), "run", None)), "tiny", tokenizer)
 prefixes = torch.arange(1, 41).view(10, 4)
 model.token_log_probs(prefixes, prefixes)
 """
 
 
 def test_a_process_that_is_killed_has_kept_what_it_was_answered(
-    served: Served, wire: MakeWire, local: HuggingFaceModel, folder: Path, tmp_path: Path
+    served: Served, wire: Connect, local: HuggingFaceModel, folder: Path, tmp_path: Path
 ) -> None:
     server, url = served()
     RemoteModel(wire(url), "tiny", local.tokenizer)

@@ -18,7 +18,7 @@ import pytest
 from scipy.stats import beta
 
 from auditor.core.nouns import Claim
-from auditor.core.result import AuditResult, BenchmarkRecord, Chain, Finding, Measurement, Step, TargetRecord
+from auditor.core.result import AuditResult, BenchmarkRecord, Chain, ChainStep, Finding, Measurement, TargetRecord
 from auditor.records.details import Details
 from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
@@ -108,9 +108,9 @@ def chain(target: str, setting: str, attack: str) -> Chain | None:
     )
     return Chain(
         (
-            Step(joint, "undefended", "ensemble-unmixed", moved[0], apart),
-            Step(mixing, "ensemble-unmixed", "pmixed", moved[1]),
-            Step(floor, "pmixed", "", None, "not measured, for want of 'Public model' (--public MODEL)"),
+            ChainStep(joint, "undefended", "ensemble-unmixed", moved[0], apart),
+            ChainStep(mixing, "ensemble-unmixed", "pmixed", moved[1]),
+            ChainStep(floor, "pmixed", "", None, "not measured, for want of 'Public model' (--public MODEL)"),
         ),
         difference("recall_difference", own - start, 0.04),
     )

@@ -15,7 +15,7 @@ import pytest
 
 from auditor.cli import call
 from auditor.core.result import AuditResult, Measurement
-from auditor.records.outcomes import PerSecret, Run
+from auditor.records.outcomes import PerSecret, RunOutcomes
 from auditor.reports import export, files
 
 KEY = ["run", "target", "setting", "attack", "measurement", "repeats"]
@@ -66,12 +66,12 @@ def test_what_json_has_no_word_for_and_what_is_not_there(result: AuditResult) ->
     assert export.to_csv(empty).count("\n") == 1
 
 
-def run(result: AuditResult) -> Run:
+def run(result: AuditResult) -> RunOutcomes:
     ids, member = ("b", "a", "=1+1"), np.array([True, True, False])
     hits = PerSecret(ids, member, (1, 4, None), {"recall": np.array([0.0, 1.0, 0.0]), "score": np.array([0.1, 2, -3])})
     exact = PerSecret(ids, member, (1, 4, None), {"extraction_probability": np.array([0.25, 1e-30, math.nan])})
     rows = {("undefended", "white-box", "ethicist"): hits, ("undefended", "white-box", "extraction-probability"): exact}
-    return Run("folder", result, rows)
+    return RunOutcomes("folder", result, rows)
 
 
 def test_a_row_a_secret(result: AuditResult) -> None:

@@ -9,10 +9,10 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from auditor.reports.tables import Grid, to_csv, to_latex, to_markdown, to_rich
+from auditor.reports.tables import RowTable, to_csv, to_latex, to_markdown, to_rich
 
 NASTY = ['a, "b"\nc', "x | y", "50% & more_{}", "=HYPERLINK(1)", "\x1b[31mred", r"\input{x} ~ ^ $", "[low]", "<b>*"]
-GRID = Grid("A & B", ("name", "value"), tuple((cell, "1") for cell in NASTY), "a | note")
+GRID = RowTable("A & B", ("name", "value"), tuple((cell, "1") for cell in NASTY), "a | note")
 
 
 def test_csv_comes_back() -> None:
@@ -23,7 +23,7 @@ def test_csv_comes_back() -> None:
 
 
 def test_csv_for_programs_holds_numbers_and_gaps() -> None:
-    grid = Grid("t", ("a",), (("12%",),), machine_head=("low", "high"), machine_rows=((-0.25, None),))
+    grid = RowTable("t", ("a",), (("12%",),), machine_head=("low", "high"), machine_rows=((-0.25, None),))
     assert to_csv(grid) == "low,high\n-0.25,\n"
 
 
@@ -38,14 +38,14 @@ def test_csv_for_programs_holds_numbers_and_gaps() -> None:
     ],
 )
 def test_latex_is_escaped(cell: str, latex: str) -> None:
-    text = to_latex(Grid("t", ("h",), ((cell,),)))
+    text = to_latex(RowTable("t", ("h",), ((cell,),)))
     assert f"\n{latex} \\\\\n" in text
     assert text.count(r"\begin{tabular}{l}") == text.count(r"\end{tabular}") == 1
 
 
 def test_sentences_become_paragraphs() -> None:
     text = to_latex(
-        Grid("t", ("claim", "verdict"), (("a sentence that goes on and on for longer than a line", "holds"),))
+        RowTable("t", ("claim", "verdict"), (("a sentence that goes on and on for longer than a line", "holds"),))
     )
     assert r"\begin{tabular}{p{0.25\linewidth}l}" in text
 
@@ -65,7 +65,7 @@ def test_markdown_keeps_its_columns() -> None:
 
 def test_markdown_is_a_table() -> None:
     """Its rule is a rule and its cells are text: `-1` and `---` too."""
-    text = to_markdown(Grid("T", ("a", "b"), (("-1", "x | y"), ("---", "2"))))
+    text = to_markdown(RowTable("T", ("a", "b"), (("-1", "x | y"), ("---", "2"))))
     parsed = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
     assert [token.type for token in parsed].count("table_open") == 1
     cells = ["".join(child.content for child in token.children or []) for token in parsed if token.type == "inline"]
@@ -74,5 +74,5 @@ def test_markdown_is_a_table() -> None:
 
 def test_a_terminal_sees_text_not_markup() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(to_rich(Grid("t", ("h",), (("[red]x[/red]",),)), ["green"]))
+    console.print(to_rich(RowTable("t", ("h",), (("[red]x[/red]",),)), ["green"]))
     assert "[red]x[/red]" in console.export_text()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.core.result import AuditResult, Measurement, Recalled, Unlearning
+from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
 from auditor.reports import markdown
 from auditor.reports.blocks import Table
 from auditor.reports.contents import page_document
@@ -21,7 +21,7 @@ def p(value: float, reach: float = 0.02, name: str = "p", unit: str = "probabili
     return Measurement(name, value, value - reach, value + reach, 50, unit)
 
 
-def row(group: str, before: float, after: float, again: float, never: float | None = None) -> Recalled:
+def row(group: str, before: float, after: float, again: float, never: float | None = None) -> GroupRecall:
     values = {"before": p(before), "after": p(after), "relearned": p(again)}
     changes = {"unlearned": p(after - before), "relearned": p(again - after)}
     if again > after:
@@ -29,10 +29,10 @@ def row(group: str, before: float, after: float, again: float, never: float | No
     if never is not None:
         values |= {"retrained": p(never), "retrained_relearned": p(never)}
         changes |= {"left": p(after - never), "came_back": p(again - after)}
-    return Recalled("extraction-probability", "extraction_probability", group, values, changes)
+    return GroupRecall("extraction-probability", "extraction_probability", group, values, changes)
 
 
-def left(*numbers: Recalled, ratio: float = 1.1) -> Unlearning:
+def left(*numbers: GroupRecall, ratio: float = 1.1) -> Unlearning:
     never = NEVER if any("retrained" in one.values for one in numbers) else {}
     perplexity = {
         name: p(value, 0.1, unit="perplexity") for name, value in {"before": 10.0, "after": 10 * ratio}.items()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from auditor.core.result import AuditResult, Chain, Finding, Measurement, Step
+from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement
 from auditor.reports import markdown
 from auditor.reports.terminal import summary
 from auditor.reports.verdict import headline, strongest_attack_row, verdict_by_question, verdict_paragraph
@@ -93,10 +93,10 @@ def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
     """A step whose interval holds zero is not significant; a row that is the undefended one is none."""
     apart = Chain(
         (
-            Step({"recipe": "trained so"}, "undefended", "undefended", None, "the undefended target is that row"),
-            Step({"splitting": "shards"}, "undefended", "ensemble-unmixed", points(-0.3, -0.35, -0.25)),
-            Step({"mixing": "mixed"}, "ensemble-unmixed", "pmixed", points(-0.01, -0.03, 0.01)),
-            Step({"no private data": "public"}, "pmixed", "public", points(-0.0125, -0.03, 0.0)),
+            ChainStep({"recipe": "trained so"}, "undefended", "undefended", None, "the undefended target is that row"),
+            ChainStep({"splitting": "shards"}, "undefended", "ensemble-unmixed", points(-0.3, -0.35, -0.25)),
+            ChainStep({"mixing": "mixed"}, "ensemble-unmixed", "pmixed", points(-0.01, -0.03, 0.01)),
+            ChainStep({"no private data": "public"}, "pmixed", "public", points(-0.0125, -0.03, 0.0)),
         ),
         points(-0.31, -0.36, -0.26),
     )

@@ -20,7 +20,7 @@ from auditor.runs import quick, text_form
 from auditor.runs.quick import seconds_per_text
 from auditor.runs.reporter import Silence
 from auditor.runs.run import check_plan, run_audit
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 from auditor.runs.sites import make_site
 from tests.conftest import save_tiny, tiny
 
@@ -40,11 +40,11 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fitted(
-    given: Path, seconds: float = 1e6, nonmembers: bool = True, shared: Shared | None = None
+    given: Path, seconds: float = 1e6, nonmembers: bool = True, shared: SweepCache | None = None
 ) -> tuple[quick.Plan, quick.Limits]:
     fresh = str(given / "fresh.jsonl") if nonmembers else None
     plan = quick.quick_plan(str(given / "model"), str(given / "private.jsonl"), fresh, 0)
-    return quick.limit_plan_to_time(plan, Silence(), shared or Shared(), seconds, time.perf_counter())
+    return quick.limit_plan_to_time(plan, Silence(), shared or SweepCache(), seconds, time.perf_counter())
 
 
 class Slow:
@@ -79,7 +79,7 @@ def test_a_text_form_is_chosen_by_fewer_rows_of_a_slow_model(
 def test_each_record_is_read_once_and_completed_once(
     given: Path, tmp_path: Path, nonmembers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = Shared()
+    shared = SweepCache()
     plan, _ = fitted(given, nonmembers=nonmembers, shared=shared)
     assert plan.data.limit is None
     monkeypatch.setattr(
@@ -110,11 +110,11 @@ def test_the_speed_that_rows_are_chosen_by_is_of_texts_that_are_read(
 
 
 def test_what_was_read_before_changes_no_number(given: Path, tmp_path: Path) -> None:
-    shared = Shared()
+    shared = SweepCache()
     plan, _ = fitted(given, shared=shared)
     found = [
         run_audit(plan, make_site(plan, shared=on), RunFolder.create(tmp_path / name, "quick", plan.to_json()))
-        for name, on in (("remembered", shared), ("anew", Shared()))
+        for name, on in (("remembered", shared), ("anew", SweepCache()))
     ]
     ours, fresh = ([m for f in one.findings for m in f.measurements] for one in found)
     assert [m.name for m in ours] == [m.name for m in fresh] and len(ours) > 20

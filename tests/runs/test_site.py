@@ -22,7 +22,7 @@ from auditor.runs.plan import make_plan
 from auditor.runs.reporter import Silence
 from auditor.runs.run import check_plan, run_audit
 from auditor.runs.selection import select_and_check_plugins
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 from auditor.runs.site import Site
 from auditor.runs.sites import make_site
 from auditor.runs.target import Target
@@ -86,7 +86,7 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
 
 
 def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
-    asked, shared = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), Shared()
+    asked, shared = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), SweepCache()
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
     parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.subject
     site = Live(*parts, Silence(), shared)
@@ -110,7 +110,7 @@ def test_a_run_says_what_fewer_bits_change(tmp_path: Path) -> None:
     asked = plan()
     parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.subject
     folder = RunFolder.create(tmp_path / "run", "few", asked.to_json())
-    result = run_audit(asked, InFewBits(*parts, Silence(), Shared()), folder)
+    result = run_audit(asked, InFewBits(*parts, Silence(), SweepCache()), folder)
     assert any("runs in bfloat16: against float32, on 32 tokens" in note for note in result.benchmark.notes)
 
 

@@ -21,7 +21,7 @@ from auditor.runs import text_form
 from auditor.runs.own_data import load_data
 from auditor.runs.prefix_token import usual_prefix_token, with_prefix_token
 from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall
-from auditor.runs.shared import Shared
+from auditor.runs.shared import SweepCache
 from auditor.runs.sites import make_site
 from benchmarks.checks.trust import text_forms as forms
 
@@ -188,7 +188,7 @@ def test_a_day_that_nobody_names_is_found_by_the_models_files_or_is_a_doubt(tmp_
 def test_a_form_is_chosen_once_for_however_many_records_of_the_same_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, scored, shared = World("messages", tmp_path, steps=0), list[int](), Shared()
+    world, scored, shared = World("messages", tmp_path, steps=0), list[int](), SweepCache()
     score = text_form._score_renderings
     monkeypatch.setattr(text_form, "_score_renderings", lambda *given: (scored.append(len(given[3])), score(*given))[1])
     found = []

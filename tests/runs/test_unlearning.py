@@ -18,11 +18,11 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.loading import load
 from auditor.runs import training
-from auditor.runs.beside import ModelsBeside
+from auditor.runs.beside import UnlearningBaselines
 from auditor.runs.site import Site
 from auditor.runs.sites import make_site
 from auditor.runs.training import Training
-from auditor.runs.unlearning import Relearned, Retrained
+from auditor.runs.unlearning import RelearnedBaseline, RetrainedBaseline
 from auditor.statistics.unlearning import recall_by_model
 from auditor.training.finetune import causal_loss
 from auditor.training.relearning import relearn
@@ -117,9 +117,9 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatc
     monkeypatch.setattr("auditor.runs.beside.relearn", seen)
     plan = asked(world, relearn=7, relearn_rate=0.002)
     own = site(plan)
-    beside = ModelsBeside(own, plan.defenses, plan.seed)
-    assert beside.model(Relearned()) is beside.model(Relearned()) is own.model
-    assert beside.model(Retrained(relearned=True)) is own.trained_otherwise("retrained")
+    beside = UnlearningBaselines(own, plan.defenses, plan.seed)
+    assert beside.model(RelearnedBaseline()) is beside.model(RelearnedBaseline()) is own.model
+    assert beside.model(RetrainedBaseline(relearned=True)) is own.trained_otherwise("retrained")
     (first, second) = calls
     assert first[0].endswith("after") and second[0].endswith("retrained") and first[1:] == second[1:]
     assert first[2] == {"steps": 7, "rate": 0.002, "seed": 0} and first[1] == own.benchmark.unattacked

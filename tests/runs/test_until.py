@@ -19,7 +19,7 @@ from auditor.gate.decide import read_run
 from auditor.gate.policy import Required, Rule
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import PerSecret
-from auditor.runs.until import Stop
+from auditor.runs.until import StoppingRule
 from auditor.statistics.anytime import look_sample_sizes
 from tests.conftest import fits_schema, save_tiny
 
@@ -254,16 +254,16 @@ def row(members: int, hits: int, others: int = 0) -> PerSecret:
 def test_a_rule_fails_at_its_part_of_the_level() -> None:
     """What fails alone need not fail among ten decisions; what is held is held at the level itself."""
     rule, seen = Rule("recall", 0.05), row(16, 5)
-    assert Stop(rules=(rule,), level=0.05).why(seen)
-    assert not Stop(rules=(rule,), level=1e-5).why(seen)
-    assert Stop(rules=(rule,), level=1e-5).why(row(120, 0)) == "until 'recall <= 0.05' was held"
-    both = Stop(rules=(rule, Rule("recall", 0.6)), level=0.05)
+    assert StoppingRule(rules=(rule,), level=0.05).why(seen)
+    assert not StoppingRule(rules=(rule,), level=1e-5).why(seen)
+    assert StoppingRule(rules=(rule,), level=1e-5).why(row(120, 0)) == "until 'recall <= 0.05' was held"
+    both = StoppingRule(rules=(rule, Rule("recall", 0.6)), level=0.05)
     assert both.why(row(16, 8)) == ""
     assert both.why(row(60, 20)) == "until 'recall <= 0.05' failed; until 'recall <= 0.6' was held"
 
 
 def test_what_the_policy_requires_is_asked_first() -> None:
-    stop = Stop(rules=(Rule("recall", 0.05),), require=Required(secrets=100, nonmembers=20))
+    stop = StoppingRule(rules=(Rule("recall", 0.05),), require=Required(secrets=100, nonmembers=20))
     assert not stop.why(row(99, 40, 30))
     assert not stop.why(row(100, 40, 19))
     assert stop.why(row(100, 40, 20))
@@ -276,7 +276,7 @@ def test_secrets_are_asked_in_an_order_of_the_seed_in_portions_of_no_ones_choice
 
     def order(seed: int, some: list[Query]) -> list[str]:
         asked: list[str] = []
-        Stop(("recall", 0.01)).ask(
+        StoppingRule(("recall", 0.01)).ask(
             some, seed, lambda now: asked.extend(one.id for one in now), lambda now: row(len(now), 0)
         )
         return asked

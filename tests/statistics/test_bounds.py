@@ -9,7 +9,7 @@ from scipy.stats import binom, binomtest, multinomial
 
 from auditor.statistics.bounds import (
     BinomialCount,
-    Pairs,
+    DiscordantPairs,
     RecordedInterval,
     paired_p_value,
     paired_share_difference,
@@ -28,8 +28,8 @@ def test_paired_bounds_err_at_most_as_often_as_stated() -> None:
     """Over all outcomes of 12 pairs, at every difference and discordance: no simulation, no noise."""
     n = 12
     outcomes = np.array([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
-    low = np.array([Pairs(int(b), int(c), n).low(0.05) for b, c, _ in outcomes])
-    high = np.array([Pairs(int(b), int(c), n).high(0.05) for b, c, _ in outcomes])
+    low = np.array([DiscordantPairs(int(b), int(c), n).low(0.05) for b, c, _ in outcomes])
+    high = np.array([DiscordantPairs(int(b), int(c), n).high(0.05) for b, c, _ in outcomes])
     worst = 0.0
     for delta in (-0.6, -0.3, -0.1, 0.0, 0.05, 0.2, 0.4):
         for discordant in np.linspace(abs(delta), 1, 30):
@@ -68,9 +68,9 @@ def test_the_p_value_is_the_largest_tail(wins: int, losses: int, n: int, delta: 
 
 
 def test_equal_answers_leave_open_what_so_few_secrets_can() -> None:
-    assert Pairs(0, 0, 59).high(0.05) == pytest.approx(1 - 0.05 ** (1 / 59), abs=2e-3)
-    assert Pairs(0, 0, 59).low(0.05) == -Pairs(0, 0, 59).high(0.05)
-    assert Pairs(8, 0, 100).low(0.05) > 0 > Pairs(0, 8, 100).high(0.05)
+    assert DiscordantPairs(0, 0, 59).high(0.05) == pytest.approx(1 - 0.05 ** (1 / 59), abs=2e-3)
+    assert DiscordantPairs(0, 0, 59).low(0.05) == -DiscordantPairs(0, 0, 59).high(0.05)
+    assert DiscordantPairs(8, 0, 100).low(0.05) > 0 > DiscordantPairs(0, 8, 100).high(0.05)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_no_change_is_refuted_about_where_mcnemar_refutes_it(
     """The unconditional test refutes where exact McNemar does, at times more, and not where that is far from it."""
     p = binomtest(wins, wins + losses, alternative="greater").pvalue
     assert p == pytest.approx(mcnemar, abs=6e-4)
-    assert (Pairs(wins, losses, 200).low(0.05) > 0) == refuted
+    assert (DiscordantPairs(wins, losses, 200).low(0.05) > 0) == refuted
 
 
 def test_exact_counts_and_recorded_intervals() -> None:
@@ -143,4 +143,4 @@ def test_means_are_never_surer_than_a_missed_secret_allows() -> None:
 
 def test_shares_are_counted_by_secret() -> None:
     new, base = np.array([True, True, False, True]), np.array([True, False, True, False])
-    assert paired_share_difference(new, base) == Pairs(2, 1, 4)
+    assert paired_share_difference(new, base) == DiscordantPairs(2, 1, 4)

@@ -15,7 +15,7 @@ from auditor.core.streams import keyed_random_generator
 from auditor.statistics import bootstrap, frontier, intervals
 from auditor.statistics.bounds import paired_share_difference
 from auditor.statistics.compare import paired_mean_difference
-from auditor.statistics.frontier import Leak, convex_frontier, possibly_least_leaking
+from auditor.statistics.frontier import ModelLeakage, convex_frontier, possibly_least_leaking
 from auditor.statistics.roc import auc, tpr_at_fpr
 
 # --- the convex frontier ----------------------------------------------------------------------------------------------
@@ -154,11 +154,11 @@ def test_perplexity_ratios_of_seeds_are_their_geometric_mean() -> None:
 # --- who leaks least --------------------------------------------------------------------------------------------------
 
 
-def leaks(values: list[list[float]]) -> list[Leak]:
+def leaks(values: list[list[float]]) -> list[ModelLeakage]:
     return frontier.mean_leaks(np.array(values))
 
 
-def least(found: list[Leak]) -> list[bool]:
+def least(found: list[ModelLeakage]) -> list[bool]:
     return possibly_least_leaking(len(found), lambda i, j: frontier.paired_leak_difference(found[i], found[j]))
 
 
@@ -208,7 +208,7 @@ def test_among_copies_of_one_distribution_a_winner_is_named_as_seldom_as_promise
     draws = np.concatenate(list(bootstrap.resample_blocks(60, "null", 1500)))
     for _ in range(trials):
         values = distribution(rng, (points, 60))
-        found = [Leak(draws @ row / 60, row) for row in values]
+        found = [ModelLeakage(draws @ row / 60, row) for row in values]
         named += sum(least(found)) == 1
     assert named <= at_most(trials)
 
@@ -223,6 +223,6 @@ def at_most(trials: int) -> int:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.floats(0, 1), min_size=5, max_size=5), min_size=2, max_size=5))
 def test_the_lowest_is_always_left(values: list[list[float]]) -> None:
-    found = [Leak(np.array([np.mean(row)] * 3), np.array(row)) for row in values]
+    found = [ModelLeakage(np.array([np.mean(row)] * 3), np.array(row)) for row in values]
     lowest = min(range(len(found)), key=lambda i: found[i].value)
     assert least(found)[lowest]

@@ -16,7 +16,7 @@ from auditor.records import contrasts, outcomes
 from auditor.records.replicates import Replicates
 from auditor.reports import words
 from auditor.statistics import extraction, judging, metrics
-from auditor.statistics.bounds import BinomialCount, Pairs, RecordedInterval
+from auditor.statistics.bounds import BinomialCount, DiscordantPairs, RecordedInterval
 from auditor.statistics.recomputed import recompute_metric
 
 
@@ -55,7 +55,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         kept = outcomes.PerSecret.of(one)
         assert recompute_metric(new, kept.chosen(True, None), kept.chosen(False, None)) == (measured.value, 30)
-        assert outcomes.paired_metric_difference(new.name, None, kept, kept) == Pairs(0, 0, 30)
+        assert outcomes.paired_metric_difference(new.name, None, kept, kept) == DiscordantPairs(0, 0, 30)
         seeds = Replicates("t", "s", "a", {0: kept})
         found = contrasts.contrast_over_seeds("c", [contrasts.WeightedMetric(1.0, new.name, seeds)])
         assert found.value == pytest.approx(measured.value) and found.low < found.value < found.high

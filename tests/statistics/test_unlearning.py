@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from auditor.core.result import Recalled
+from auditor.core.result import GroupRecall
 from auditor.statistics.unlearning import recall_by_model
 
 Floats = NDArray[np.float64]
 
 
-def of(name: str, **columns: list[float]) -> Recalled:
+def of(name: str, **columns: list[float]) -> GroupRecall:
     return recall_by_model("attack", name, "forgotten", {model: np.array(values) for model, values in columns.items()})
 
 
-def values(found: Recalled) -> dict[str, float]:
+def values(found: GroupRecall) -> dict[str, float]:
     return {name: one.value for name, one in found.changes.items()}
 
 

@@ -14,11 +14,12 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.privacy.gaussian import noise_scale_divergence
 from auditor.studies import papers, published
-from auditor.studies.published import PromiseCheck, Published
+from auditor.studies.published import PromiseCheck, PublishedPromise
 
 ROOT = Path(__file__).parents[2]
 PLANS = {
-    name: Published.of(plan["title"], plan["published"]) for name, plan in papers.load_paper("claims").plans.items()
+    name: PublishedPromise.of(plan["title"], plan["published"])
+    for name, plan in papers.load_paper("claims").plans.items()
 }
 QUICK = [name for name in PLANS if name != "pmixed"]
 Found = Mapping[str, Sequence[PromiseCheck]]
@@ -173,7 +174,7 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
 )
 def test_plans_that_say_something_else_are_refused(raw: dict[str, Any], said: str) -> None:
     with pytest.raises(AuditError, match=said):
-        Published.of("a claim", raw)
+        PublishedPromise.of("a claim", raw)
 
 
 def test_what_a_claim_does_not_look_at_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,13 +18,13 @@ import torch
 
 from auditor.cli import call
 from auditor.core.errors import AuditError
-from auditor.core.result import Chain, Measurement, Step, TargetRecord
+from auditor.core.result import Chain, ChainStep, Measurement, TargetRecord
 from auditor.gate.policy import parse_rule
 from auditor.providers import hugging_face
 from auditor.records import replicates
 from auditor.records.folder import RunFolder
 from auditor.runs import run as running
-from auditor.runs.grid import Point, expand_grid
+from auditor.runs.grid import GridPoint, expand_grid
 from auditor.runs.plan import make_plan
 from auditor.statistics.metrics import METRICS
 from auditor.studies import ledger, papers, places, reproduce, sweep
@@ -390,7 +390,7 @@ def asked(
     return reproduce.make_study(paper, plan, scale, given)
 
 
-def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> list[Point]:
+def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> list[GridPoint]:
     runs = asked(paper, plan, scale, model)
     return runs.grid if isinstance(runs, reproduce.RunStudy) else []
 
@@ -539,9 +539,9 @@ def test_costs_and_probes_are_quantities_of_a_ledger(world: Path, tmp_path: Path
 def test_what_each_cause_takes_of_likelihood_is_a_quantity_of_a_ledger() -> None:
     taken = Measurement("likelihood_difference", -0.5, -0.7, -0.3, 40, "nats a token")
     steps = (
-        Step({"mixing": "m"}, "ensemble-unmixed", "pmixed", taken),
-        Step({"no private data": "n"}, "pmixed", "", note="not measured"),
-        Step({"recipe": "r", "splitting": "s"}, "undefended", "ensemble-unmixed", taken),
+        ChainStep({"mixing": "m"}, "ensemble-unmixed", "pmixed", taken),
+        ChainStep({"no private data": "n"}, "pmixed", "", note="not measured"),
+        ChainStep({"recipe": "r", "splitting": "s"}, "undefended", "ensemble-unmixed", taken),
     )
     target = TargetRecord("pmixed", "PMixED", "", likelihood=Chain(steps, taken))
     found = {m.name: (m.value, m.low, m.high, m.n) for m in replicates._target_measurements(target)}

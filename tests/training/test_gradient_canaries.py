@@ -18,7 +18,13 @@ from auditor.plugins.trainer import Checkpoint
 from auditor.training.clipping import add_clipped
 from auditor.training.dp_loop import PoissonSampler, PrivateModel, PrivateRecipe, ScaledOptimizer, fit_privately
 from auditor.training.finetune import trainable_parameters
-from auditor.training.gradient_canaries import LENGTH, Assumed, CanaryWatch, Planted, log_likelihood_ratio
+from auditor.training.gradient_canaries import (
+    LENGTH,
+    AssumedMechanism,
+    CanaryWatch,
+    PlantedCanaries,
+    log_likelihood_ratio,
+)
 from auditor.training.noise import NoiseStream
 from tests.training.naive_noise import NaiveNoise
 from tests.training.test_dp_loop import EXAMPLES, neox_untied
@@ -36,7 +42,9 @@ def sampler(count: int = COUNT, rate: float = RATE, key: str = "k") -> PoissonSa
 
 
 def fit(how: PrivateRecipe, key: str = "k", **more: Any) -> PrivateModel:
-    return fit_privately(neox_untied().train(), EXAMPLES, sampler(key=key), how, pad=0, canaries=Planted(COUNT), **more)
+    return fit_privately(
+        neox_untied().train(), EXAMPLES, sampler(key=key), how, pad=0, canaries=PlantedCanaries(COUNT), **more
+    )
 
 
 def taken(key: str = "k") -> NDArray[np.float64]:
@@ -45,7 +53,7 @@ def taken(key: str = "k") -> NDArray[np.float64]:
     for step in range(STEPS):
         drawn = sampler(key=key).batch(step)
         parts[step, drawn[drawn >= RECORDS] - RECORDS] = 1
-    return parts * Planted(COUNT).included
+    return parts * PlantedCanaries(COUNT).included
 
 
 @pytest.mark.parametrize("noise", [0.2, 1.0, 7.0])
@@ -73,7 +81,7 @@ def test_scores_are_those_of_a_naive_twin(ghost: bool) -> None:
     how = recipe(ghost=ghost)
     watch = fit(how).watch
     sizes = [p.numel() for p in trainable_parameters(neox_untied().train()).values()]
-    flat = Planted(COUNT).draw_coordinates(sum(sizes))
+    flat = PlantedCanaries(COUNT).draw_coordinates(sum(sizes))
     scores = np.zeros(COUNT)
     for step, part in enumerate(taken()):
         noise = NaiveNoise("k", step, sum(size + 1 for size in sizes))
@@ -99,12 +107,12 @@ def test_a_size_of_the_noise_that_depends_on_the_batch_tells_who_is_in_it() -> N
     size = sum(p.numel() for p in neox_untied().parameters())
     noise = NaiveNoise("k", 0, 2 * size)
     names = trainable_parameters(neox_untied().train())
-    in_data = np.concatenate([np.ones(RECORDS, dtype=bool), Planted(COUNT).included])
+    in_data = np.concatenate([np.ones(RECORDS, dtype=bool), PlantedCanaries(COUNT).included])
     drawn = sampler().batch(0)
     batch = drawn[in_data[drawn]]
     z = 50 * scale(batch) * np.concatenate([noise.normal(p.numel()) for p in names.values()])
     one = fit(recipe(noise_multiplier=50.0, steps=1), noise_scale=scale).watch
-    flat = Planted(COUNT).draw_coordinates(size)
+    flat = PlantedCanaries(COUNT).draw_coordinates(size)
     for canary in range(COUNT):
         number = RECORDS + canary
         out = batch[batch != number]
@@ -125,13 +133,13 @@ def test_records_are_trained_on_as_they_were_without() -> None:
     how = recipe(noise_multiplier=0.0, steps=1)
     models = [neox_untied().train() for _ in range(2)]
     fit_privately(models[0], EXAMPLES, sampler(0), how, pad=0)
-    fit_privately(models[1], EXAMPLES, sampler(), how, pad=0, canaries=Planted(COUNT))
+    fit_privately(models[1], EXAMPLES, sampler(), how, pad=0, canaries=PlantedCanaries(COUNT))
     alone, beside = (torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models)
     named = trainable_parameters(models[0])
     assert list(named) == [name for name, _ in models[0].named_parameters()]
     moved = (alone - beside).abs() > 1e-6
     expected = torch.zeros_like(moved)
-    expected[Planted(COUNT).draw_coordinates(len(alone))[taken()[0] == 1]] = True
+    expected[PlantedCanaries(COUNT).draw_coordinates(len(alone))[taken()[0] == 1]] = True
     assert torch.equal(moved, expected) and moved.any()
 
 
@@ -182,10 +190,10 @@ def test_noise_that_is_off_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_coins_and_directions_are_of_the_seed_and_fair() -> None:
-    many = Planted(4000, 1)
+    many = PlantedCanaries(4000, 1)
     assert abs(many.included.mean() - 0.5) < 4 * 0.5 / math.sqrt(4000)
-    assert not np.array_equal(many.included, Planted(4000, 2).included)
-    assert np.array_equal(many.included[:100], Planted(100, 1).included)
+    assert not np.array_equal(many.included, PlantedCanaries(4000, 2).included)
+    assert np.array_equal(many.included[:100], PlantedCanaries(100, 1).included)
     where = many.draw_coordinates(5000)
     assert len(set(where.tolist())) == 4000 and where.min() >= 0 and where.max() < 5000
     assert np.array_equal(fit(recipe(), "one").watch.included, fit(recipe(), "two").watch.included)
@@ -193,9 +201,9 @@ def test_coins_and_directions_are_of_the_seed_and_fair() -> None:
 
 def test_there_are_no_more_canaries_than_parameters() -> None:
     with pytest.raises(AuditError, match="at most a gradient canary for each of 10 trained parameters, got 11"):
-        Planted(11).draw_coordinates(10)
+        PlantedCanaries(11).draw_coordinates(10)
     with pytest.raises(AuditError, match="a sampler of the 12 examples and 60 gradient canaries, got one of 12"):
-        fit_privately(neox_untied(), EXAMPLES, sampler(0), recipe(), pad=0, canaries=Planted(COUNT))
+        fit_privately(neox_untied(), EXAMPLES, sampler(0), recipe(), pad=0, canaries=PlantedCanaries(COUNT))
 
 
 class _Killed(Exception):
@@ -228,7 +236,7 @@ def test_steps_that_are_what_they_are_said_to_be() -> None:
     watch = fit(recipe()).watch
     values, size, repeated = watch.noise_statistics()
     assert watch.releases == STEPS and abs(watch.unevenness) < 4
-    witnesses = (~Planted(COUNT).included).sum()
+    witnesses = (~PlantedCanaries(COUNT).included).sum()
     assert values == STEPS * witnesses and size == pytest.approx(1, abs=5 / math.sqrt(2 * values)) and repeated < 0.8
     np.testing.assert_array_equal(watch.drawn * watch.included, taken().sum(0))
     assert fit(recipe(noise_multiplier=0.0)).watch.noise_statistics() == (0, 1.0, 0.0)
@@ -236,7 +244,7 @@ def test_steps_that_are_what_they_are_said_to_be() -> None:
 
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
 def test_uneven_counts_by_enumerating_the_binomial(rate: float) -> None:
-    watch = CanaryWatch(Planted(5), [torch.nn.Parameter(torch.zeros(9))], 0, Assumed(1.0, 1.0, rate))
+    watch = CanaryWatch(PlantedCanaries(5), [torch.nn.Parameter(torch.zeros(9))], 0, AssumedMechanism(1.0, 1.0, rate))
     watch.releases, watch.drawn[:] = 40, [0, 3, 4, 9, 31]
     k = np.arange(41)
     second, fourth = (binom.pmf(k, 40, rate) @ (k - 40 * rate) ** power for power in (2, 4))
@@ -249,7 +257,7 @@ def test_counts_are_held_against_poisson_sampling() -> None:
     steps, rate, found = 40, 0.1, []
     parameters = [torch.nn.Parameter(torch.zeros(300))]
     for trial in range(200):
-        watch = CanaryWatch(Planted(300), parameters, 0, Assumed(1.0, 1.0, rate))
+        watch = CanaryWatch(PlantedCanaries(300), parameters, 0, AssumedMechanism(1.0, 1.0, rate))
         for step in range(steps):
             watch.units_in_data(PoissonSampler(300, rate, f"trial {trial}").batch(step))
         watch.releases = steps

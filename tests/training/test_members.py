@@ -24,7 +24,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import read_shard_record_list, text_digests
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import members as members_module
-from auditor.training.finetune import Course, Fitting, cast_frozen_linear_weights, fit
+from auditor.training.finetune import FineTuningRecipe, Fitting, cast_frozen_linear_weights, fit
 from auditor.training.members import (
     Adapter,
     Layers,
@@ -97,7 +97,7 @@ def test_users_without_common_records_keep_their_names() -> None:
     assert merge_units_sharing_records(["w", "v", "u", "v"], ["a", "a", "b", "b"]) == ["u", "u", "u", "u"]
 
 
-COURSE = Course(epochs=2, rate=3e-3, batch=2, block=16, end=0)
+COURSE = FineTuningRecipe(epochs=2, rate=3e-3, batch=2, block=16, end=0)
 SIZES = (9, 4, 0, 7, 1)  # records of each shard: batches of several sizes, and one that has none
 Losses = dict[int, list[float]]
 

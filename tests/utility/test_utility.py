@@ -23,7 +23,7 @@ from auditor.privacy.accounting import uniform_mixing_epsilon
 from auditor.runs.plan import make_plan
 from auditor.studies import ledger
 from auditor.utility import tradeoff
-from auditor.utility.measure import Settings, Utility, UtilityPlan, corpus_perplexity, measure_utility_points
+from auditor.utility.measure import Utility, UtilityPlan, UtilitySettings, corpus_perplexity, measure_utility_points
 from auditor.utility.subjects import CausalSubject, MaskedSubject, ScoringOptions
 from tests.conftest import tiny
 
@@ -114,7 +114,7 @@ def mixing(
 ) -> Utility:
     fields = {"defense": ["uniform-mixing"], "defense_options": {"uniform-mixing": options or {}}, **more}
     result, _ = measure_utility_points(
-        UtilityPlan(make_plan(own(world, kind, **fields), {}), Settings(restarts=2), sweep), Silent()
+        UtilityPlan(make_plan(own(world, kind, **fields), {}), UtilitySettings(restarts=2), sweep), Silent()
     )
     return result
 
@@ -189,7 +189,7 @@ def test_a_sweep_asks_the_model_once(world: Path, monkeypatch: pytest.MonkeyPatc
     forward = type(model).forward
     monkeypatch.setattr(type(model), "forward", lambda self, *a, **k: asked.append(1) or forward(self, *a, **k))
     subject = CausalSubject(model, None, model.tokenizer, texts(), ScoringOptions(batch_size=64))
-    wanted = UtilityPlan(make_plan({"defense": ["uniform-mixing"]}, {}), Settings(), {"weight": [0.1, 0.5, 0.9]})
+    wanted = UtilityPlan(make_plan({"defense": ["uniform-mixing"]}, {}), UtilitySettings(), {"weight": [0.1, 0.5, 0.9]})
     made = [point.defense for point in wanted.points()]
     defended = [subject.protect(defense, {})[0] for defense in made if defense]
     subject.scores([subject.target], lambda done, total: None)
@@ -254,7 +254,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_the_lab(cache: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, sweep: dict[str, Any], **more: Any) -> Utility:
     monkeypatch.setenv("AUDIT_CACHE", str(cache))
     plan = make_plan({"lab_recipe": LAB, **more}, {})
-    return measure_utility_points(UtilityPlan(plan, Settings(kind=kind, restarts=2), sweep), Silent())[0]
+    return measure_utility_points(UtilityPlan(plan, UtilitySettings(kind=kind, restarts=2), sweep), Silent())[0]
 
 
 def test_pmixed_on_the_lab(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule
 from auditor.gate.power import secrets_for_difference
 from auditor.gate.rulings import overall_verdict
-from auditor.records.outcomes import PerSecret, Run
+from auditor.records.outcomes import PerSecret, RunOutcomes
 from auditor.statistics.judging import Outcome
 from benchmarks.checks.harness import Page, run, save_svg
 
@@ -124,7 +124,7 @@ def outcome(scenario: GateScenario, rng: Random) -> str:
     return overall_verdict(judge_rules(new.result, scenario.rules, new.outcomes, base))
 
 
-def synthetic(rows: Sequence[Columns]) -> Run:
+def synthetic(rows: Sequence[Columns]) -> RunOutcomes:
     findings, outcomes = [], {}
     for i, columns in enumerate(rows):
         if not columns:
@@ -138,7 +138,7 @@ def synthetic(rows: Sequence[Columns]) -> Run:
         findings.append(Finding(*row, {}, (), "", None, "", tuple(measured)))
         outcomes[row] = PerSecret(ids, np.ones(n, dtype=bool), (None,) * n, columns, _ranked(ids, columns))
     record = BenchmarkRecord("synthetic", "", 0, 0, 0)
-    return Run("synthetic", AuditResult("s", "", "", "", {}, record, (), tuple(findings), {}, {}, 0), outcomes)
+    return RunOutcomes("synthetic", AuditResult("s", "", "", "", {}, record, (), tuple(findings), {}, {}, 0), outcomes)
 
 
 def _ranked(ids: tuple[str, ...], columns: Columns) -> Outcome | None:

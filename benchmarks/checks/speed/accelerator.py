@@ -42,7 +42,7 @@ from auditor.runs import scoring
 from auditor.training import clipping, noise
 from auditor.training import members as ensemble
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
-from auditor.training.finetune import Course
+from auditor.training.finetune import FineTuningRecipe
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.speed.sheet import OWN, PREFIX, SUFFIX, Bench, llama, smollm2, texts, took
 
@@ -179,7 +179,7 @@ def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
 
     def members(bench: Bench) -> Tensor:
         adapter, base = ensemble.Adapter(8, 16, "attention"), bench.model.model
-        course = Course(epochs=2, rate=1e-3, batch=2, block=PREFIX + SUFFIX, end=0)
+        course = FineTuningRecipe(epochs=2, rate=1e-3, batch=2, block=PREFIX + SUFFIX, end=0)
         folder = Path(tempfile.mkdtemp(dir=scratch))
         every = [pair.prefix + pair.suffix for pair in bench.pairs[:16]]
         waiting = [ensemble.Member(folder / f"m{i}", ["t"] * 8, every[i * 8 :][:8], i, (0, i)) for i in range(2)]

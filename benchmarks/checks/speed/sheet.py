@@ -47,7 +47,7 @@ from auditor.plugins.view import WHITE_BOX, Sampling, View
 from auditor.runs import personal, scoring
 from auditor.training import members as ensemble
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
-from auditor.training.finetune import Course, causal_loss
+from auditor.training.finetune import FineTuningRecipe, causal_loss
 from benchmarks.checks.harness import Page, run
 
 OWN = Decoding(temperature=0.8, top_p=0.7)  # Ethicist's
@@ -247,7 +247,7 @@ class Bench:
         return Phase("dp", ours, bare, steps * tokens.numel(), backward=True)
 
     def members(self, count: int = 2, blocks: int = 4) -> Phase:
-        course = Course(epochs=1, rate=1e-3, batch=2, block=64, end=0)
+        course = FineTuningRecipe(epochs=1, rate=1e-3, batch=2, block=64, end=0)
         texts = [self.pairs[0].prefix * 8] * 1
         text = tuple((texts[0])[: 64 * blocks - 1])
         model = self._adapted()

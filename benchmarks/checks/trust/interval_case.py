@@ -13,7 +13,7 @@ from auditor.core.result import Measurement
 from auditor.core.streams import keyed_random_generator
 from auditor.gate.decide import one_sided_bounds
 from auditor.statistics.audited import LEVEL
-from auditor.statistics.bounds import Evidence
+from auditor.statistics.bounds import BoundedNumber
 from auditor.statistics.intervals import clopper_pearson
 
 SIDE = 0.025
@@ -52,7 +52,7 @@ class IntervalErrors:
         return "**too often wrong**" if self.failed else "holds"
 
 
-def ends(found: Evidence) -> Ends:
+def ends(found: BoundedNumber) -> Ends:
     return found.low(SIDE), found.high(SIDE), found.low(LEVEL), found.high(LEVEL)
 
 

@@ -95,7 +95,7 @@ def aucs_apart(rng: Rng) -> bool:
     return alone(frontier.auc_leaks([[shifted(1.0)(rng, 300, 100)] for _ in range(3)]))
 
 
-def alone(found: Sequence[frontier.Leak]) -> bool:
+def alone(found: Sequence[frontier.ModelLeakage]) -> bool:
     return (
         sum(
             frontier.possibly_least_leaking(

@@ -33,7 +33,7 @@ from auditor.runs import companions
 from auditor.runs.scoring import greedy_recall
 from auditor.statistics import intervals
 from auditor.statistics.intervals import Measurement
-from auditor.training.finetune import Course, Fitting, trainable_parameters
+from auditor.training.finetune import FineTuningRecipe, Fitting, trainable_parameters
 from auditor.training.members import Adapter, copy_sharing_weights, with_adapter
 from auditor.training.side_by_side import losses_one_by_one
 from benchmarks.checks.harness import Page, run
@@ -45,7 +45,7 @@ def by_epoch(lab: Lab, epochs: int) -> Iterator[LanguageModel]:
     torch.manual_seed(recipe.seed)
     adapter = Adapter(recipe.private_rank, recipe.private_alpha, "all")
     model = with_adapter(copy_sharing_weights(public.model), adapter).eval()
-    course = Course(epochs, recipe.private_rate, recipe.private_batch, recipe.block, end=0)
+    course = FineTuningRecipe(epochs, recipe.private_rate, recipe.private_batch, recipe.block, end=0)
     sequences = [tuple(ids) for ids in lab.tokenizer(lab.texts.copies())["input_ids"]]
     fitting = Fitting(
         trainable_parameters(model), sequences, course, keyed_random_generator("lab", recipe.seed, "target 1")
