@@ -18,7 +18,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.models.base import DivergenceCheck
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches, value_column

@@ -14,7 +14,7 @@ from torch import Tensor
 from auditor.attacks.reference import reference_scores
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Pair
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel
 from auditor.models.memory import BatchSizeLimit

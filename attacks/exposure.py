@@ -11,11 +11,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.core.canary_space import Space
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret, Tokens
 from auditor.core.result import Measurement
-from auditor.core.spaces import Space
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.generation import constrained, tries
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import (

@@ -17,8 +17,8 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, implies_capability
-from auditor.models.brackets import PartialDistribution, decoded_log_prob_bounds
 from auditor.models.decoding import Decoding
+from auditor.models.partial_distributions import PartialDistribution, decoded_log_prob_bounds
 from auditor.plugins.probe import (
     DistributionProbe,
     Observed,

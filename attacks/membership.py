@@ -21,7 +21,7 @@ from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import References
 from auditor.plugins.probe import Observed, Probe, member_mask, observe_in_batches, value_column
 from auditor.plugins.view import Sampling, View
-from auditor.statistics import learned, membership, people, roc
+from auditor.statistics import blind_classifier, membership, people, roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import auc_name, partial_auc_name, score_column, tpr_name
 
@@ -193,16 +193,16 @@ class Membership(Probe):
         if _insufficient_records_reason(member):
             return list(observations)
         texts = [secret.prefix + secret.suffix for secret in secrets]
-        group = learned.near_duplicate_groups(texts)
+        group = blind_classifier.near_duplicate_groups(texts)
         added = self._rmia_and_lira_scores(observations, member, group)
         single = {name: _record_scores(name, observations, added) for name in _STACKED}
         fit = [scores for name, scores in single.items() if not self._unusable_reason(name, scores, observations)]
         usable = [scores for scores in fit if np.isfinite(scores).all()]
         if usable:
-            added["stacked"] = learned.stacked_scores(np.column_stack(usable), member, group)
+            added["stacked"] = blind_classifier.stacked_scores(np.column_stack(usable), member, group)
         sizes = [value_column(observations, size) for size in _SIZES if size in observations[0].values]
         lengths = np.column_stack(sizes) if sizes else np.empty((len(texts), 0))
-        added["blind"] = learned.blind_scores(texts, lengths, member, group)
+        added["blind"] = blind_classifier.blind_scores(texts, lengths, member, group)
         added["group"] = group.astype(np.float64)
         return [
             replace(seen, values={**seen.values, **{name: float(values[i]) for name, values in added.items()}})
@@ -361,8 +361,8 @@ def auc_and_tpr_measurements(
 
 def _auc_widening(observations: Sequence[Observation], member: NDArray[np.bool_]) -> Mapping[str, float]:
     """By score, what the deviation of its AUC is multiplied by: what is learnt in few folds is less independent."""
-    folds = learned.cross_fit_fold_count(member, value_column(observations, "group").astype(int))
-    learnt = learned.cross_fit_deviation_factor(folds) if folds > 1 else 1.0
+    folds = blind_classifier.cross_fit_fold_count(member, value_column(observations, "group").astype(int))
+    learnt = blind_classifier.cross_fit_deviation_factor(folds) if folds > 1 else 1.0
     return defaultdict(lambda: 1.0, blind=learnt, stacked=learnt)
 
 

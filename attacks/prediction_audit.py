@@ -32,7 +32,7 @@ from auditor.attacks.claim_check import evenly_spaced_positions
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim, Observation, Secret
 from auditor.core.result import Audited, Measurement
-from auditor.core.streams import CHANNELS, keyed_random_generator
+from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
 from auditor.models.base import LanguageModel, Neighbours
 from auditor.models.decoding import ANCESTRAL
 from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches

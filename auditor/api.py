@@ -23,16 +23,16 @@ from auditor.core.result import AuditResult
 from auditor.gate import decide, policy
 from auditor.gate.compare import compare_finished_runs
 from auditor.gate.rulings import Decision
-from auditor.records import details, table
+from auditor.records import secret_details, table
 from auditor.records.outcomes import RunOutcomes
-from auditor.reports import export, files, inert, verdict
+from auditor.reports import escaping, export, files, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from auditor.core.plan import Plan
     from auditor.models.base import LanguageModel
-    from auditor.runs.objects import Objects
+    from auditor.runs.python_objects import Objects
     from auditor.runs.reporter import Reporter
     from auditor.runs.site import Site
 
@@ -63,7 +63,7 @@ class FinishedRun:
 
         Raises AuditError where the folder holds none.
         """
-        return table.read_table_as_dataframe(self.folder, details.secret_alias_by_id(self.folder))
+        return table.read_table_as_dataframe(self.folder, secret_details.secret_alias_by_id(self.folder))
 
     def gate(self, rules: str | Path | Sequence[str], *, baseline: str | Path | FinishedRun | None = None) -> Decision:
         """Held, failed or inconclusive, as `audit gate` decides it.
@@ -72,9 +72,11 @@ class FinishedRun:
         for a baseline that cannot be compared.
         """
         base = load_run(baseline) if isinstance(baseline, (str, Path)) else baseline
-        from auditor.runs import gating
+        from auditor.runs import gate_inputs
 
-        return gating.judge_run_by_policy(self.folder, _policy_from_rules(rules), None if base is None else base.run)
+        return gate_inputs.judge_run_by_policy(
+            self.folder, _policy_from_rules(rules), None if base is None else base.run
+        )
 
     def report(self, path: str | Path | None = None, *, since: FinishedRun | None = None, reveal: bool = False) -> Path:
         """Renders the reports anew; returns the page, which is `path` (.html, or .md for the Markdown) if given.
@@ -92,11 +94,11 @@ class FinishedRun:
         return wanted
 
     def __repr__(self) -> str:
-        return f"<audit {self.folder}: {inert.to_printable_line(verdict.headline(self.result))}>"
+        return f"<audit {self.folder}: {escaping.to_printable_line(verdict.headline(self.result))}>"
 
     def _repr_html_(self) -> str:
         table = self.to_frame().to_html(max_rows=40, notebook=True)
-        return f"<p>{inert.escape_for_html(verdict.headline(self.result))}</p>{table}"
+        return f"<p>{escaping.escape_for_html(verdict.headline(self.result))}</p>{table}"
 
 
 def load_run(folder: str | Path) -> FinishedRun:
@@ -166,10 +168,10 @@ def prepare_audit(
     Raises AuditError as `audit` does.
     """
     from auditor.runs import live_models, run
-    from auditor.runs.objects import class_name, plugin_objects
     from auditor.runs.plan import make_plan
+    from auditor.runs.python_objects import class_name, plugin_objects
     from auditor.runs.reporter import Silence
-    from auditor.runs.shared import SweepCache
+    from auditor.runs.sweep_cache import SweepCache
 
     models = {"model": model, "public": public, "reference": reference}
     given = {name: one for name, one in models.items() if live_models.is_live_model(name, one)}
@@ -283,7 +285,7 @@ def _plugin_names_and_options(
     kind: str, plugins: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Names, and the options of instances among the plug-ins, all of which are theirs. Raises AuditError for others."""
-    from auditor.runs.objects import KINDS
+    from auditor.runs.python_objects import KINDS
 
     if isinstance(plugins, str) or not isinstance(plugins, Sequence):
         raise AuditError(f"expected a list of {kind}s, by name or as instances, got {plugins!r}")

@@ -29,14 +29,14 @@ from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.benchmarks import manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.core import disk
+from auditor.core.context_knowledge import SYSTEM
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import SYSTEM
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Probe, member_mask, value_column
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.reports import words
+from auditor.reports import phrases
 from auditor.reports.training_curve import Curve, Panel, training_curve_svg
 from auditor.runs.live_models import live_model_name, restore_training_flags
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
@@ -206,7 +206,7 @@ class AuditCallback(TrainerCallback):
     def _line(self, name: str) -> Curve | None:
         points = [(int(row["step"]), row[name]) for row in self.rows if name in row]
         exact = [(step, Measurement(name, value, value, value, len(self.secrets))) for step, value in points]
-        return Curve(words.label(name), exact) if points else None
+        return Curve(phrases.label(name), exact) if points else None
 
     def _measure_and_log(self, step: int) -> dict[str, float]:
         """Asks the model as it stands, and logs."""

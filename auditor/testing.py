@@ -21,15 +21,15 @@ import torch
 from numpy.typing import ArrayLike
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
+from auditor.core.canary_space import Space
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import Canary, Guesses, Observation, Pair, Query, Secret
 from auditor.core.result import Measurement
-from auditor.core.spaces import Space
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import sample
-from auditor.models import agreement
+from auditor.models import consistency
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.ensemble import ModelEnsemble
@@ -85,7 +85,7 @@ def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
     """
     plugin = make_small_plugin(attack) if isinstance(attack, type) else attack
     contract = _probe_faults(plugin) if isinstance(plugin, Probe) else _attack_faults(plugin)
-    _raise_if_broken(plugin.name, _plugin_faults(plugin, [*agreement.CAPABILITIES, "training"]), contract)
+    _raise_if_broken(plugin.name, _plugin_faults(plugin, [*consistency.CAPABILITIES, "training"]), contract)
 
 
 def check_defense(defense: Defense | type[Defense]) -> None:
@@ -247,7 +247,7 @@ def _defense_faults(defense: Defense) -> Iterator[str]:
 
 
 def _model_faults(model: LanguageModel) -> Iterator[str]:
-    yield from agreement.distribution_inconsistencies(model)
+    yield from consistency.distribution_inconsistencies(model)
     prefix = torch.tensor([[1, 2, 3]], device=model.device)
     if "draw" in model.capabilities:
         drawn = sample(model, prefix, 3, ANCESTRAL, secret_uniform_draws(20, 3, 0)[None], distribution=False)[0]

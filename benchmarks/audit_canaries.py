@@ -19,7 +19,7 @@ from scipy.stats import binomtest
 from auditor.benchmarks.canaries import check_canary_counts, prefix_free_english_words
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
-from auditor.core.streams import CHANNELS, keyed_random_generator
+from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
 from auditor.statistics.audited import canaries_needed
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from auditor.core.canary_space import Space, parse_canary_format
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Secret
-from auditor.core.spaces import Space, parse_canary_format
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 
 MANIFEST_VERSION = 1
 COUNTS = (1, 2, 4, 8, 16)

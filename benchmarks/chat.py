@@ -1,7 +1,7 @@
 """Conversations as a model was trained on them: the tokens of one rendering, where its answers stand in them, what of
 them is learnt, and what of them an attacker is told.
 
-Knows rows (`talks.py`) and renderings (`forms.py`). Knows nothing of files or models.
+Knows rows (`conversation_rows.py`) and renderings (`chat_rendering.py`). Knows nothing of files or models.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal, get_args
 
-from auditor.benchmarks import forms
-from auditor.benchmarks.forms import ChatRendering
-from auditor.benchmarks.talks import (
+from auditor.benchmarks import chat_rendering
+from auditor.benchmarks.chat_rendering import ChatRendering
+from auditor.benchmarks.conversation_rows import (
     ASSISTANT,
     REASONING,
     Conversation,
@@ -25,8 +25,8 @@ from auditor.benchmarks.talks import (
     normalised_role,
 )
 from auditor.benchmarks.wording import wording_of_tokens
+from auditor.core.context_knowledge import ALL, SYSTEM, TURNS, known_answer_share
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import ALL, SYSTEM, TURNS, known_answer_share
 from auditor.core.nouns import Tokens, Wording
 
 Learnt = Literal["assistant", "all"]  # whose tokens have a loss: those of assistant turns, or all
@@ -114,21 +114,21 @@ def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: 
                 f"the text form {form.name}: --template model takes the model's own"
             )
         return _render_without_template(tokenizer, said, form)
-    messages = forms.messages_for_template(said, form)
+    messages = chat_rendering.messages_for_template(said, form)
     remarks: list[str] = []
     try:
-        whole = forms.render(tokenizer, said, form, messages)
+        whole = chat_rendering.render(tokenizer, said, form, messages)
     except UnusableConversation:
         if not any(isinstance(message.get("content"), list | tuple) for message in messages):
             raise
         messages = tuple(
             _message_with_joined_content(message) for message in messages
         )  # a template that knows no parts of a text
-        whole = forms.render(tokenizer, said, form, messages)
+        whole = chat_rendering.render(tokenizer, said, form, messages)
     _check_system_turn_written(messages, whole)
 
     def rendered(changed: Sequence[Message], answering: bool = False) -> str:
-        return forms.render(tokenizer, said, form, changed, answering)
+        return chat_rendering.render(tokenizer, said, form, changed, answering)
 
     roles = {i: normalised_role(one["role"]) for i, one in enumerate(messages)}
     asked = {i: role for i, role in roles.items() if role == turns or (turns == ALL and role in TURNS)}
@@ -147,7 +147,7 @@ def _render_without_template(tokenizer: Any, said: Conversation, form: ChatRende
     """Without a template: one text, and the end of text behind it, as TRL puts it there."""
     end = str(getattr(tokenizer, "eos_token", None) or "")
     text, spans = "", list[_Span | UnusableConversation]()
-    found = forms.untemplated_pieces(said, form)
+    found = chat_rendering.untemplated_pieces(said, form)
     for number, (piece, answers) in enumerate(found):
         last = number == len(found) - 1
         behind = end if last and not piece.endswith(end) else ""
@@ -335,7 +335,7 @@ def _template_answer_mask(
     """The tokens inside the template's `{% generation %}` blocks, which is what TRL's assistant_only_loss trains on."""
     if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
         return None
-    asked = forms.chat_template_arguments(tokenizer, said, form)
+    asked = chat_rendering.chat_template_arguments(tokenizer, said, form)
     told = tokenizer.apply_chat_template(list(messages), return_dict=True, return_assistant_tokens_mask=True, **asked)
     return tuple(map(bool, told["assistant_masks"]))
 
@@ -406,9 +406,9 @@ def cut_answers(
 
 def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: ChatRendering) -> str:
     """What an attacker sends who knows the system turn and no other. Raises Unusable where there is none."""
-    messages = forms.messages_for_template(said, form)
+    messages = chat_rendering.messages_for_template(said, form)
     if messages[0]["role"] != SYSTEM or (form.source is None and said.plain):
         raise UnusableConversation("no system turn to know")
     if form.source is None:
         return f"{message_text(messages[0].get('content'))}\n"
-    return forms.render(tokenizer, said, form, messages[:1], answering=True)
+    return chat_rendering.render(tokenizer, said, form, messages[:1], answering=True)

@@ -9,16 +9,18 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from auditor.benchmarks import marks, talks
+from auditor.benchmarks import conversation_rows, pii_column
 from auditor.benchmarks.tables import ABSENT, RecordTable, describe_value_type
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
 _GROUPS, _GROUP_LENGTH = 50, 80  # what a report can show, and what no free text is
 PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversations
-_CHAT = tuple(dict.fromkeys(column for layout in talks.LAYOUTS for column in layout)) + talks.BESIDE
+_CHAT = (
+    tuple(dict.fromkeys(column for layout in conversation_rows.LAYOUTS for column in layout)) + conversation_rows.BESIDE
+)
 # All that is ever looked at, but what the user names.
-COLUMNS = ("prefix", "suffix", "text", "repeats", marks.COLUMN, *_CHAT)
+COLUMNS = ("prefix", "suffix", "text", "repeats", pii_column.COLUMN, *_CHAT)
 _USUAL = {
     *(*COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
     *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
@@ -30,7 +32,7 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
     for name in COLUMNS:
         if table.columns.count(name) > 1:
             raise AuditError(f"{table.where}: expected one column {name!r}, got {table.columns.count(name)}")
-    begun = [layout for layout in (*PLAIN, *talks.LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)]
+    begun = [layout for layout in (*PLAIN, *conversation_rows.LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)]
     whole = [layout for layout in begun if set(layout) <= set(table.columns)]
     plain = [layout for layout in begun if layout in PLAIN]
     if len(whole) == 1 and plain in ([], whole):
@@ -42,7 +44,8 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
         )
     raise AuditError(
         f"{table.where}: expected either the columns prefix and suffix or the column text, or conversations "
-        f"({', '.join('+'.join(layout) for layout in talks.LAYOUTS)}), got {describe_columns(table.columns)}"
+        f"({', '.join('+'.join(layout) for layout in conversation_rows.LAYOUTS)}), "
+        f"got {describe_columns(table.columns)}"
     )
 
 
@@ -108,35 +111,36 @@ def row_repeat_counts(table: RecordTable) -> list[int]:
 
 def conversations(
     table: RecordTable, layout: Sequence[str], order: Sequence[int] | None = None
-) -> Iterator[talks.Conversation | talks.UnusableConversation]:
+) -> Iterator[conversation_rows.Conversation | conversation_rows.UnusableConversation]:
     """What each row says, or why it cannot be used. order: of which rows; None: of all."""
-    columns = {name: table.column(name) for name in (*layout, *talks.BESIDE) if name in table.columns}
+    columns = {name: table.column(name) for name in (*layout, *conversation_rows.BESIDE) if name in table.columns}
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
-            yield talks.parse_row_as_conversation(layout, row)
-        except talks.UnusableConversation as why:
+            yield conversation_rows.parse_row_as_conversation(layout, row)
+        except conversation_rows.UnusableConversation as why:
             yield why
 
 
 def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
     """What each row marks: nothing without the column. Raises AuditError for anything but texts by kind."""
-    if marks.COLUMN not in table.columns:
+    if pii_column.COLUMN not in table.columns:
         return [()] * table.rows
     found = []
     said = zip(*(map(_cell_text, table.column(name)) for name in detect_column_layout(table)), strict=True)
-    for row, (value, parts) in enumerate(zip(table.column(marks.COLUMN), said, strict=True)):
-        where = cell_location_text(table, row, marks.COLUMN)
+    for row, (value, parts) in enumerate(zip(table.column(pii_column.COLUMN), said, strict=True)):
+        where = cell_location_text(table, row, pii_column.COLUMN)
         try:
-            found.append(marks.parse_personal_data_marks(None if value is ABSENT else value))
+            found.append(pii_column.parse_personal_data_marks(None if value is ABSENT else value))
         except ValueError as error:
             raise AuditError(f'{where}: expected texts by kind, as {{"name": ["Jane Doe"]}}, got {error}') from None
         if missing := [kind for kind, text in found[-1] if text not in "".join(parts)]:
             raise AuditError(f"{where}: expected texts that stand in the row, got a {missing[0]} that does not")
     kinds = {kind for row in found for kind, _ in row}
-    if len(kinds) > marks.MOST:
+    if len(kinds) > pii_column.MOST:
         raise AuditError(
-            f"{table.where}: expected at most {marks.MOST} kinds in column {marks.COLUMN!r}, since reports show them, "
+            f"{table.where}: expected at most {pii_column.MOST} kinds "
+            f"in column {pii_column.COLUMN!r}, since reports show them, "
             f"got {len(kinds):,}"
         )
     return found

@@ -12,7 +12,8 @@ from datetime import date
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from auditor.benchmarks import chat, forms, talks
+from auditor.benchmarks import chat, chat_rendering, conversation_rows
+from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.columns import (
     PLAIN,
     conversations,
@@ -20,11 +21,10 @@ from auditor.benchmarks.columns import (
     joined_layout_texts,
     text_column_values,
 )
-from auditor.benchmarks.forms import ChatRendering
 from auditor.benchmarks.tables import RecordTable
 from auditor.benchmarks.wording import token_ends, wording_of_tokens
+from auditor.core.context_knowledge import ALL, USER
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import ALL, USER
 from auditor.core.nouns import Tokens, Wording
 from auditor.models.vocabulary import decode_exactly
 
@@ -96,7 +96,7 @@ def cut_rows_into_parts(
     if cut.windows is not None and layout != ("text",):
         raise AuditError(f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}")
     if cut.form is not None:
-        knows, texts, turns = cut.knows or USER, list[str](), cut.turns or talks.ASSISTANT
+        knows, texts, turns = cut.knows or USER, list[str](), cut.turns or conversation_rows.ASSISTANT
         how = f"{turns} turns, {cut.suffix_length} tokens of each, as --template {cut.form.said} (--knows {knows})"
         return _cut_conversations(cut, cut.form, knows, conversations(table, layout), (texts, remarks)), how, texts
     said = joined_layout_texts(table, layout)
@@ -166,27 +166,27 @@ def _cut_conversations(
     cut: Cutting,
     form: ChatRendering,
     knows: str,
-    said: Iterator[talks.Conversation | talks.UnusableConversation],
+    said: Iterator[conversation_rows.Conversation | conversation_rows.UnusableConversation],
     told: tuple[list[str], Counter[str]],
 ) -> Iterator[CutPart]:
     """told: is given what is written of each, and what is not."""
     texts, remarks = told
     for row, one in enumerate(said):
         try:
-            if isinstance(one, talks.UnusableConversation):
+            if isinstance(one, conversation_rows.UnusableConversation):
                 raise one
-            written = chat.render_chat(cut.tokenizer, one, form, cut.turns or talks.ASSISTANT)
+            written = chat.render_chat(cut.tokenizer, one, form, cut.turns or conversation_rows.ASSISTANT)
             found = list(
                 chat.cut_answers(cut.tokenizer, one, written, form, knows, cut.suffix_length, cut.prefix_length)
             )
-        except talks.UnusableConversation as why:
+        except conversation_rows.UnusableConversation as why:
             yield CutPart(row, str(why))
             continue
         texts.append(written.text)
         remarks.update(written.remarks)
         for part, answer in enumerate(found):
             number = part if len(found) > 1 else None
-            if isinstance(answer, talks.UnusableConversation):
+            if isinstance(answer, conversation_rows.UnusableConversation):
                 yield CutPart(row, str(answer), number)
             else:
                 role = answer.role if cut.turns == ALL else None
@@ -203,10 +203,14 @@ def usual_form_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
     rows = (
         said
         for said in conversations(table, detect_column_layout(table))
-        if not isinstance(said, talks.UnusableConversation)
+        if not isinstance(said, conversation_rows.UnusableConversation)
     )
     first = list(islice(rows, 1))
-    return forms.most_usual_rendering(tokenizer, first, f"{date.today()}") if first else ChatRendering(forms.NONE)
+    return (
+        chat_rendering.most_usual_rendering(tokenizer, first, f"{date.today()}")
+        if first
+        else ChatRendering(chat_rendering.NONE)
+    )
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> Any:

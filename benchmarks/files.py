@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from auditor.benchmarks import chat, marks, talks
+from auditor.benchmarks import chat, conversation_rows, pii_column
+from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.columns import (
     COLUMNS,
     PLAIN,
@@ -35,7 +36,6 @@ from auditor.benchmarks.cutting import (
     tokenizer_note,
     usual_form_of_table,
 )
-from auditor.benchmarks.forms import ChatRendering
 from auditor.benchmarks.occurrences import last_word_continues, occurrences
 from auditor.benchmarks.splitting import (
     Record,
@@ -128,9 +128,9 @@ class Files(Benchmark):
         if self.form is not None:
             for said, times in zip(conversations(table, layout), repeats, strict=True):
                 with suppress(
-                    talks.UnusableConversation
+                    conversation_rows.UnusableConversation
                 ):  # nobody is attacked in such a row either, and the notes say so
-                    if not isinstance(said, talks.UnusableConversation):
+                    if not isinstance(said, conversation_rows.UnusableConversation):
                         yield chat.render_chat(self.tokenizer, said, self.form).tokens, times
             return
         texts = joined_layout_texts(table, layout)
@@ -170,7 +170,7 @@ def _read_file_as_source(
             standing.append(one.stands or wording.whole)
     if flag == "--data" and "repeats" not in table.columns:
         records = _records_with_copy_counts(records, standing, texts)
-    if marks.COLUMN in table.columns:
+    if pii_column.COLUMN in table.columns:
         records = _records_with_marks(records, table)
     if not records:
         left_out |= unasked

@@ -23,7 +23,7 @@ from auditor.benchmarks.columns import describe_columns
 from auditor.benchmarks.tables import json_objects, open_dataset_split, read_csv_rows
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 
 _REPEATS = "repeats"  # what `audit run --data` reads how often a row was trained on from: a copy is one row
 

@@ -37,7 +37,7 @@ from auditor.benchmarks.lab_training import (
     load_tokenizer,
     make_tokenizer,
 )
-from auditor.benchmarks.parts import LabParts
+from auditor.benchmarks.parts_cache import LabParts
 from auditor.core.cache import cache_folder
 from auditor.core.nouns import Tokens, evenly_spaced_secrets
 from auditor.models.huggingface import HuggingFaceModel

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from auditor.benchmarks.audit_canaries import Kind
+from auditor.core.canary_space import Space
 from auditor.core.errors import AuditError
-from auditor.core.spaces import Space
 
 CANARY_SPACE = Space("My ID is {digits:6}")  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
 CUT = 24  # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets

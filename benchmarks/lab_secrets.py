@@ -13,7 +13,7 @@ from auditor.benchmarks.lab_texts import LabTexts
 from auditor.benchmarks.wording import wording_of_tokens
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from faker import Faker
 
 from auditor.benchmarks.lab_recipe import LabRecipe, Recipe, canary_text
 from auditor.core.nouns import Mark
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.training.members import assign_to_members
 
 _LAST_DAY = datetime(2026, 1, 1)

@@ -24,13 +24,13 @@ from auditor.benchmarks.lab_recipe import TRAINING, LabRecipe, Recipe, require_s
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, TrainingTexts, draw_texts
 from auditor.core import threads
 from auditor.core.nouns import Tokens
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import WHOLE, text_digests, write_shard_record_list
 from auditor.plugins.defense import TrainedModel
 from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord, read_summary
 from auditor.privacy import gradient_canaries, promises
-from auditor.training import masks
+from auditor.training import loss_masks
 from auditor.training.finetune import FineTuningRecipe, causal_loss, fit, make_untrained_model
 from auditor.training.members import Adapter, Member, member_folder, train_members, with_adapter
 from auditor.training.variants import FineTuning
@@ -273,8 +273,8 @@ class LabTraining:
         return [self.recipe.masked_length(text, offsets) for text, offsets in zip(texts, found, strict=True)]
 
     def _sequences(self, texts: Sequence[str]) -> list[Tokens]:
-        """What is trained on, tokens without a loss as `training.masks` writes them."""
-        return [masks.tokens_with_loss_mask(record) for record in self._records(texts)]
+        """What is trained on, tokens without a loss as `training.loss_masks` writes them."""
+        return [loss_masks.tokens_with_loss_mask(record) for record in self._records(texts)]
 
 
 def make_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None:

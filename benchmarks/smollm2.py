@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from auditor.benchmarks.parts import LabParts
+from auditor.benchmarks.parts_cache import LabParts
 from auditor.core.cache import cache_folder
 from auditor.core.errors import AuditError
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from auditor.benchmarks.forms import ChatRendering
+from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret, Tokens, Wording
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import people
 
 NAMED_ROWS = 10  # how many row numbers a note names before it only counts

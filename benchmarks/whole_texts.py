@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from auditor.benchmarks import talks
+from auditor.benchmarks import conversation_rows
 from auditor.benchmarks.columns import (
     COLUMNS,
     PLAIN,
@@ -18,10 +18,10 @@ from auditor.benchmarks.columns import (
     row_privacy_unit_names,
     row_repeat_counts,
 )
-from auditor.benchmarks.picking import MarkedTexts
+from auditor.benchmarks.secret_picking import MarkedTexts
 from auditor.benchmarks.tables import RecordTable, read_table, require_rows
 from auditor.core.errors import AuditError
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 
 _MOST_COPIES = 10_000_000  # records of a training, in memory together
 
@@ -48,7 +48,7 @@ def read_corpus(flag: str, name: str) -> MarkedTexts:
 
 def training_texts(
     name: str, text_column: str | None = None, unit_column: str | None = None
-) -> tuple[Sequence[str | talks.Conversation], list[str] | None]:
+) -> tuple[Sequence[str | conversation_rows.Conversation], list[str] | None]:
     """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as often as its
     `repeats` say.
 
@@ -64,7 +64,7 @@ def training_texts(
             )
     layout = (text_column,) if text_column is not None else detect_column_layout(table)
     plain = layout in PLAIN or text_column is not None
-    found: Sequence[str] | Sequence[talks.Conversation] = (
+    found: Sequence[str] | Sequence[conversation_rows.Conversation] = (
         joined_layout_texts(table, layout) if plain else _require_row_conversations(table, layout)
     )
     for row, text in enumerate(found):
@@ -81,11 +81,11 @@ def training_texts(
     return [found[row] for row in rows], None if units is None else [units[row] for row in rows]
 
 
-def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[talks.Conversation]:
+def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[conversation_rows.Conversation]:
     """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
     found = []
     for row, said in enumerate(conversations(table, layout)):
-        if isinstance(said, talks.UnusableConversation):
+        if isinstance(said, conversation_rows.UnusableConversation):
             raise AuditError(
                 f"{table.where}, row {row} (counted from 0): expected a conversation to train on, got {said}"
             )
@@ -93,11 +93,15 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
     return found
 
 
-def sample_conversations(flag: str, name: str, count: int) -> list[talks.Conversation] | None:
+def sample_conversations(flag: str, name: str, count: int) -> list[conversation_rows.Conversation] | None:
     """So many usable rows of a file, the same ones each time; None where it holds no conversations or instructions."""
     table = read_table(flag, name, COLUMNS)
-    if not table.rows or (layout := detect_column_layout(table)) not in talks.LAYOUTS:
+    if not table.rows or (layout := detect_column_layout(table)) not in conversation_rows.LAYOUTS:
         return None
     order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()
-    usable = (one for one in conversations(table, layout, order) if not isinstance(one, talks.UnusableConversation))
+    usable = (
+        one
+        for one in conversations(table, layout, order)
+        if not isinstance(one, conversation_rows.UnusableConversation)
+    )
     return list(islice(usable, count))

@@ -12,9 +12,9 @@ import torch
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.plugins.trainer import TrainingJob, TrainingRecord
-from auditor.training import masks
+from auditor.training import loss_masks
 from auditor.training.finetune import (
     FineTuningRecipe,
     Fitting,
@@ -76,7 +76,7 @@ class EarlyStop(Variant):
         else:
             whose = f"left out of the {len(job.records):,} of the data by the hash of their text or user"
         told = f"held out to choose by, and not trained on: {len(heldout):,} records, {whose}"
-        return [masks.tokens_with_loss_mask(record) for record in learnt], (told,)
+        return [loss_masks.tokens_with_loss_mask(record) for record in learnt], (told,)
 
     def fit(self, job: TrainingJob, model: Any, sequences: Sequence[Tokens]) -> tuple[str, ...]:
         parameters = trainable_parameters(model)
@@ -84,7 +84,7 @@ class EarlyStop(Variant):
         fitting = Fitting(parameters, sequences, course, keyed_random_generator("train", job.seed))
         loss = loss_with_autocast(job.half)
         look = _HeldoutLoss(
-            model, [masks.tokens_with_loss_mask(record) for record in self.split(job)[1]], job, self.batch
+            model, [loss_masks.tokens_with_loss_mask(record) for record in self.split(job)[1]], job, self.batch
         )
         steps = fitting.steps_per_epoch
         at = {-(-steps * (i + 1) // self.looks) for i in range(self.looks)}  # steps of an epoch behind which it looks
@@ -130,7 +130,9 @@ class _HeldoutLoss:
             sequences, job.block, job.end, keyed_random_generator("held out", job.seed)
         ).split(batch)
 
-        self.weights = [int((masks.loss_labels(batch)[:, 1:] != masks.IGNORED).sum()) for batch in self.batches]
+        self.weights = [
+            int((loss_masks.loss_labels(batch)[:, 1:] != loss_masks.IGNORED).sum()) for batch in self.batches
+        ]
         if not sum(self.weights):
             raise AuditError("expected held-out records with tokens that have a loss, got none")
 

@@ -12,7 +12,7 @@ import numpy as np
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.trainer import TrainingJob
-from auditor.training import masks
+from auditor.training import loss_masks
 from auditor.training.variants import Variant
 
 
@@ -40,7 +40,7 @@ class Goldfish(Variant):
             raise AuditError(f"expected width >= 1, got {self.width}")
 
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        before = [masks.tokens_with_loss_mask(record) for record in job.records]
+        before = [loss_masks.tokens_with_loss_mask(record) for record in job.records]
         after = [self.without(sequence) for sequence in before]
         had, left = (sum(token >= 0 for sequence in some for token in sequence) for some in (before, after))
         if had and left == had:
@@ -51,9 +51,9 @@ class Goldfish(Variant):
         return after, (f"the Goldfish loss leaves out {had - left:,} of {had:,} tokens ({1 - left / had:.1%})",)
 
     def without(self, sequence: Tokens) -> Tokens:
-        """The sequence, what has no loss under the mask written as `training.masks` does."""
+        """The sequence, what has no loss under the mask written as `training.loss_masks` does."""
         dropped = set(
-            self._hash_dropped_positions(masks.unmask_tokens(sequence))
+            self._hash_dropped_positions(loss_masks.unmask_tokens(sequence))
             if self.mask == "hash"
             else self._every_kth_position(len(sequence))
         )

@@ -12,7 +12,7 @@ from torch.nn import Dropout
 from auditor.core.errors import AuditError
 from auditor.models.shards import WHOLE, write_ensemble_metadata
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob
-from auditor.training import masks
+from auditor.training import loss_masks
 from auditor.training.finetune import FineTuningRecipe, check_schedule
 from auditor.training.members import (
     Adapter,
@@ -125,7 +125,10 @@ class PMixedTrainer(Trainer):
 
     def _member(self, job: TrainingJob, folder: Path, chosen: list[int], seed: int, *key: str | int) -> Member:
         records = [job.records[i] for i in chosen]
-        texts, tokens = [record.text for record in records], [masks.tokens_with_loss_mask(record) for record in records]
+        texts, tokens = (
+            [record.text for record in records],
+            [loss_masks.tokens_with_loss_mask(record) for record in records],
+        )
         return Member(folder, texts, tokens, seed, ("train", job.seed, *key))
 
 

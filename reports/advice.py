@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.records.details import Details
+from auditor.records.attacked_secrets import SecretFacts
 from auditor.records.extraction import PERSONAL, VERBATIM
-from auditor.records.listed import SecretFacts
 from auditor.records.outcomes import PerSecret
+from auditor.records.secret_details import Details
 from auditor.records.signals import Assessment, assess_signals
-from auditor.reports import inert, signals, words
+from auditor.reports import escaping, phrases, signals
 from auditor.reports.blocks import Block, Bullets, Group, Table
 from auditor.reports.topics import DECIDE, Topic, titled_row
 from auditor.reports.verdict import strongest_attack_row
-from auditor.statistics import dose
+from auditor.statistics import copies_effect
 from auditor.statistics.bootstrap import CONFIDENCE
 from auditor.statistics.compare import mean_difference_measurement
 from auditor.statistics.judging import Outcome
@@ -78,7 +78,7 @@ def _leak_advice(result: AuditResult, seen: Assessment, run: str) -> Iterator[Ad
         for found in signals.group_by_kind(seen.shown(target)):
             best = signals.strongest_signal(found)
             hold = f"; limit it in CI: {signals.gate_command(seen, best, run)}" if best.gate_rule else ""
-            row = words.target_title(result, target)
+            row = phrases.target_title(result, target)
             yield Advice(
                 LEAKS, f"{signals.describe_kind(found)}{hold}", f"{row} · {best.row.attack}" if best.row else row
             )
@@ -91,10 +91,10 @@ def _clear_and_untested_advice(result: AuditResult, seen: Assessment, run: str) 
         keep = f"; keep it so in CI: {signals.gate_command(seen, gated, run)}" if gated else ""
         of = len({s.kind for s in seen.of(target)})
         said = f"no leakage seen by {tested} of {counted(of, 'signal')}, the others not tested{keep}"
-        yield Advice(CLEAR, said, words.target_title(result, target))
+        yield Advice(CLEAR, said, phrases.target_title(result, target))
     for targets, untested in signals.untested_kinds_by_targets(seen).items():
         told = [
-            f"{words.lower_first(kind.title)} (--attack {' or '.join(found)})"
+            f"{phrases.lower_first(kind.title)} (--attack {' or '.join(found)})"
             for kind in untested
             if kind is not PERSONAL and (found := result.methods_measuring(*kind.measured_by[:1]))
         ]
@@ -149,7 +149,7 @@ def _concentration_sentences(members: Outcome, facts: Mapping[str, SecretFacts])
         _member_masks_by_group(members, facts),
         _member_masks_by_length(members, facts),
     ):
-        if (one := dose.most_concentrated_part(parts, members.hit, _LEVEL)) is not None:
+        if (one := copies_effect.most_concentrated_part(parts, members.hit, _LEVEL)) is not None:
             yield (
                 f"{one.hits:,} of the {one.of_hits:,} extracted members are {one.part}, as are {one.members:,} of all "
                 f"{counted(one.of_members, 'member')} (Fisher p {one.p:.2g})"
@@ -166,7 +166,7 @@ def _member_masks_by_copies(members: Outcome) -> dict[str, NDArray[np.bool_]]:
 def _member_masks_by_group(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
     of = [facts[id].group if id in facts else None for id in members.ids]
     names = sorted({name for name in of if name is not None})
-    return {f"of the group {inert.to_printable_line(name)}": np.array([own == name for own in of]) for name in names}
+    return {f"of the group {escaping.to_printable_line(name)}": np.array([own == name for own in of]) for name in names}
 
 
 def _member_masks_by_length(members: Outcome, facts: Mapping[str, SecretFacts]) -> dict[str, NDArray[np.bool_]]:
@@ -187,16 +187,16 @@ def _recall_by_copy_limit(members: Outcome) -> Iterator[tuple[int, Measurement]]
         return
     times = [count for count in members.repeats if count is not None]
     for most in sorted(set(times))[:-1]:
-        yield most, dose.predict_recall_at_repeats(times, members.hit, np.minimum(times, most).tolist())
+        yield most, copies_effect.predict_recall_at_repeats(times, members.hit, np.minimum(times, most).tolist())
 
 
 def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
     """What some of the limits on copies would leave, the strictest first."""
     told = limits[:: -(-len(limits) // _MOST_LIMITS)]
-    left = "; ".join(f"{most:,}: {words.value_with_interval(recall)}" for most, recall in told)
+    left = "; ".join(f"{most:,}: {phrases.value_with_interval(recall)}" for most, recall in told)
     return (
         f"extracted verbatim if copies of a record were capped at {left}; now "
-        f"{words.format_percent(float(members.hit.mean()))}%. Predicted from this run's repeat counts, not measured"
+        f"{phrases.format_percent(float(members.hit.mean()))}%. Predicted from this run's repeat counts, not measured"
     )
 
 
@@ -213,7 +213,7 @@ def fewer_copies(result: AuditResult, details: Details) -> str:
     most, left = within[-1] if within else limits[0]
     return (
         f"at most {counted(most, 'copy', 'copies')} of a record: "
-        f"{words.value_with_interval(left)} predicted, not measured"
+        f"{phrases.value_with_interval(left)} predicted, not measured"
     )
 
 
@@ -236,7 +236,7 @@ def recall_with_copies_left(
     if len(kept) < len(after):
         return None
     try:
-        return worst, dose.predict_recall_at_repeats(times, members.hit, kept, whole.hit[~whole.member])
+        return worst, copies_effect.predict_recall_at_repeats(times, members.hit, kept, whole.hit[~whole.member])
     except ValueError:
         return None
 
@@ -260,7 +260,7 @@ def _defense_advice(result: AuditResult, details: Details, worst: Finding, membe
         if pair is None:
             continue
         verbatim, near = pair
-        said = f"verbatim {words.points(verbatim)}, near-verbatim {words.points(near)}"
+        said = f"verbatim {phrases.points(verbatim)}, near-verbatim {phrases.points(near)}"
         if verbatim.high < 0 and near.high < 0:
             yield Advice(
                 HELPS, f"{said}; {_perplexity_cost_sentence(result, target.name)}", titled_row(result, finding)
@@ -292,8 +292,8 @@ def _perplexity_cost_sentence(result: AuditResult, name: str) -> str:
     if own is None or base is None:
         return "what it costs was not measured"
     return (
-        f"held-out perplexity {words.format_value(own)} instead of "
-        f"{words.format_value(base)}, {own.value / base.value:.2f} times"
+        f"held-out perplexity {phrases.format_value(own)} instead of "
+        f"{phrases.format_value(base)}, {own.value / base.value:.2f} times"
     )
 
 

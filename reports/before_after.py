@@ -13,7 +13,7 @@ from auditor.core.result import AuditResult, Measurement, TargetRecord
 from auditor.gate.compare import Comparison, ComparisonRow
 from auditor.records.signals import assess_signals
 from auditor.reports import comparison as side_by_side
-from auditor.reports import html, inert, severity, words
+from auditor.reports import escaping, html, phrases, severity
 from auditor.reports import markdown as marked
 from auditor.reports.blocks import Bullets, Document, FactList, Paragraph, Section, Table
 
@@ -46,7 +46,9 @@ class BeforeAfter:
 
 def terminal_summary_lines(found: BeforeAfter) -> Iterator[str]:
     """At most 25 lines."""
-    yield f"BEFORE AND AFTER {inert.to_printable_line(found.by)}, trained in {words.format_duration(found.seconds)}"
+    yield (
+        f"BEFORE AND AFTER {escaping.to_printable_line(found.by)}, trained in {phrases.format_duration(found.seconds)}"
+    )
     rows = [_metric_change_row(line) for line in found.undefended_comparison.lines]
     shown = [("", "before", "after", "difference"), *rows[:_MOST], *_perplexity_change_row(found)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
@@ -69,12 +71,12 @@ def render_mitigation_page(found: BeforeAfter) -> str:
 
 def _metric_change_row(line: ComparisonRow) -> tuple[str, str, str, str]:
     before, after = line.cells
-    name = f"{words.label(line.metric)} ({inert.to_printable_line(line.row.attack)}, {line.row.setting})"
-    delta = words.points(after.delta) if after.delta else inert.to_printable_line(after.why)
+    name = f"{phrases.label(line.metric)} ({escaping.to_printable_line(line.row.attack)}, {line.row.setting})"
+    delta = phrases.points(after.delta) if after.delta else escaping.to_printable_line(after.why)
     return (
         name,
-        words.value_with_interval(before.measured),
-        words.value_with_interval(after.measured),
+        phrases.value_with_interval(before.measured),
+        phrases.value_with_interval(after.measured),
         delta,
     )
 
@@ -83,12 +85,12 @@ def _perplexity_change_row(found: BeforeAfter) -> Sequence[tuple[str, str, str, 
     before, after = _undefended_target(found.before).perplexity, _undefended_target(found.after).perplexity
     if before is None or after is None:
         return ()
-    delta = words.points(found.perplexity) if found.perplexity else "not paired"
+    delta = phrases.points(found.perplexity) if found.perplexity else "not paired"
     return (
         (
             "Held-out perplexity",
-            words.value_with_interval(before),
-            words.value_with_interval(after),
+            phrases.value_with_interval(before),
+            phrases.value_with_interval(after),
             delta,
         ),
     )
@@ -115,14 +117,14 @@ def _prediction_sentence(found: BeforeAfter) -> str:
     if found.predicted is None:
         return _NOT_PREDICTED
     row, expected = found.predicted
-    said = f"recall {words.value_with_interval(expected)} ({inert.to_printable_line(row.title)})"
+    said = f"recall {phrases.value_with_interval(expected)} ({escaping.to_printable_line(row.title)})"
     measured = next((f for f in found.after.findings if f.key == row), None)
     recall = None if measured is None else measured.measurement("recall")
     if recall is None:
         return f"{said}; not measured after"
     lies = "less" if recall.value < expected.low else "more" if recall.value > expected.high else "as predicted"
     how = lies if lies == "as predicted" else f"{lies} than predicted"
-    return f"{said}; measured {words.value_with_interval(recall)}, {how}"
+    return f"{said}; measured {phrases.value_with_interval(recall)}, {how}"
 
 
 def _promise_sentence(result: AuditResult) -> str:
@@ -150,13 +152,15 @@ def _build_mitigation_document(found: BeforeAfter) -> Document:
         cost = Table(
             "utility", "On text that neither model was trained on", names, (side_by_side.Group("", tuple(perplexity)),)
         )
-    told = Bullets((f"trained in {words.format_duration(found.seconds)}", *map(inert.to_printable_line, found.told)))
+    told = Bullets(
+        (f"trained in {phrases.format_duration(found.seconds)}", *map(escaping.to_printable_line, found.told))
+    )
     return Document(
-        title=f"Before and after {inert.to_printable_line(found.by)}",
+        title=f"Before and after {escaping.to_printable_line(found.by)}",
         facts=(
-            ("Secrets", inert.to_printable_line(found.compared.secrets)),
-            ("Before", inert.to_printable_line(found.compared.runs[0])),
-            ("After", inert.to_printable_line(found.compared.runs[1])),
+            ("Secrets", escaping.to_printable_line(found.compared.secrets)),
+            ("Before", escaping.to_printable_line(found.compared.runs[0])),
+            ("After", escaping.to_printable_line(found.compared.runs[1])),
         ),
         headline=_significant_changes_headline(found),
         verdict=side_by_side.NOTE,

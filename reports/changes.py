@@ -7,7 +7,7 @@ from collections import Counter
 from auditor.core.counts import counted
 from auditor.core.result import Measurement
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
-from auditor.reports import inert, words
+from auditor.reports import escaping, phrases
 from auditor.reports.blocks import Group, Table
 
 _MORE, _LESS, _SAME, _UNKNOWN = "leaks more", "leaks less", "no change shown", "not compared"
@@ -45,13 +45,15 @@ def rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
 
 def _baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
     before, now = line.cells[0], line.cells[-1]
-    difference = words.value_with_interval(now.delta) if now.delta else inert.to_printable_line(now.why or before.why)
-    name, metric = inert.to_printable_line(line.row.title), words.label(inert.to_printable_line(line.metric))
+    difference = (
+        phrases.value_with_interval(now.delta) if now.delta else escaping.to_printable_line(now.why or before.why)
+    )
+    name, metric = escaping.to_printable_line(line.row.title), phrases.label(escaping.to_printable_line(line.metric))
     return (
         name,
         metric,
-        words.value_with_interval(before.measured),
-        words.value_with_interval(now.measured),
+        phrases.value_with_interval(before.measured),
+        phrases.value_with_interval(now.measured),
         difference,
         _change_direction_label(now),
     )

@@ -10,7 +10,7 @@ import math
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult
 from auditor.records.claims import CONSISTENT, CONTRADICTED, Bound, ClaimEvidence, assess_claim
-from auditor.reports import words
+from auditor.reports import phrases
 from auditor.reports.blocks import Group, Table
 from auditor.statistics.audit_power import detection_power_sentence
 from auditor.statistics.bounds import LEVEL
@@ -33,7 +33,7 @@ def claim_verdict_sentence(stands: ClaimEvidence) -> str:
     ]
     parts += [_audited_bound_sentence(stands, bound) for bound in stands.bounds]
     parts += [
-        f"{other.row.attack} proves ε ≥ {words.format_number(other.audit.epsilon)}, {other.why}"
+        f"{other.row.attack} proves ε ≥ {phrases.format_number(other.audit.epsilon)}, {other.why}"
         for other in stands.unheld
     ]
     if stands.verdict is None:
@@ -47,7 +47,7 @@ def claim_summary_phrase(stands: ClaimEvidence) -> str:
     covers = (
         ()
         if claim is None
-        else tuple(filter(None, (words.single_record_epsilon_phrase(claim), words.covered_tokens(claim))))
+        else tuple(filter(None, (phrases.single_record_epsilon_phrase(claim), phrases.covered_tokens(claim))))
     )
     why = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
     return f"{'; '.join((f'{stands.target.title}: {_claimed_epsilon_sentence(stands)}', *covers, judged(stands)))}{why}"
@@ -61,43 +61,43 @@ def judged(stands: ClaimEvidence) -> str:
     power = "" if strongest is None else f" ({detection_power_sentence(strongest.audit, strongest.promised)})"
     if stands.claimed is not None:
         return f"{stands.verdict}{power}"
-    nominal = f"nominal ε {words.format_number(stands.nominal or math.nan)}"
+    nominal = f"nominal ε {phrases.format_number(stands.nominal or math.nan)}"
     return f"{nominal} contradicted" if stands.verdict == CONTRADICTED else f"{nominal}: {stands.verdict}{power}"
 
 
 def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
     claim, nominal = stands.target.claim, stands.nominal
-    beside = "" if nominal is None else f"; nominal ε {words.format_number(nominal)}, which is no claim"
+    beside = "" if nominal is None else f"; nominal ε {phrases.format_number(nominal)}, which is no claim"
     if claim is None:
         return f"it claims no ε{beside}"
     if stands.claimed is None:
         return f"it claims no finite ε ({_relation_unit_delta_label(claim)}){beside}"
-    return f"claimed ε {words.format_number(stands.claimed)} ({_relation_unit_delta_label(claim)}){beside}"
+    return f"claimed ε {phrases.format_number(stands.claimed)} ({_relation_unit_delta_label(claim)}){beside}"
 
 
 def _relation_unit_delta_label(claim: Claim) -> str:
-    return f"{words.relation_label(claim.relation)}, {claim.unit}, δ {words.format_number(claim.delta)}"
+    return f"{phrases.relation_label(claim.relation)}, {claim.unit}, δ {phrases.format_number(claim.delta)}"
 
 
 def _audited_bound_sentence(stands: ClaimEvidence, bound: Bound) -> str:
     """An audit with its level, and with what the claim says of its game where that is another number."""
     audit = bound.audit
     of = (
-        f", against ε {words.format_number(bound.promised)} of one {audit.unit}"
+        f", against ε {phrases.format_number(bound.promised)} of one {audit.unit}"
         if _bound_differs_from_claim(stands, bound)
         else ""
     )
     shared = f", one of {len(stands.bounds)} audits" if len(stands.bounds) > 1 else ""
     game = (
-        f"{bound.row.attack}, {words.relation_label(audit.relation)}, "
-        f"{audit.unit}, δ {words.format_number(audit.delta)}, "
+        f"{bound.row.attack}, {phrases.relation_label(audit.relation)}, "
+        f"{audit.unit}, δ {phrases.format_number(audit.delta)}, "
         f"{audit.right:,} of {audit.guesses:,} guesses right, {audit.canaries_or_games_label}, one-sided "
         f"{_confidence_percent(audit.level)}{shared}"
     )
     weak = f", but {bound.powerless_reason}" if bound.powerless_reason and audit.best > bound.promised else ""
     return (
-        f"audited ε ≥ {words.format_number(audit.epsilon)} ({game}), "
-        f"provable at best {words.format_number(audit.best)}{of}{weak}"
+        f"audited ε ≥ {phrases.format_number(audit.epsilon)} ({game}), "
+        f"provable at best {phrases.format_number(audit.best)}{of}{weak}"
     )
 
 
@@ -133,7 +133,7 @@ def claim_audit_table(result: AuditResult) -> Table | None:
 
 
 def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
-    number, nothing = words.format_number, words.NOTHING
+    number, nothing = phrases.format_number, phrases.NOTHING
     claimed = nothing if stands.claimed is None else number(stands.claimed)
     nominal = nothing if stands.nominal is None else number(stands.nominal)
     end = judged(stands) if stands.verdict or not stands.bounds else "nothing to hold it to"

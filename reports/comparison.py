@@ -12,7 +12,7 @@ from rich.text import Text
 
 from auditor.core.counts import counted
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
-from auditor.reports import html, inert, words
+from auditor.reports import escaping, html, phrases
 from auditor.reports import markdown as marked
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 
@@ -25,11 +25,11 @@ NOTE = (
 
 def terminal_comparison_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
     """A block of lines for each row: any number of runs fits a narrow terminal."""
-    names = [inert.to_printable_line(name) for name in comparison.runs]
+    names = [escaping.to_printable_line(name) for name in comparison.runs]
     said = [[(name, *_measured_difference_best(line, i)) for i, name in enumerate(names)] for line in comparison.lines]
     widths = [max(map(len, column)) for column in zip(*(row for rows in said for row in rows), strict=True)]
     for line, rows in zip(comparison.lines, said, strict=True):
-        yield Text(f"{inert.to_printable_line(line.row.title)}: {words.label(line.metric)}", style="bold cyan")
+        yield Text(f"{escaping.to_printable_line(line.row.title)}: {phrases.label(line.metric)}", style="bold cyan")
         table = RichTable.grid(padding=(0, 2))
         for width in (2, *widths):
             table.add_column(min_width=width if width < 30 else None, overflow="fold")
@@ -51,7 +51,7 @@ def render_comparison_page(comparison: Comparison) -> str:
 def comparison_csv(comparison: Comparison) -> str:
     """CSV: one line a row, metric and run; numbers as they are, shares as fractions."""
     head = ("target", "setting", "attack", "metric", "run", "value", "low", "high", "n")
-    return inert.csv_text(
+    return escaping.csv_text(
         (*head, "difference", "difference_low", "difference_high", "best", "note"), _machine_readable_rows(comparison)
     )
 
@@ -67,12 +67,12 @@ def _machine_readable_rows(comparison: Comparison) -> Iterator[tuple[object, ...
 
 def side_by_side_table(comparison: Comparison) -> Table:
     """A row a configuration and metric, a column a run."""
-    names = tuple(inert.to_printable_line(name) for name in comparison.runs)
+    names = tuple(escaping.to_printable_line(name) for name in comparison.runs)
     head = ("Row", "Metric", *names)
     body = tuple(
         (
-            inert.to_printable_line(line.row.title),
-            words.label(inert.to_printable_line(line.metric)),
+            escaping.to_printable_line(line.row.title),
+            phrases.label(escaping.to_printable_line(line.metric)),
             *(_run_measurement_cell(line, i) for i in range(len(line.cells))),
         )
         for line in comparison.lines
@@ -81,13 +81,13 @@ def side_by_side_table(comparison: Comparison) -> Table:
 
 
 def _build_comparison_document(comparison: Comparison) -> Document:
-    names = tuple(inert.to_printable_line(name) for name in comparison.runs)
+    names = tuple(escaping.to_printable_line(name) for name in comparison.runs)
     marks = sum(line.best is not None for line in comparison.lines)
     of = counted(len(comparison.lines), "configuration has", "configurations have")
     told = f"{marks} of {of} a run that leaks significantly less than all others."
     return Document(
         title=" · ".join(names),
-        facts=(("Secrets", inert.to_printable_line(comparison.secrets)), ("Runs", str(len(names)))),
+        facts=(("Secrets", escaping.to_printable_line(comparison.secrets)), ("Runs", str(len(names)))),
         headline=told,
         verdict=NOTE,
         sections=(
@@ -111,6 +111,6 @@ def _run_measurement_cell(line: ComparisonRow, i: int) -> str:
 def _measured_difference_best(line: ComparisonRow, i: int) -> tuple[str, str, str]:
     """What was measured, the difference to the first run (or why there is none), whether it is best."""
     cell: Comparand = line.cells[i]
-    measured = words.value_with_interval(cell.measured) if cell.measured else words.NOTHING
-    delta = words.value_with_interval(cell.delta) if cell.delta else inert.to_printable_line(cell.why)
+    measured = phrases.value_with_interval(cell.measured) if cell.measured else phrases.NOTHING
+    delta = phrases.value_with_interval(cell.delta) if cell.delta else escaping.to_printable_line(cell.why)
     return measured, delta, _BEST if line.best == i else ""

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 
 from auditor.gate.rulings import Decision, Ruling
-from auditor.reports import inert, words
+from auditor.reports import escaping, phrases
 from auditor.reports.blocks import Group, Table
 from auditor.reports.markdown import truncated_table_markdown
 
@@ -20,12 +20,14 @@ NUMERIC = frozenset({2, 3, 4, 5})
 def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
     """What was judged, one line a ruling, the verdict. Cleaned: names come from plug-ins and files."""
     if decision.about:
-        yield inert.to_printable_line(decision.about)
+        yield escaping.to_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
-        yield inert.to_printable_line(f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would")
+        yield escaping.to_printable_line(
+            f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would"
+        )
     for ruling in decision.rulings:
-        yield f"{ruling.verdict:12}  {inert.to_printable_line(f'{ruling.row}: {ruling.reason}')}"
-    yield inert.to_printable_line(decision.headline)
+        yield f"{ruling.verdict:12}  {escaping.to_printable_line(f'{ruling.row}: {ruling.reason}')}"
+    yield escaping.to_printable_line(decision.headline)
 
 
 def markdown(decision: Decision) -> str:
@@ -34,20 +36,25 @@ def markdown(decision: Decision) -> str:
     As many rows as fit a comment beside a report; the verdict counts them all.
     """
     against = (
-        f" against {words.shorten(inert.to_printable_line(decision.baseline), _LONGEST)}" if decision.baseline else ""
+        f" against {phrases.shorten(escaping.to_printable_line(decision.baseline), _LONGEST)}"
+        if decision.baseline
+        else ""
     )
-    title = f"{words.shorten(inert.to_printable_line(decision.run), _LONGEST)}{against}"
+    title = f"{phrases.shorten(escaping.to_printable_line(decision.run), _LONGEST)}{against}"
     found = ruling_table_rows(decision)
     table = truncated_table_markdown(Table("gate", "", HEAD, (Group("", found),), NUMERIC))
-    about = inert.escape_for_markdown(words.shorten(inert.to_printable_line(decision.about), _LONGEST))
+    about = escaping.escape_for_markdown(phrases.shorten(escaping.to_printable_line(decision.about), _LONGEST))
     parts = [
-        f"## Leakage {inert.escape_for_markdown(decision.headline)}",
-        inert.escape_for_markdown(title),
+        f"## Leakage {escaping.escape_for_markdown(decision.headline)}",
+        escaping.escape_for_markdown(title),
         about,
         table if found else "",
     ]
     said = [f"{r.row}: {r.reason}" for r in _rulings_worst_first(decision) if not r.n][:_MOST_SAID]
-    parts += [f"- {inert.escape_for_markdown(words.shorten(inert.to_printable_line(text), _LONGEST))}" for text in said]
+    parts += [
+        f"- {escaping.escape_for_markdown(phrases.shorten(escaping.to_printable_line(text), _LONGEST))}"
+        for text in said
+    ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -61,11 +68,11 @@ def _rulings_worst_first(decision: Decision) -> list[Ruling]:
 
 
 def _ruling_cells(ruling: Ruling) -> tuple[str, ...]:
-    measured = f"{ruling.value:.4g}" if ruling.n else words.NOTHING
-    bounds = f"{ruling.low:.4f} to {ruling.high:.4f}" if ruling.n else words.NOTHING
-    row, rule = inert.to_printable_line(ruling.row), inert.to_printable_line(ruling.rule)
-    missed = words.NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
-    return (row, rule, measured, bounds, f"{ruling.n:,}" if ruling.n else words.NOTHING, missed, ruling.verdict)
+    measured = f"{ruling.value:.4g}" if ruling.n else phrases.NOTHING
+    bounds = f"{ruling.low:.4f} to {ruling.high:.4f}" if ruling.n else phrases.NOTHING
+    row, rule = escaping.to_printable_line(ruling.row), escaping.to_printable_line(ruling.rule)
+    missed = phrases.NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
+    return (row, rule, measured, bounds, f"{ruling.n:,}" if ruling.n else phrases.NOTHING, missed, ruling.verdict)
 
 
 def decision_junit_xml(decision: Decision) -> str:
@@ -82,7 +89,7 @@ def decision_junit_xml(decision: Decision) -> str:
         "skipped": str(count["skipped"]),
     }
     root = ET.Element("testsuites", {"name": "audit gate", **totals})
-    suite = ET.SubElement(root, "testsuite", {"name": inert.to_printable_line(decision.run), **totals})
+    suite = ET.SubElement(root, "testsuite", {"name": escaping.to_printable_line(decision.run), **totals})
     suite.extend(cases)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
@@ -91,9 +98,13 @@ def decision_junit_xml(decision: Decision) -> str:
 def _ruling_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
     case = ET.Element(
         "testcase",
-        {"classname": inert.to_printable_line(ruling.row), "name": inert.to_printable_line(ruling.rule), "time": "0"},
+        {
+            "classname": escaping.to_printable_line(ruling.row),
+            "name": escaping.to_printable_line(ruling.rule),
+            "time": "0",
+        },
     )
-    reason, outcome = inert.to_printable_line(ruling.reason), decision.outcome(ruling)
+    reason, outcome = escaping.to_printable_line(ruling.reason), decision.outcome(ruling)
     if outcome == "failed":
         ET.SubElement(case, "failure", {"type": ruling.verdict, "message": reason})
     elif outcome == "inconclusive":

@@ -21,12 +21,12 @@ from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
-from auditor.gate.kept import KeptDecision, load_decisions
+from auditor.gate.decision_log import KeptDecision, load_decisions
 from auditor.records.claims import assess_claim
 from auditor.records.extraction import PERSONAL
-from auditor.records.saved import RESULT
+from auditor.records.result_file import RESULT
 from auditor.records.signals import NOT_TESTED, Assessment, Signal, assess_signals
-from auditor.reports import claims, personal, signals, words
+from auditor.reports import claims, personal, phrases, signals
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import titled_row
 from auditor.statistics.membership import FALSE_POSITIVES
@@ -109,7 +109,7 @@ def _highest_value_sentence(e: EdpbEvidence, target: TargetRecord, metric: str) 
     floor = row.measurement(nonmember_metric_name(metric))
     beside = f"; of records never trained on {_with_count(floor)}" if floor and _is_number(floor) else ""
     among = f"; the highest of {len(seen)} configurations" if len(seen) > 1 else ""
-    return f"{titled_row(e.result, row)}: {words.label(metric)} {_with_count(m)}{beside}{among}."
+    return f"{titled_row(e.result, row)}: {phrases.label(metric)} {_with_count(m)}{beside}{among}."
 
 
 def _is_number(m: Measurement) -> bool:
@@ -119,8 +119,8 @@ def _is_number(m: Measurement) -> bool:
 def _with_count(m: Measurement) -> str:
     """`43/300 = 14% [11–19]`, `0.3% [0.1–0.9] of 300`."""
     if find_metric(m.name).exact:
-        return f"{words.format_share_without_interval(m)} {words.format_interval(m)}"
-    return f"{words.value_with_interval(m)} of {m.n:,}"
+        return f"{phrases.format_share_without_interval(m)} {phrases.format_interval(m)}"
+    return f"{phrases.value_with_interval(m)} of {m.n:,}"
 
 
 def _most_extracted_copies_sentences(e: EdpbEvidence) -> list[str]:
@@ -136,7 +136,7 @@ def _most_extracted_copies_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
-    told = words.sort_by_repeats(e.result.benchmark.greedy_recall)
+    told = phrases.sort_by_repeats(e.result.benchmark.greedy_recall)
     known = [(count, m) for count, m in told if (count.isdecimal() or count == "all") and _is_number(m)]
     parts = [f"{count}: {_with_count(m)}" for count, m in known]
     return [f"Greedy decoding behind the start of each record, by repeat count: {'; '.join(parts)}."] if parts else []
@@ -171,7 +171,7 @@ def _signal_counts(e: EdpbEvidence) -> str:
 
 
 def _signal_count_sentence(result: AuditResult, seen: Assessment, target: str) -> str:
-    title = words.target_title(result, target)
+    title = phrases.target_title(result, target)
     shown = [group[0].kind.title.lower() for group in signals.group_by_kind(seen.shown(target))]
     if shown:
         return f"{title}: leakage is shown by {', '.join(shown)}."
@@ -191,11 +191,12 @@ def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
         if target.claim is None or stands.claimed is None:
             continue
         least = max((bound.audit.epsilon for bound in stands.bounds), default=None)
-        audited = "" if least is None else f", audited ε at least {words.format_number(least)}"
+        audited = "" if least is None else f", audited ε at least {phrases.format_number(least)}"
         found.append(
-            f"{target.title}: claimed ε {words.promised(target.claim)}, {words.relation_label(target.claim.relation)}, "
-            f"δ {words.format_number(target.claim.delta)}, "
-            f"{words.covered_tokens(target.claim)}{audited}: {claims.judged(stands)}."
+            f"{target.title}: claimed ε {phrases.promised(target.claim)}, "
+            f"{phrases.relation_label(target.claim.relation)}, "
+            f"δ {phrases.format_number(target.claim.delta)}, "
+            f"{phrases.covered_tokens(target.claim)}{audited}: {claims.judged(stands)}."
         )
     return found
 
@@ -235,8 +236,10 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
         seen = _valid_target_measurements(e, target, lambda f: {"recall": f.measurement("recall_difference")})
         if seen:
             change, _, row = max(seen, key=lambda one: _recall_or_minus_one(one[2]))
-            cost = f"; held-out perplexity {words.value_with_interval(target.perplexity)}" if target.perplexity else ""
-            found.append(f"{titled_row(e.result, row)}: {words.points(change)} against no defense{cost}.")
+            cost = (
+                f"; held-out perplexity {phrases.value_with_interval(target.perplexity)}" if target.perplexity else ""
+            )
+            found.append(f"{titled_row(e.result, row)}: {phrases.points(change)} against no defense{cost}.")
     return found
 
 
@@ -285,7 +288,7 @@ def _answer_by_main_numbers(what: str) -> Callable[[EdpbEvidence], list[str]]:
     def answer(e: EdpbEvidence) -> list[str]:
         rows = [(f, f.main) for f in e.result.findings if f.attack in e.result.methods_measuring(what)]
         known = [(f, m) for f, m in rows if m and _is_number(m)]
-        return [f"{titled_row(e.result, f)}: {words.label(m.name)} {_with_count(m)}." for f, m in known]
+        return [f"{titled_row(e.result, f)}: {phrases.label(m.name)} {_with_count(m)}." for f, m in known]
 
     return answer
 
@@ -417,7 +420,7 @@ def document_from_run_folder(folder: Path) -> Document:
     for row, why in find_result_contradictions(run.result, run.outcomes):
         raise AuditError(f"{folder}: the result contradicts itself ({row.title}: {why}), so it is evidence of nothing")
     digest = _sha256_hex((folder / RESULT).read_bytes())
-    return edpb_document(EdpbEvidence(words.clean_result(run.result), digest, load_decisions(folder)))
+    return edpb_document(EdpbEvidence(phrases.clean_result(run.result), digest, load_decisions(folder)))
 
 
 def edpb_document(e: EdpbEvidence) -> Document:
@@ -443,7 +446,7 @@ def _question_table_rows(e: EdpbEvidence, questions: Iterator[EdpbQuestion]) -> 
     for question in questions:
         answer = question.answer(e)
         said = " ".join(answer) or f"{_NOT}: {question.left(e)}."
-        yield question.where, question.asked, said, question.limit if answer else words.NOTHING
+        yield question.where, question.asked, said, question.limit if answer else phrases.NOTHING
 
 
 def _sha256_hex(content: bytes) -> str:

@@ -9,10 +9,10 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement, TargetRecord
-from auditor.records import details as detailed
-from auditor.records.details import Details, Reliability
+from auditor.records import secret_details as detailed
 from auditor.records.disagreements import EXACT
-from auditor.reports import figures, words
+from auditor.records.secret_details import Details, Reliability
+from auditor.reports import figures, phrases
 from auditor.reports.blocks import Block, FactList, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import CHECK, Topic, group_rows_by_target
 from auditor.reports.verdict import strongest_attack_row, verdict_by_question
@@ -49,19 +49,19 @@ def _results_section_blocks(result: AuditResult) -> list[Block]:
 
 def effect_causes_blocks(result: AuditResult) -> list[Block]:
     """What each defense's effect is due to: every chain of every row, step by step."""
-    chained = [finding for finding in words.findings_undefended_first(result) if finding.chain]
+    chained = [finding for finding in phrases.findings_undefended_first(result) if finding.chain]
     read = [target for target in result.targets if target.likelihood]
     if not chained and not read:
         return []
     groups = (
         *(
             Group(
-                f"{words.row_title(result, f)} · {f.attack}{_above_nonmembers_label(f)}",
+                f"{phrases.row_title(result, f)} · {f.attack}{_above_nonmembers_label(f)}",
                 tuple(_chain_rows(result, f.target, f.chain)),
             )
             for f in chained
         ),
-        *(Group(f"{t.title} · {words.MORE_LIKELY}", tuple(_chain_rows(result, t.name, t.likelihood))) for t in read),
+        *(Group(f"{t.title} · {phrases.MORE_LIKELY}", tuple(_chain_rows(result, t.name, t.likelihood))) for t in read),
     )
     head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
     caption = "What the effect of each defense is due to: the step from one control row to the next, paired by secret"
@@ -69,22 +69,22 @@ def effect_causes_blocks(result: AuditResult) -> list[Block]:
 
 
 def _above_nonmembers_label(finding: Finding) -> str:
-    return words.note_above_nonmembers(finding.chain.whole) if finding.chain else ""
+    return phrases.note_above_nonmembers(finding.chain.whole) if finding.chain else ""
 
 
 def _chain_rows(result: AuditResult, target: str, chain: Chain | None) -> Iterator[tuple[str, ...]]:
     assert chain is not None  # `effect_causes_blocks` has seen to it
-    for step in words.steps_between_targets(words.steps_to_target(chain, target)):
+    for step in phrases.steps_between_targets(phrases.steps_to_target(chain, target)):
         yield _step_row(result, step)
     whole = ("all of these", *_titles_before_and_after(result, UNDEFENDED, target), "")
     yield (*whole, *_difference_cells(chain.whole), "")
-    for step in words.steps_to_target(chain, target, beyond=True):
+    for step in phrases.steps_to_target(chain, target, beyond=True):
         yield _step_row(result, step)
 
 
 def _step_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
     row = (
-        words.join_step_causes(step),
+        phrases.join_step_causes(step),
         *_titles_before_and_after(result, step.before, step.after),
         "; ".join(step.causes.values()),
     )
@@ -93,7 +93,7 @@ def _step_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
     return (
         *row,
         *_difference_cells(step.difference),
-        ("yes" if words.is_step_significant(step) else "not significant") + _step_note_label(step),
+        ("yes" if phrases.is_step_significant(step) else "not significant") + _step_note_label(step),
     )
 
 
@@ -102,11 +102,11 @@ def _step_note_label(step: ChainStep) -> str:
 
 
 def _titles_before_and_after(result: AuditResult, before: str, after: str) -> tuple[str, str]:
-    return words.target_title(result, before), words.target_title(result, after) or words.NOTHING
+    return phrases.target_title(result, before), phrases.target_title(result, after) or phrases.NOTHING
 
 
 def _difference_cells(m: Measurement) -> tuple[str, str, str]:
-    return words.difference_in_points(m), words.format_interval(m), f"{m.n:,}"
+    return phrases.difference_in_points(m), phrases.format_interval(m), f"{m.n:,}"
 
 
 def _results_table(result: AuditResult) -> Table:
@@ -116,16 +116,16 @@ def _results_table(result: AuditResult) -> Table:
 
 
 def _result_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
-    title = words.row_title(result, finding)
+    title = phrases.row_title(result, finding)
     if finding.not_applicable:
         return (title, finding.attack, f"not applicable: {finding.not_applicable}")
     return (
         title,
         finding.attack,
-        *words.main_number_and_baseline(finding),
-        words.target_perplexity_text(result, finding.target),
+        *phrases.main_number_and_baseline(finding),
+        phrases.target_perplexity_text(result, finding.target),
         finding.decoding,
-        words.claim_applies_phrase(finding),
+        phrases.claim_applies_phrase(finding),
     )
 
 
@@ -137,7 +137,7 @@ def _ranking_figure_blocks(result: AuditResult) -> list[Block]:
 def _calibration_blocks(result: AuditResult, details: Details) -> list[Block]:
     shown = [
         (f, name, r)
-        for f in words.findings_undefended_first(result)
+        for f in phrases.findings_undefended_first(result)
         for name, r in _score_reliabilities(result, details, f)
     ]
     if not shown:
@@ -167,7 +167,7 @@ def _reliability_points(r: Reliability) -> tuple[PlotPoint, ...]:
 
 def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) -> Table:
     rows = tuple(
-        (name, f.setting, f"{r.n:,}", f"{words.format_percent(r.error)}%", words.format_number(r.brier))
+        (name, f.setting, f"{r.n:,}", f"{phrases.format_percent(r.error)}%", phrases.format_number(r.brier))
         for f, name, r in shown
     )
     head = ("Score", "Setting", "Guesses", "Calibration error", "Brier score")
@@ -177,16 +177,17 @@ def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) 
 
 def _calibration_quality_label(r: Reliability) -> str:
     return (
-        f"calibration error {words.format_percent(r.error)}%, Brier score {words.format_number(r.brier)}, n = {r.n:,}"
+        f"calibration error {phrases.format_percent(r.error)}%, "
+        f"Brier score {phrases.format_number(r.brier)}, n = {r.n:,}"
     )
 
 
 def _reliability_bin_rows(r: Reliability) -> tuple[tuple[str, ...], ...]:
     return tuple(
         (
-            f"{words.format_percent(b.score)}%",
-            words.format_share_without_interval(b.right),
-            words.format_interval(b.right),
+            f"{phrases.format_percent(b.score)}%",
+            phrases.format_share_without_interval(b.right),
+            phrases.format_interval(b.right),
         )
         for b in r.bins
     )
@@ -197,7 +198,7 @@ def _score_reliabilities(result: AuditResult, details: Details, finding: Finding
     seen = details.rows.get(finding.key)
     if seen is None or seen.outcome is None:
         return []
-    title, o, found = words.target_title(result, finding.target), seen.outcome.only(seen.outcome.member), []
+    title, o, found = phrases.target_title(result, finding.target), seen.outcome.only(seen.outcome.member), []
     if seen.score_is_probability and len(o.ids):
         found.append((f"{title} · {finding.attack}", detailed.score_calibration(o.score.clip(max=1.0), o.hit)))
     p = _exact_chance_in_samples(result, details, finding)
@@ -231,7 +232,7 @@ def _exact_chance_in_samples(result: AuditResult, details: Details, finding: Fin
 def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     points = []
     for target in result.targets:
-        for setting in words.SETTINGS:
+        for setting in phrases.SETTINGS:
             finding = strongest_attack_row(result, target.name, setting)
             if finding and target.perplexity and math.isfinite(target.perplexity.value):
                 points.append((target, finding))
@@ -240,10 +241,10 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     series = tuple(Series(_title_and_epsilon_label(t), (_perplexity_recall_point(t, f),), f.setting) for t, f in points)
     rows = tuple(
         (
-            words.row_title(result, f),
+            phrases.row_title(result, f),
             _epsilon_or_no_claim(t.claim),
-            words.value_with_interval(t.perplexity),
-            words.format_share_with_interval(f.measurement("recall")),
+            phrases.value_with_interval(t.perplexity),
+            phrases.format_share_with_interval(f.measurement("recall")),
         )
         for t, f in points
     )
@@ -268,11 +269,11 @@ def _perplexity_recall_point(target: TargetRecord, finding: Finding) -> PlotPoin
 
 
 def _title_and_epsilon_label(target: TargetRecord) -> str:
-    return f"{target.title} · ε {words.promised(target.claim)}" if target.claim else f"{target.title} · no claim"
+    return f"{target.title} · ε {phrases.promised(target.claim)}" if target.claim else f"{target.title} · no claim"
 
 
 def _epsilon_or_no_claim(claim: Claim | None) -> str:
-    return "no claim" if claim is None else words.promised(claim)
+    return "no claim" if claim is None else phrases.promised(claim)
 
 
 TOPICS = (

@@ -16,9 +16,9 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Finding, Measurement
 from auditor.gate.decide import read_run
-from auditor.records.details import secret_alias_by_id
 from auditor.records.outcomes import PerSecret, RunOutcomes
-from auditor.reports import inert, tables, words
+from auditor.records.secret_details import secret_alias_by_id
+from auditor.reports import escaping, phrases, tables
 
 Kind = Literal["text", "number", "count", "flag"]
 Value = str | float | int | bool | None
@@ -74,8 +74,8 @@ def measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
     """A row each (run, target, setting, attack, measurement, repeats, kind); with the reason where there is none."""
     rows = [
         (*_run_and_row_values(result, finding), *_claim_column_values(_target_claim(result, finding)), *measured)
-        for result in map(words.clean_result, results)
-        for finding in words.findings_undefended_first(result)
+        for result in map(phrases.clean_result, results)
+        for finding in phrases.findings_undefended_first(result)
         for measured in _measurement_rows(finding)
     ]
     return Sheet({**_ABOUT, **_CLAIM, **_MEASURED}, tuple(rows))
@@ -95,7 +95,7 @@ def _target_claim(result: AuditResult, finding: Finding) -> Claim | None:
 def _claim_column_values(claim: Claim | None) -> tuple[Value, ...]:
     if claim is None:
         return (None,) * len(_CLAIM)
-    promised = (words.claimed_epsilon(claim), claim.delta, claim.relation, claim.unit, claim.queries)
+    promised = (phrases.claimed_epsilon(claim), claim.delta, claim.relation, claim.unit, claim.queries)
     return (*promised, claim.spent_epsilon.get(claim.relation), claim.spent_queries, claim.status)
 
 
@@ -104,7 +104,7 @@ def _measurement_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
         yield (*(None,) * (len(_MEASURED) - 1), finding.not_applicable)
     for m in finding.measurements:
         yield _measurement_column_values(m)
-    for repeats, m in words.sort_by_repeats(finding.by_repeats):
+    for repeats, m in phrases.sort_by_repeats(finding.by_repeats):
         yield _measurement_column_values(m, repeats)
     for kind, m in (*finding.by_kind.items(), *finding.by_kind_nonmembers.items()):
         yield _measurement_column_values(m, kind=kind)
@@ -136,7 +136,7 @@ def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
     held = [(run.result.name, row, found) for run in runs for row, found in run.outcomes.items()]
     names = tuple(dict.fromkeys(name for _, _, found in held for name in found.values))
     rows = (
-        (inert.to_printable_line(run), *map(inert.to_printable_line, row), *cells)
+        (escaping.to_printable_line(run), *map(escaping.to_printable_line, row), *cells)
         for run, row, found in held
         for cells in _per_secret_cells(found, names)
     )
@@ -147,7 +147,7 @@ def _per_secret_cells(found: PerSecret, names: Sequence[str]) -> Iterator[tuple[
     columns = [found.values.get(name) for name in names]
     for i, secret in enumerate(found.ids):
         numbers = (None if column is None else float(column[i]) for column in columns)
-        yield (inert.to_printable_line(secret), bool(found.member[i]), found.repeats[i], *numbers)
+        yield (escaping.to_printable_line(secret), bool(found.member[i]), found.repeats[i], *numbers)
 
 
 # --- forms ----------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def to_latex(results: Sequence[AuditResult]) -> str:
     """Of each run its results and, where there is one, its claims: `tabular`s with booktabs rules, for \\input."""
     grids = [
         grid
-        for result in map(words.clean_result, results)
+        for result in map(phrases.clean_result, results)
         for grid in (_recall_grid(result), _epsilon_claims_grid(result))
         if grid.rows
     ]
@@ -188,23 +188,27 @@ def _recall_grid(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Attack", "Recall", "Non-members", "Excess", "PPL", "Claim applies")
     rows = tuple(
         (
-            words.row_title(result, f),
+            phrases.row_title(result, f),
             f.attack,
             *_recall_cells_or_reason(f),
-            words.target_perplexity_text(result, f.target),
+            phrases.target_perplexity_text(result, f.target),
             _claim_applies_label(f),
         )
-        for f in words.findings_undefended_first(result)
+        for f in phrases.findings_undefended_first(result)
     )
     return tables.RowTable(f"{result.name}: recall with 95% intervals", head, rows)
 
 
 def _recall_cells_or_reason(f: Finding) -> tuple[str, ...]:
-    return ("not applicable", words.NOTHING, words.NOTHING) if f.not_applicable else words.main_number_and_baseline(f)
+    return (
+        ("not applicable", phrases.NOTHING, phrases.NOTHING)
+        if f.not_applicable
+        else phrases.main_number_and_baseline(f)
+    )
 
 
 def _claim_applies_label(f: Finding) -> str:
-    return words.NOTHING if f.claim_applies is None else "yes" if f.claim_applies else "no"
+    return phrases.NOTHING if f.claim_applies is None else "yes" if f.claim_applies else "no"
 
 
 def _epsilon_claims_grid(result: AuditResult) -> tables.RowTable:
@@ -212,12 +216,12 @@ def _epsilon_claims_grid(result: AuditResult) -> tables.RowTable:
     rows = tuple(
         (
             target.title,
-            words.relation_label(name),
+            phrases.relation_label(name),
             claim.unit,
-            words.format_number(epsilon),
-            words.format_number(claim.delta),
+            phrases.format_number(epsilon),
+            phrases.format_number(claim.delta),
             "any" if claim.queries is None else f"{claim.queries:,}",
-            words.format_number(claim.spent_epsilon[name]) if name in claim.spent_epsilon else words.NOTHING,
+            phrases.format_number(claim.spent_epsilon[name]) if name in claim.spent_epsilon else phrases.NOTHING,
             claim.status,
         )
         for target in result.targets

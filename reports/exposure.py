@@ -8,37 +8,40 @@ from collections.abc import Sequence
 import numpy as np
 
 from auditor.core.result import AuditResult, Finding
-from auditor.records import details as detailed
-from auditor.records.details import Details
-from auditor.reports import words
+from auditor.records import secret_details as detailed
+from auditor.records.secret_details import Details
+from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, PlotPoint, Series
 from auditor.reports.topics import CHECK, Topic, titled_row
 from auditor.statistics.exposure import null_exposure_tail_bound
 
 
 def _exposure_tail_blocks(result: AuditResult, details: Details) -> list[Block]:
-    shown = [(f, values) for f in words.findings_undefended_first(result) if (values := _member_exposures(details, f))]
+    shown = [
+        (f, values) for f in phrases.findings_undefended_first(result) if (values := _member_exposures(details, f))
+    ]
     if not shown:
         return []
     tails = [(f, detailed.survival_function(values)) for f, values in shown]
     n = min(len(values) for _, values in shown)  # of fewer canaries the band is wider
     series = tuple(
-        Series(words.target_title(result, f.target), tuple(PlotPoint(x, y) for x, y in t), f.setting) for f, t in tails
+        Series(phrases.target_title(result, f.target), tuple(PlotPoint(x, y) for x, y in t), f.setting)
+        for f, t in tails
     )
     groups = tuple(
         Group(
             titled_row(result, f),
             tuple(
                 (
-                    words.format_number(x),
-                    *(f"{words.format_percent(p)}%" for p in (y, 2**-x, null_exposure_tail_bound(x, n))),
+                    phrases.format_number(x),
+                    *(f"{phrases.format_percent(p)}%" for p in (y, 2**-x, null_exposure_tail_bound(x, n))),
                 )
                 for x, y in t
             ),
         )
         for f, t in tails
     )
-    above = [words.row_title(result, f) for f, t in tails if any(y > null_exposure_tail_bound(x, n) for x, y in t)]
+    above = [phrases.row_title(result, f) for f, t in tails if any(y > null_exposure_tail_bound(x, n) for x, y in t)]
     title = "Exposure of the canaries beside its null"
     text = (
         "Share of canaries with at least so many bits of exposure. Had none been memorised, a canary's rank among its "

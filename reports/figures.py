@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.reports import words
+from auditor.reports import phrases
 from auditor.reports.blocks import Figure, Group
 from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics.metrics import SHARES
@@ -18,9 +18,9 @@ _FIRST = frozenset({0})  # what the other columns are numbers of
 def all_figures(result: AuditResult) -> list[Figure]:
     """All of them, setting by setting."""
     figures: list[Figure] = []
-    for setting in words.SETTINGS:
+    for setting in phrases.SETTINGS:
         findings = tuple(
-            f for f in words.findings_undefended_first(result) if f.setting == setting and not f.not_applicable
+            f for f in phrases.findings_undefended_first(result) if f.setting == setting and not f.not_applicable
         )
         figures += _recall_by_repeats_figure(result, setting, findings)
         figures += _recall_by_errors_figure(result, setting, findings)
@@ -40,20 +40,20 @@ def _recall_by_repeats_figure(result: AuditResult, setting: str, findings: Seque
         return []
     first = next(iter(shown[0].by_repeats.values()))
     attacked = first.unit == "share"
-    what = "Recall" if attacked else words.label(first.name)
+    what = "Recall" if attacked else phrases.label(first.name)
     title = f"{what} by repetitions, {setting}"
     counted = "by how many copies of each --data holds, which may not be what was trained on, with 95% intervals"
     seen = f"Share of secrets that {shown[0].attack} completed" if attacked else what
     description = f"{seen}, {counted}."
-    groups = tuple(Group(words.row_title(result, f), _repeat_rows(f)) for f in shown)
+    groups = tuple(Group(phrases.row_title(result, f), _repeat_rows(f)) for f in shown)
     head = ("Repetitions", what, "95% interval", "n")
     return [Figure(f"repeats-{setting}", "repeats", title, description, head, groups, shown, text=_FIRST)]
 
 
 def _repeat_rows(finding: Finding) -> tuple[tuple[str, ...], ...]:
-    measured = words.sort_by_repeats(finding.by_repeats)
+    measured = phrases.sort_by_repeats(finding.by_repeats)
     return tuple(
-        (repeats, words.format_share_without_interval(m), words.format_interval(m), f"{m.n:,}")
+        (repeats, phrases.format_share_without_interval(m), phrases.format_interval(m), f"{m.n:,}")
         for repeats, m in measured
     )
 
@@ -65,24 +65,24 @@ def _recall_by_errors_figure(result: AuditResult, setting: str, findings: Sequen
     title = f"Recall by wrong guesses allowed, {setting}"
     description = "Share of secrets completed when guesses are taken surest first, until so many of them were wrong."
     head = ("Wrong guesses allowed", "Recall")
-    groups = tuple(Group(f"{words.row_title(result, f)} · {f.attack}", tuple(_curve_rows(f.curve))) for f in shown)
+    groups = tuple(Group(f"{phrases.row_title(result, f)} · {f.attack}", tuple(_curve_rows(f.curve))) for f in shown)
     return [Figure(f"errors-{setting}", "errors", title, description, head, groups, shown)]
 
 
 def _any_of_n_samples_figures(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
-    shown = tuple(f for f in findings if words.any_of_n_recall(f))
+    shown = tuple(f for f in findings if phrases.any_of_n_recall(f))
     if not shown:
         return []
     title = f"Expected recall of any of n samples, {setting}"
     description = "Exact, without sampling: the mean probability that one of n samples is the secret, word for word."
-    groups = tuple(Group(words.row_title(result, f), tuple(_any_of_n_samples_rows(f))) for f in shown)
+    groups = tuple(Group(phrases.row_title(result, f), tuple(_any_of_n_samples_rows(f))) for f in shown)
     head = ("Samples", "Members", "Non-members")
     return [Figure(f"any-of-{setting}", "any_of_n", title, description, head, groups, shown)]
 
 
 def _exposure_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
     """Figure 1 of the ADP paper: exposure by insertions, a line a target, with what each costs and promises."""
-    shown = tuple(f for f in findings if words.exposure_by_insertions(f))
+    shown = tuple(f for f in findings if phrases.exposure_by_insertions(f))
     if not shown:
         return []
     title = f"Exposure by insertions, {setting}"
@@ -90,13 +90,13 @@ def _exposure_figure(result: AuditResult, setting: str, findings: Sequence[Findi
         "How far up the model ranks a canary among every text it could have been, by how often it was inserted, with "
         "95% intervals; dotted: what a canary that was never inserted has on average."
     )
-    labels = tuple((f.target, words.target_title_with_costs(result, f.target)) for f in shown)
+    labels = tuple((f.target, phrases.target_title_with_costs(result, f.target)) for f in shown)
     groups = tuple(
         Group(
             label,
             tuple(
-                (count, words.format_value(m), words.format_interval(m), f"{m.n:,}")
-                for count, m in words.exposure_by_insertions(f)
+                (count, phrases.format_value(m), phrases.format_interval(m), f"{m.n:,}")
+                for count, m in phrases.exposure_by_insertions(f)
             ),
         )
         for (_, label), f in zip(labels, shown, strict=True)
@@ -108,10 +108,10 @@ def _exposure_figure(result: AuditResult, setting: str, findings: Sequence[Findi
 
 
 def _any_of_n_samples_rows(finding: Finding) -> list[tuple[str, ...]]:
-    floor = words.any_of_n_recall(finding, "_nonmembers")
+    floor = phrases.any_of_n_recall(finding, "_nonmembers")
     return [
-        (f"{n:,}", words.value_with_interval(m), words.value_with_interval(floor.get(n)))
-        for n, m in words.any_of_n_recall(finding).items()
+        (f"{n:,}", phrases.value_with_interval(m), phrases.value_with_interval(floor.get(n)))
+        for n, m in phrases.any_of_n_recall(finding).items()
     ]
 
 
@@ -119,4 +119,4 @@ def _curve_rows(curve: Sequence[tuple[int, float]]) -> list[tuple[str, ...]]:
     """Few of its points: the first from 0, 1, 2, 5, 10, … on, and the last. The rest is in result.json."""
     wanted = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
     shown = {next((i for i, (errors, _) in enumerate(curve) if errors >= least), -1) % len(curve) for least in wanted}
-    return [(f"{curve[i][0]:,}", f"{words.format_percent(curve[i][1])}%") for i in sorted(shown)]
+    return [(f"{curve[i][0]:,}", f"{phrases.format_percent(curve[i][1])}%") for i in sorted(shown)]

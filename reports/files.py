@@ -11,7 +11,7 @@ from auditor.core.jsonable import to_json
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records import manifest
-from auditor.records.saved import RESULT, read_result
+from auditor.records.result_file import RESULT, read_result
 
 MARKDOWN, HTML = "report.md", "report.html"
 
@@ -45,19 +45,19 @@ def render_all(folder: Path, since: Comparison | None = None, reveal: bool = Fal
 
 def _write_frontier(folder: Path, result: AuditResult) -> None:
     if result.frontiers:
-        from auditor.reports import frontier, words  # matplotlib: only for who renders
+        from auditor.reports import frontier, phrases  # matplotlib: only for who renders
 
-        frontier.write_frontier_files(folder, words.clean_result(result).frontiers)
+        frontier.write_frontier_files(folder, phrases.clean_result(result).frontiers)
 
 
 def _render_html_and_markdown(
     folder: Path, result: AuditResult, since: Comparison | None, reveal: bool
 ) -> dict[str, str]:
-    from auditor.records import details, texts
+    from auditor.records import private_texts, secret_details
     from auditor.reports import html, markdown  # jinja2 and matplotlib: only for who renders
 
-    known = details.read_details(folder)
-    shown = texts.read_texts(folder) if reveal else None
+    known = secret_details.read_details(folder)
+    shown = private_texts.read_texts(folder) if reveal else None
     return {
         HTML: html.render_html_report(result, known, since, shown),
         MARKDOWN: markdown.render_markdown_report(result, since, shown, known),

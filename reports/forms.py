@@ -10,9 +10,9 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import outcomes
-from auditor.records.details import Details
-from auditor.records.kinds import widened_interval
-from auditor.reports import words
+from auditor.records.leak_kinds import widened_interval
+from auditor.records.secret_details import Details
+from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import DECIDE, Topic, forest_span
 from auditor.statistics import bounds
@@ -31,17 +31,19 @@ _NOTE = (
 def _deployed_form_blocks(result: AuditResult, details: Details) -> list[Block]:
     names = [deployed_form_name(form) for form in result.plan.get("forms", ())]
     groups, spans = list[Group](), list[ForestSpan | None]()
-    for finding in words.findings_undefended_first(result):
+    for finding in phrases.findings_undefended_first(result):
         if finding.target != UNDEFENDED or finding.main is None:
             continue
         lines = [_form_comparison_line(result, details, finding, name) for name in names]
         groups.append(
-            Group(f"{words.label(finding.main.name)} · {finding.attack} ({finding.setting})", _form_change_cells(lines))
+            Group(
+                f"{phrases.label(finding.main.name)} · {finding.attack} ({finding.setting})", _form_change_cells(lines)
+            )
         )
         spans += [forest_span(change) if change and change.unit in (*SHARES, AUC) else None for *_, change in lines]
     if not names or not groups:
         return []
-    ratios = [(words.target_title(result, name), _perplexity_ratio(result, details, name)) for name in names]
+    ratios = [(phrases.target_title(result, name), _perplexity_ratio(result, details, name)) for name in names]
     groups.append(Group("Held-out perplexity", tuple((title, *_perplexity_ratio_cells(m)) for title, m in ratios)))
     head = ("Form", "Full", "Form's", "Change")
     table = Table("forms-table", "Deployed forms against the audited model", head, tuple(groups), frozenset({1, 2, 3}))
@@ -56,13 +58,13 @@ _Line = tuple[str, str, str, Measurement | None]
 def _form_comparison_line(result: AuditResult, details: Details, full: Finding, name: str) -> _Line:
     """Of a form at the row of the full model: title, both numbers, and the change; None: there is none."""
     assert full.main is not None  # whoever asks has seen to it
-    title = words.target_title(result, name)
+    title = phrases.target_title(result, name)
     rows = [f for f in result.findings if f.key == full.key._replace(target=name)]
     own = rows[0].measurement(full.main.name) if rows and not rows[0].not_applicable else None
     return (
         title,
-        words.value_with_interval(full.main),
-        words.value_with_interval(own) if own else _NOT_ASKED,
+        phrases.value_with_interval(full.main),
+        phrases.value_with_interval(own) if own else _NOT_ASKED,
         _change_from_full_model(details, full, name),
     )
 
@@ -81,7 +83,7 @@ def _change_from_full_model(details: Details, full: Finding, name: str) -> Measu
 
 
 def _form_change_cells(lines: Sequence[_Line]) -> tuple[tuple[str, ...], ...]:
-    return tuple((*line, words.points(change) if change else words.NOTHING) for *line, change in lines)
+    return tuple((*line, phrases.points(change) if change else phrases.NOTHING) for *line, change in lines)
 
 
 def _perplexity_ratio(result: AuditResult, details: Details, name: str) -> Measurement | None:
@@ -93,12 +95,12 @@ def _perplexity_ratio(result: AuditResult, details: Details, name: str) -> Measu
 
 
 def _perplexity_ratio_cells(m: Measurement | None) -> tuple[str, ...]:
-    return ("", "", f"× {words.value_with_interval(m)}") if m else ("", _NOT_ASKED, words.NOTHING)
+    return ("", "", f"× {phrases.value_with_interval(m)}") if m else ("", _NOT_ASKED, phrases.NOTHING)
 
 
 def _leak_change_sentences(result: AuditResult, details: Details, names: Sequence[str]) -> Iterator[str]:
     """Which forms are shown to leak more, or less, at 95% over all changes that are looked at."""
-    rows = [f for f in words.findings_undefended_first(result) if f.target == UNDEFENDED and f.main is not None]
+    rows = [f for f in phrases.findings_undefended_first(result) if f.target == UNDEFENDED and f.main is not None]
     changes = [
         (name, f, change)
         for name in names
@@ -110,7 +112,9 @@ def _leak_change_sentences(result: AuditResult, details: Details, names: Sequenc
         ("more", [one for one, m in zip(changes, wide, strict=True) if m.low > 0]),
         ("less", [one for one, m in zip(changes, wide, strict=True) if m.high < 0]),
     ):
-        told = [f"{words.target_title(result, n)} ({f.attack}, {f.setting}: {words.points(c)})" for n, f, c in found]
+        told = [
+            f"{phrases.target_title(result, n)} ({f.attack}, {f.setting}: {phrases.points(c)})" for n, f, c in found
+        ]
         yield f"Leaks {how} than the audited model: {', '.join(told) or 'none is shown to'}."
 
 

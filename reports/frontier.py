@@ -15,7 +15,7 @@ from auditor.core import disk
 from auditor.core.counts import counted
 from auditor.core.jsonable import to_json
 from auditor.core.result import Frontier, FrontierPoint
-from auditor.reports import inert, plot_files, tables, words
+from auditor.reports import escaping, phrases, plot_files, tables
 from auditor.reports.blocks import Block, Bullets, Figure, Figures, Group, Paragraph, PlotPoint, Series
 from auditor.reports.plot_frontier import CORNERS, MEASURED, PROVED
 from auditor.reports.topics import DECIDE, Topic
@@ -32,7 +32,7 @@ def frontier_sentence(f: Frontier) -> str:
     """Who leaks least at the same usefulness, as far as it is shown."""
     held = [p for p in f.points if p.within == "shown"]
     unsure = [p for p in f.points if p.within == "not shown"]
-    most = words.format_percent(f.margin)
+    most = phrases.format_percent(f.margin)
     unproven = f" Not shown to be within {most}%, nor beyond: {_grouped_model_names(unsure)}." if unsure else ""
     leak = _leak_metric_label(f)
     if held == [f.points[0]]:
@@ -45,8 +45,8 @@ def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
     least = sorted((p for p in held if p.least), key=lambda p: p.leak.value)
     first, *equal = least
     others = [p for p in held if not p.least]
-    beside = "" if first is base else f"; undefended {words.value_with_interval(base.leak)}"
-    number = f"({words.value_with_interval(first.leak)}{beside})"
+    beside = "" if first is base else f"; undefended {phrases.value_with_interval(base.leak)}"
+    number = f"({phrases.value_with_interval(first.leak)}{beside})"
     if not equal:
         rest = f"{_grouped_model_names(others)} {'is' if len(others) == 1 else 'are'} shown to leak more"
         return f"{first.label} leaks least {number}: {rest}"
@@ -64,7 +64,7 @@ def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
 def _leak_metric_label(f: Frontier) -> str:
     of = find_metric(f.metric)
     how = f" by {f.attack}" if of.of_members else ", its score read either way" if of.rate else ""
-    return f"{words.label(f.metric)}{how}"
+    return f"{phrases.label(f.metric)}{how}"
 
 
 def _grouped_model_names(points: Sequence[FrontierPoint]) -> str:
@@ -87,7 +87,7 @@ def describe_tests(f: Frontier) -> str:
 
 def _comparison_method_sentences(f: Frontier) -> str:
     return (
-        f"A model is within {words.format_percent(f.margin)}% where "
+        f"A model is within {phrases.format_percent(f.margin)}% where "
         f"its whole 95% interval is, of perplexity of the same "
         "held-out texts over the undefended model's, paired by text. Each model within is held against each other one, "
         "paired by secret (bootstrap, never inside what so many secrets allow; exact of shares), none picked "
@@ -104,7 +104,7 @@ def frontier_report_blocks(found: Sequence[Frontier]) -> list[Block]:
     if not found:
         return []
     left_out = tuple(
-        f"{words.label(f.metric)}: no point of {label}: {why}" for f in found for label, why in f.missing.items()
+        f"{phrases.label(f.metric)}: no point of {label}: {why}" for f in found for label, why in f.missing.items()
     )
     return [
         Figures(frontier_figures(found)),
@@ -136,12 +136,12 @@ def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
         "frontier_of_shares" if find_metric(f.metric).unit in SHARES else "frontier",
         title,
         frontier_sentence(f),
-        (*HEAD[:3], words.label(f.metric), *HEAD[4:]),
+        (*HEAD[:3], phrases.label(f.metric), *HEAD[4:]),
         (Group("", model_table_rows(f)),),
         series=tuple(_defense_line_series(f, lines)),
         text=frozenset({0, 2, 4, 5, 6}),
         of=f", of {f.points[0].leak.n:,} secrets",
-        axes=("Held-out perplexity, × undefended", words.label(f.metric)),
+        axes=("Held-out perplexity, × undefended", phrases.label(f.metric)),
         until=1 + f.margin,
     )
 
@@ -168,9 +168,9 @@ def model_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
     return tuple(
         (
             p.label,
-            words.value_with_interval(p.ratio),
+            phrases.value_with_interval(p.ratio),
             {"shown": "yes", "not shown": "not shown", "beyond": "no"}[p.within],
-            words.value_with_interval(p.leak),
+            phrases.value_with_interval(p.leak),
             _promised_epsilon_label(p),
             _leaks_least_label(f, p),
             "corner" if p.corner else "",
@@ -181,15 +181,15 @@ def model_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
 
 def _promised_epsilon_label(p: FrontierPoint) -> str:
     if p.epsilon is None:
-        return words.NOTHING
+        return phrases.NOTHING
     covered = "" if p.tokens is None else f"; T {p.tokens:,}"
-    return f"ε {words.format_number(p.epsilon)} ({p.unit}{covered})"
+    return f"ε {phrases.format_number(p.epsilon)} ({p.unit}{covered})"
 
 
 def _leaks_least_label(f: Frontier, p: FrontierPoint) -> str:
     """Whether it leaks least among those that are as useful."""
     if p.least is None:
-        return words.NOTHING
+        return phrases.NOTHING
     if not p.least:
         return "no: another leaks less"
     return "may be" if sum(bool(q.least) for q in f.points) > 1 else "yes"
@@ -212,7 +212,7 @@ TOPICS = (
 
 def model_comparison_grid(f: Frontier) -> tables.RowTable:
     """For people and for LaTeX."""
-    head = (*HEAD[:3], words.label(f.metric), *HEAD[4:])
+    head = (*HEAD[:3], phrases.label(f.metric), *HEAD[4:])
     return tables.RowTable(
         f"{_leak_metric_label(f)}, at what perplexity",
         head,
@@ -249,9 +249,9 @@ def write_frontier_files(folder: Path, found: Sequence[Frontier]) -> list[Path]:
     if not found:
         return []
     grids = [model_comparison_grid(f) for f in found]
-    alt = inert.to_printable_line(" ".join(map(frontier_sentence, found)))
+    alt = escaping.to_printable_line(" ".join(map(frontier_sentence, found)))
     texts = {
-        ".md": f"![{inert.escape_for_markdown(alt)}]({NAME}.svg)\n\n" + "\n".join(map(tables.to_markdown, grids)),
+        ".md": f"![{escaping.escape_for_markdown(alt)}]({NAME}.svg)\n\n" + "\n".join(map(tables.to_markdown, grids)),
         ".csv": machine_readable_csv(found),
         ".tex": "\n\\par\\bigskip\n".join(map(tables.to_latex, grids)),
         ".json": json.dumps(to_json(list(found)), indent=1, allow_nan=False) + "\n",

@@ -18,11 +18,11 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
+from auditor.gate.decision_log import KeptDecision
 from auditor.gate.history import By, ComparableRuns, Entry, History
-from auditor.gate.kept import KeptDecision
 from auditor.gate.rulings import EXIT_CODES, Decision
 from auditor.records.signals import assess_signals
-from auditor.reports import changes, decision, files, html, inert, signals, verdict, words
+from auditor.reports import changes, decision, escaping, files, html, phrases, signals, verdict
 from auditor.reports.blocks import (
     Block,
     Bullets,
@@ -65,7 +65,7 @@ class _ShownRun:
 
     @property
     def name(self) -> str:
-        return inert.to_printable_line(self.entry.folder.name) or self.result.name
+        return escaping.to_printable_line(self.entry.folder.name) or self.result.name
 
     @property
     def date(self) -> str:
@@ -74,18 +74,18 @@ class _ShownRun:
     def since(self, row: CellKey, metric: str) -> str:
         """What became of a number since the run before, or why nobody can tell."""
         for line in self.change.lines if self.change else ():
-            if (CellKey(*map(inert.to_printable_line, line.row)), inert.to_printable_line(line.metric)) == (
+            if (CellKey(*map(escaping.to_printable_line, line.row)), escaping.to_printable_line(line.metric)) == (
                 row,
                 metric,
             ):
                 cell = line.cells[-1]
                 why = cell.why or (line.cells[0].why if line.cells[0].measured is None else "")
                 return (
-                    words.value_with_interval(cell.delta)
+                    phrases.value_with_interval(cell.delta)
                     if cell.delta
-                    else inert.to_printable_line(why) or words.NOTHING
+                    else escaping.to_printable_line(why) or phrases.NOTHING
                 )
-        return words.NOTHING
+        return phrases.NOTHING
 
 
 def render_history_page(history: History, beside: Path) -> str:
@@ -101,8 +101,8 @@ def _shown_runs_of_line(by: By, line: ComparableRuns, beside: Path) -> list[_Sho
         _ShownRun(
             entry,
             change,
-            words.clean_result(entry.run.result),
-            inert.to_printable_line(label),
+            phrases.clean_result(entry.run.result),
+            escaping.to_printable_line(label),
             _report_link(entry.folder, beside),
         )
         for entry, change, label in told
@@ -138,10 +138,10 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
     ]
     for i, (line, runs) in enumerate(zip(history.lines[1:], lines[1:], strict=True), 1):
         course = _leakage_course_blocks(history.by, runs, i) if len(runs) > 1 else ()
-        blocks = (Paragraph(f"{inert.to_printable_line(line.why)}."), *course, _runs_table(runs, f"apart-{i}-runs"))
+        blocks = (Paragraph(f"{escaping.to_printable_line(line.why)}."), *course, _runs_table(runs, f"apart-{i}-runs"))
         sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{_and_more_runs_label(runs)}", blocks))
     if history.left_out:
-        said = tuple(inert.to_printable_line(f"{name}: {why}") for name, why in history.left_out)
+        said = tuple(escaping.to_printable_line(f"{name}: {why}") for name, why in history.left_out)
         sections.append(Section("left-out", "Left out", (Bullets(said),)))
     sections.append(Section("reading", "How to read this", (Bullets(_READING),)))
     answers = (
@@ -195,7 +195,7 @@ def _leakage_course_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iter
     """A figure each number and setting that rows are about, the stronger attacker's first; in it a line a row."""
     kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
     for i, run in enumerate(runs):
-        for finding in words.findings_undefended_first(run.result):
+        for finding in phrases.findings_undefended_first(run.result):
             main = finding.main
             if main is not None and not any(math.isnan(v) for v in (main.value, main.low, main.high)):
                 rows = kinds.setdefault((finding.setting, main.name), {})
@@ -222,10 +222,10 @@ class _MainNumber:
         floor = self.finding.measurement(nonmember_metric_name(self.main.name))
         since = self.run.since(self.finding.key, self.main.name)
         number = (
-            words.format_share_without_interval(self.main),
-            words.format_interval(self.main),
+            phrases.format_share_without_interval(self.main),
+            phrases.format_interval(self.main),
             f"{self.main.n:,}",
-            words.value_with_interval(floor),
+            phrases.value_with_interval(floor),
         )
         return (f"{self.run.label} · {self.run.name}", *number, since)
 
@@ -233,12 +233,12 @@ class _MainNumber:
 def _leakage_course_figure(
     by: By, runs: Sequence[_ShownRun], setting: str, metric: str, rows: Mapping[CellKey, Sequence[_MainNumber]], id: str
 ) -> Figure:
-    label, unit = words.label(metric), next(iter(rows.values()))[0].main.unit
+    label, unit = phrases.label(metric), next(iter(rows.values()))[0].main.unit
     title = f"{label}, {setting}"
     text = f"{_ALONG[by]}, evenly spaced, with 95% intervals."
     series, groups = [], []
     for row, seen in rows.items():
-        named = words.target_title(seen[-1].run.result, row.target)
+        named = phrases.target_title(seen[-1].run.result, row.target)
         points = tuple(PlotPoint(s.place, s.main.value, s.main.low, s.main.high) for s in seen)
         series.append(Series(named, points, row.attack))
         groups.append(Group(f"{named} · {row.attack}", tuple(s.cells for s in seen)))
@@ -263,9 +263,9 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
             run.name,
             run.date,
             *(_strongest_leak_phrase(run.result, target) for target in targets),
-            words.target_perplexity_text(run.result, UNDEFENDED),
-            changes.change_counts_phrase(run.change) if run.change else words.NOTHING,
-            ", ".join(kept.decision.verdict for kept in run.entry.gates) or words.NOTHING,
+            phrases.target_perplexity_text(run.result, UNDEFENDED),
+            changes.change_counts_phrase(run.change) if run.change else phrases.NOTHING,
+            ", ".join(kept.decision.verdict for kept in run.entry.gates) or phrases.NOTHING,
             _model_identity_label(run.result),
         )
         for run in shown
@@ -280,7 +280,7 @@ def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
     seen = assess_signals(result)
     shown, tested = seen.shown(target), seen.tested(target)
     if not tested:
-        return words.NOTHING
+        return phrases.NOTHING
     told = [
         signals.describe_number(signals.strongest_signal(group)) for group in signals.group_by_kind(shown or tested[:1])
     ]
@@ -313,7 +313,7 @@ def _gate_decisions_label(run: _ShownRun) -> str:
         f"{kept.decision.verdict}: {_decided_rules_label(kept.decision)}{_gate_baseline_label(kept)}"
         for kept in run.entry.gates
     ]
-    return inert.to_printable_line("; ".join(said)) or "none was asked"
+    return escaping.to_printable_line("; ".join(said)) or "none was asked"
 
 
 def _decided_rules_label(decided: Decision) -> str:
@@ -328,7 +328,7 @@ def _gate_rulings_section(lines: Sequence[Sequence[_ShownRun]]) -> list[Section]
     """How many gates held, and every ruling of each, the last run's first; what did not hold before what did."""
     groups = tuple(
         Group(
-            inert.to_printable_line(
+            escaping.to_printable_line(
                 f"{run.name}: {kept.decision.headline}{_gate_baseline_label(kept)}, decided {kept.decided}"
             ),
             decision.ruling_table_rows(kept.decision),

@@ -15,9 +15,9 @@ from markupsafe import Markup
 
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
-from auditor.records.details import Details
-from auditor.records.texts import SecretText
-from auditor.reports import contents, inert
+from auditor.records.private_texts import SecretText
+from auditor.records.secret_details import Details
+from auditor.reports import escaping, table_of_contents
 from auditor.reports.blocks import Document, Figure, Secrets
 from auditor.reports.plots import render_plot_svg
 
@@ -33,8 +33,10 @@ def render_html_report(
     details: what the run kept secret by secret. since: another run and this one, to tell what changed. texts: the
     private text to show, by secret; none by default.
     """
-    titles = {inert.to_printable_line(target.name): inert.to_printable_line(target.title) for target in result.targets}
-    return render_html_document(contents.page_document(result, details, since, texts), titles)
+    titles = {
+        escaping.to_printable_line(target.name): escaping.to_printable_line(target.title) for target in result.targets
+    }
+    return render_html_document(table_of_contents.page_document(result, details, since, texts), titles)
 
 
 def render_html_document(doc: Document, titles: Mapping[str, str] | None = None) -> str:
@@ -85,4 +87,4 @@ def _template_environment() -> Environment:
 
 def _finalize_template_value(value: object) -> object:
     """What every expression of a template goes through, so that none can be forgotten; escaping comes after it."""
-    return inert.strip_unprintable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return escaping.strip_unprintable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

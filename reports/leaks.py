@@ -8,11 +8,11 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records import details as detailed
-from auditor.records.details import Details
+from auditor.records import secret_details as detailed
 from auditor.records.outcomes import PerSecret
-from auditor.records.texts import SecretText
-from auditor.reports import figures, inert, personal, secrets, words
+from auditor.records.private_texts import SecretText
+from auditor.records.secret_details import Details
+from auditor.reports import escaping, figures, personal, phrases, secrets
 from auditor.reports.blocks import Block, Figure, Figures, Forest, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import MEND, Topic, forest_span, titled_row
 from auditor.reports.verdict import strongest_attack_row
@@ -49,7 +49,7 @@ def _all_figure_blocks(result: AuditResult) -> list[Block]:
 def _personal_data_blocks(result: AuditResult) -> list[Block]:
     """What the attacks with the highest recall extract of it."""
     best = (
-        strongest_attack_row(result, target.name, setting) for target in result.targets for setting in words.SETTINGS
+        strongest_attack_row(result, target.name, setting) for target in result.targets for setting in phrases.SETTINGS
     )
     return personal.extracted_by_kind_blocks(result, [finding for finding in best if finding])
 
@@ -64,7 +64,9 @@ def _recall_by_group_blocks(
     tables = tuple(
         Group(
             titled_row(result, f),
-            tuple((inert.to_printable_line(name), words.format_share_with_interval(m)) for name, m in groups.items()),
+            tuple(
+                (escaping.to_printable_line(name), phrases.format_share_with_interval(m)) for name, m in groups.items()
+            ),
         )
         for f, groups in shown
     )
@@ -105,7 +107,7 @@ def _recall_by_length_figures(
         return []
     series = tuple(
         Series(
-            words.target_title(result, f.target),
+            phrases.target_title(result, f.target),
             tuple(PlotPoint(L, m.value, m.low, m.high) for L, m in lengths.items()),
         )
         for f, lengths in shown
@@ -114,7 +116,8 @@ def _recall_by_length_figures(
         Group(
             titled_row(result, f),
             tuple(
-                (f"{L:,}", words.format_share_without_interval(m), words.format_interval(m)) for L, m in lengths.items()
+                (f"{L:,}", phrases.format_share_without_interval(m), phrases.format_interval(m))
+                for L, m in lengths.items()
             ),
         )
         for f, lengths in shown
@@ -139,7 +142,7 @@ def _probability_by_place_figures(result: AuditResult, details: Details) -> list
         return []
     series = tuple(Series(t.title, tuple(PlotPoint(i, p) for i, p in enumerate(means, 1))) for t, means in shown)
     groups = tuple(
-        Group(t.title, tuple((f"{i:,}", f"{words.format_percent(p)}%") for i, p in enumerate(means, 1)))
+        Group(t.title, tuple((f"{i:,}", f"{phrases.format_percent(p)}%") for i, p in enumerate(means, 1)))
         for t, means in shown
     )
     title = "Probability of the true token, by its place in the suffix"
@@ -164,14 +167,14 @@ def _per_secret_blocks(result: AuditResult, details: Details, texts: Mapping[str
 def _extraction_count_blocks(result: AuditResult, details: Details) -> list[Block]:
     """What each row extracted of the members: what the list below adds up to."""
     rows = []
-    for finding in words.findings_undefended_first(result):
+    for finding in phrases.findings_undefended_first(result):
         seen = details.rows.get(finding.key)
         if seen is None or seen.outcome is None:
             continue
         o = seen.outcome.only(seen.outcome.member)
         kinds = (o.hit, o.any_hit & ~o.hit, o.near & ~o.any_hit, ~(o.near | o.any_hit))
         counted = (f"{int(kind.sum()):,}" for kind in kinds)
-        rows.append((words.row_title(result, finding), finding.attack, *counted, f"{len(o.ids):,}"))
+        rows.append((phrases.row_title(result, finding), finding.attack, *counted, f"{len(o.ids):,}"))
     if not rows:
         return []
     head = ("Target", "Attack", "Verbatim", "Another guess", "Nearly", "Not", "Members")
@@ -181,16 +184,16 @@ def _extraction_count_blocks(result: AuditResult, details: Details) -> list[Bloc
 
 def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
     """The secrets that most rows gave away come first, and stay where there are too many to show."""
-    titles = {str(f.key): f"{words.row_title(result, f)}: {f.attack}" for f in result.findings}
+    titles = {str(f.key): f"{phrases.row_title(result, f)}: {f.attack}" for f in result.findings}
     best = strongest_attack_row(result, UNDEFENDED)
     row = str(best.key) if best else ""
     rows, left = [], _REVEALED_AT_MOST
     for text in sorted(texts.values(), key=lambda text: -len(text.verbatim)):
-        given = ", ".join(titles.get(name, name) for name in text.verbatim) or words.NOTHING
+        given = ", ".join(titles.get(name, name) for name in text.verbatim) or phrases.NOTHING
         shown = (
             text.alias,
-            *map(inert.show_invisible_characters, (text.prefix, text.suffix, text.guesses.get(row, ""))),
-            inert.to_printable_line(given),
+            *map(escaping.show_invisible_characters, (text.prefix, text.suffix, text.guesses.get(row, ""))),
+            escaping.to_printable_line(given),
         )
         left -= sum(map(len, shown))
         if left < 0:

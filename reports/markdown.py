@@ -14,9 +14,9 @@ from dataclasses import replace
 from auditor.core.counts import counted
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
-from auditor.records.details import Details
-from auditor.records.texts import SecretText
-from auditor.reports import changes, inert, words
+from auditor.records.private_texts import SecretText
+from auditor.records.secret_details import Details
+from auditor.reports import changes, escaping, phrases
 from auditor.reports.blocks import (
     Block,
     Bullets,
@@ -35,8 +35,8 @@ from auditor.reports.blocks import (
     Table,
     TargetSummary,
 )
-from auditor.reports.contents import markdown_document
-from auditor.reports.inert import escape_for_markdown as escape
+from auditor.reports.escaping import escape_for_markdown as escape
+from auditor.reports.table_of_contents import markdown_document
 
 MOST = 32_000  # characters of a report; GitHub takes 65,536 in a comment, so a gate's decision has room beside it
 _MOST_TABLE, _MOST_TEXT, _MOST_CELL, _MOST_CLAIM, _MOST_CLAIMS, _MOST_POINTS = 6_000, 500, 160, 300, 3, 12
@@ -55,23 +55,26 @@ def render_markdown_report(
     since: of a baseline with this run. texts: the private text to show, by id; none by default. details: what the run
     kept secret by secret.
     """
-    result = words.clean_result(result)
+    result = phrases.clean_result(result)
     doc = markdown_document(result, details, texts)
     shown = [section for section in doc.sections if section.id in _AT_ONCE]
     rest = [section for section in doc.sections if section.id not in _AT_ONCE]
-    parts = [f"## {escape(words.shorten(doc.title, _MOST_TEXT))}", f"**{escape(doc.warning)}**" if doc.warning else ""]
-    parts += [f"**{escape(words.shorten(' '.join(doc.doubts), _MOST_HEADLINE))}**"] if doc.doubts else []
+    parts = [
+        f"## {escape(phrases.shorten(doc.title, _MOST_TEXT))}",
+        f"**{escape(doc.warning)}**" if doc.warning else "",
+    ]
+    parts += [f"**{escape(phrases.shorten(' '.join(doc.doubts), _MOST_HEADLINE))}**"] if doc.doubts else []
     parts += ["\n".join(map(_target_severity_line, doc.standings[:_MOST_STANDINGS]))]
     left = len(doc.standings) - _MOST_STANDINGS
     parts += [f"… and {counted(left, 'more target')}, in report.html."] if left > 0 else []
     parts += [escape(doc.rule)]
     for section in shown:
         parts += [f"### {escape(section.title)}", *_unfolded_section_parts(section)]
-    parts += [escape(words.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT))]
-    parts += [_bullets(words.shorten(said, _MOST_CLAIM) for said in _claim_violation_lines(result)[:_MOST_CLAIMS])]
-    parts += [_bullets(words.shorten(claim, _MOST_CLAIM) for claim in _epsilon_claim_lines(result)[:_MOST_CLAIMS])]
+    parts += [escape(phrases.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT))]
+    parts += [_bullets(phrases.shorten(said, _MOST_CLAIM) for said in _claim_violation_lines(result)[:_MOST_CLAIMS])]
+    parts += [_bullets(phrases.shorten(claim, _MOST_CLAIM) for claim in _epsilon_claim_lines(result)[:_MOST_CLAIMS])]
     if since is not None:
-        before = words.shorten(inert.to_printable_line(since.runs[0]), _MOST_CELL)
+        before = phrases.shorten(escaping.to_printable_line(since.runs[0]), _MOST_CELL)
         parts += [
             f"### Since {escape(before)}",
             escape(changes.headline(since)),
@@ -83,8 +86,8 @@ def render_markdown_report(
 
 
 def _target_severity_line(standing: TargetSummary) -> str:
-    why, said = words.shorten(standing.why, _MOST_CLAIM), words.shorten(standing.said, _MOST_TEXT)
-    opening = f"{escape(words.shorten(standing.name, _MOST_CELL))}: **{standing.word}**"
+    why, said = phrases.shorten(standing.why, _MOST_CLAIM), phrases.shorten(standing.said, _MOST_TEXT)
+    opening = f"{escape(phrases.shorten(standing.name, _MOST_CELL))}: **{standing.word}**"
     return f"- {opening}: {escape(why)}. {escape(said)}".rstrip()
 
 
@@ -97,7 +100,7 @@ def _unfolded_section_parts(section: Section) -> list[str]:
                 parts.append(truncated_table_markdown(block.table if isinstance(block, Forest) else block))
             case Bullets():
                 left = len(block.items) - _MOST_POINTS
-                parts.append(_bullets(words.shorten(item, _MOST_CLAIM) for item in block.items[:_MOST_POINTS]))
+                parts.append(_bullets(phrases.shorten(item, _MOST_CLAIM) for item in block.items[:_MOST_POINTS]))
                 parts += [f"… and {counted(left, 'more point')}, in report.html."] if left > 0 else []
     return parts
 
@@ -125,25 +128,25 @@ def _claim_violation_lines(result: AuditResult) -> list[str]:
     """What a probe saw of a broken claim: nobody should have to unfold it."""
     broken = [
         (finding, violation)
-        for finding in words.findings_undefended_first(result)
-        for violation in words.violation_warnings(finding)
+        for finding in phrases.findings_undefended_first(result)
+        for violation in phrases.violation_warnings(finding)
     ]
-    return [f"{words.row_title(result, finding)}, {finding.attack}: {violation}" for finding, violation in broken]
+    return [f"{phrases.row_title(result, finding)}, {finding.attack}: {violation}" for finding, violation in broken]
 
 
 def _epsilon_claim_lines(result: AuditResult) -> list[str]:
     held = [(target.title, target.claim) for target in result.targets if target.claim]
-    return [f"{title} claims {words.epsilon_line(claim)}; {claim.status}" for title, claim in held]
+    return [f"{title} claims {phrases.epsilon_line(claim)}; {claim.status}" for title, claim in held]
 
 
 def truncated_table_markdown(table: Table) -> str:
     """The table with long cells shortened, and as many of its rows as there is room for."""
     groups, room, left = list[Group](), _MOST_TABLE, 0
     for group in table.groups:
-        title, kept = words.shorten(group.title, _MOST_CELL), list[tuple[str, ...]]()
+        title, kept = phrases.shorten(group.title, _MOST_CELL), list[tuple[str, ...]]()
         room -= len(escape(title))
         for row in group.rows:
-            short = tuple(words.shorten(cell, _MOST_CELL) for cell in row)
+            short = tuple(phrases.shorten(cell, _MOST_CELL) for cell in row)
             room -= sum(len(escape(cell)) + 3 for cell in short)
             kept += [short] if room >= 0 else []
         left += len(group.rows) - len(kept)

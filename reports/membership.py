@@ -8,8 +8,8 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.records.details import Details
-from auditor.reports import words
+from auditor.records.secret_details import Details
+from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
 from auditor.reports.topics import CHECK, Topic, titled_row
 from auditor.statistics import roc
@@ -33,7 +33,7 @@ _NOTE = (
 
 def membership_probe_rows(result: AuditResult) -> list[Finding]:
     """The rows that a membership probe measured."""
-    return [finding for finding in words.findings_undefended_first(result) if finding.measurement(auc_name(""))]
+    return [finding for finding in phrases.findings_undefended_first(result) if finding.measurement(auc_name(""))]
 
 
 def _membership_tables(result: AuditResult) -> list[Block]:
@@ -54,7 +54,7 @@ def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Bl
         (titled_row(result, f), m) for f in shown if (m := f.measurement(auc_name(""))) is not None and m.high < 0.5
     ]
     said = (
-        f"{title}: members score lower than others, so read the other way {words.format_number(1 - m.value)}"
+        f"{title}: members score lower than others, so read the other way {phrases.format_number(1 - m.value)}"
         for title, m in found
     )
     return [Paragraph(f"{'; '.join(said)}. A gate reads an AUC either way.")] if found else []
@@ -69,11 +69,11 @@ def _score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         found = [finding.measurement(tpr_name(name, rate)) for rate in FALSE_POSITIVES]
         partial = finding.measurement(partial_auc_name(name))
         cells = [
-            words.value_with_interval(m) if m else _nonmembers_needed_label(rate)
+            phrases.value_with_interval(m) if m else _nonmembers_needed_label(rate)
             for m, rate in zip(found, FALSE_POSITIVES, strict=True)
         ]
-        cells.append(words.value_with_interval(partial) if partial else words.NOTHING)
-        yield (title, words.value_with_interval(auc), *cells, found[0].note if found[0] else words.NOTHING)
+        cells.append(phrases.value_with_interval(partial) if partial else phrases.NOTHING)
+        yield (title, phrases.value_with_interval(auc), *cells, found[0].note if found[0] else phrases.NOTHING)
 
 
 def _nonmembers_needed_label(rate: float) -> str:
@@ -87,7 +87,7 @@ def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Blo
     groups = tuple(
         Group(
             titled_row(result, f),
-            tuple((count, *_value_interval_n_cells(m)) for count, m in words.sort_by_repeats(f.by_repeats)),
+            tuple((count, *_value_interval_n_cells(m)) for count, m in phrases.sort_by_repeats(f.by_repeats)),
         )
         for f in known
     )
@@ -98,7 +98,7 @@ def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Blo
 
 
 def _value_interval_n_cells(m: Measurement) -> tuple[str, str, str]:
-    return words.format_value(m), words.format_interval(m), f"{m.n:,}"
+    return phrases.format_value(m), phrases.format_interval(m), f"{m.n:,}"
 
 
 # --- the curves -------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def _roc_curve_blocks(result: AuditResult, details: Details) -> list[Block]:
     if not drawn:
         return []
     series = tuple(
-        Series(words.row_title(result, f), tuple(PlotPoint(x, y) for x, y in points), _score_title(f, name))
+        Series(phrases.row_title(result, f), tuple(PlotPoint(x, y) for x, y in points), _score_title(f, name))
         for f, name, points in drawn
     )
     groups = tuple(
@@ -152,7 +152,7 @@ def _roc_step_rows(points: list[tuple[float, float]]) -> Iterator[tuple[str, ...
     at = sorted({round(x) for x in np.geomspace(1, len(points), _SHOWN)}) if points else []
     for i in at:
         x, y = points[i - 1]
-        yield f"{words.format_percent(x)}%", f"{words.format_percent(y)}%"
+        yield f"{phrases.format_percent(x)}%", f"{phrases.format_percent(y)}%"
 
 
 TOPICS = (

@@ -8,8 +8,8 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records.details import Details, extracted_records_by_person
-from auditor.reports import words
+from auditor.records.secret_details import Details, extracted_records_by_person
+from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import MEND, Topic, forest_span, titled_row
 from auditor.reports.verdict import strongest_attack_row
@@ -38,13 +38,13 @@ def _extraction_by_person_blocks(result: AuditResult, details: Details) -> list[
 
 def _share_cell(finding: Finding, name: str) -> str:
     m = finding.measurement(name)
-    return words.NOTHING if m is None else words.format_share_with_interval(m)
+    return phrases.NOTHING if m is None else phrases.format_share_with_interval(m)
 
 
 def _person_inference_blocks(result: AuditResult) -> list[Block]:
     found = [
         f"{titled_row(result, f)}: AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
-        for f in words.findings_undefended_first(result)
+        for f in phrases.findings_undefended_first(result)
         if (m := f.measurement(people.INFERENCE)) is not None
     ]
     what = "Whether somebody's data is in it, told from records of theirs that were not trained on (0.5: chance)."
@@ -62,7 +62,7 @@ def _spread_over_people_blocks(result: AuditResult, details: Details, rows: Sequ
         groups.append(
             Group(
                 titled_row(result, finding),
-                tuple((m.name.capitalize(), words.format_share_with_interval(m)) for m in parts),
+                tuple((m.name.capitalize(), phrases.format_share_with_interval(m)) for m in parts),
             )
         )
         spans += [forest_span(m) for m in parts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from auditor.core.result import AuditResult, Finding, KindCount, Measurement
-from auditor.reports import words
+from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import forest_span, titled_row
 
@@ -66,12 +66,14 @@ def _kinds_by_extracted_share(finding: Finding) -> list[tuple[str, Measurement]]
 
 
 def _extracted_kind_row(kind: str, m: Measurement, floor: Measurement | None) -> tuple[str, ...]:
-    return kind_title(kind), extracted_share(m), words.NOTHING if floor is None else extracted_share(floor)
+    return kind_title(kind), extracted_share(m), phrases.NOTHING if floor is None else extracted_share(floor)
 
 
 def extracted_share(m: Measurement) -> str:
     """`12/80 (15% [8.1–25])`; of secrets with several texts of the kind `15% [8.1–25] of 80`: no count."""
-    return words.format_share_with_interval(m) if m.unit == "share" else f"{words.value_with_interval(m)} of {m.n:,}"
+    return (
+        phrases.format_share_with_interval(m) if m.unit == "share" else f"{phrases.value_with_interval(m)} of {m.n:,}"
+    )
 
 
 def _value_or_none(m: Measurement | None) -> float | None:
@@ -114,5 +116,5 @@ def extracted_by_kind_phrase(finding: Finding) -> str:
 def extracted_counts_phrase(finding: Finding) -> str:
     """`card numbers 15/80, names 22/94`; of secrets with several texts of the kind `15% of 80`."""
     return ", ".join(
-        f"{kind_in_sentence(kind)} {words.hit_count_text(m)}" for kind, m in _kinds_by_extracted_share(finding)
+        f"{kind_in_sentence(kind)} {phrases.hit_count_text(m)}" for kind, m in _kinds_by_extracted_share(finding)
     )

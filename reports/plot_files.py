@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.reports import inert, plot_frontier
+from auditor.reports import escaping, plot_frontier
 from auditor.reports.blocks import Figure as Block
 from auditor.reports.plot_style import (
     COLOURS,
@@ -96,7 +96,7 @@ def save_frontier(path: Path, blocks: Sequence[Block], alt: str) -> None:
     if path.suffix.lower() == ".svg":
         opening, svg, body = path.read_text(encoding="utf-8").partition("<svg ")
         attributes, _, rest = body.partition(">")
-        told = f'<title id="alt">{inert.escape_for_html(alt)}</title>'
+        told = f'<title id="alt">{escaping.escape_for_html(alt)}</title>'
         disk.replace_atomically(path, f'{opening}{svg}role="img" aria-labelledby="alt" {attributes}>{told}{rest}')
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from auditor.reports import words
+from auditor.reports import phrases
 from auditor.reports.blocks import Figure as Block
 from auditor.reports.plot_style import (
     GRID,
@@ -115,5 +115,5 @@ def frontier_legend_entries(blocks: Sequence[Block], paint: Callable[[str], str]
     ink: Any = {"color": INK, "marker": "o", "linestyle": ""}
     handles += [key(**ink), key(**ink, markerfacecolor="none"), key(**_CORNERS)]
     handles.append(Patch(color=paint(GRID), alpha=0.45, linewidth=0))
-    most = f"perplexity within {words.format_percent(blocks[0].until - 1)}% of undefended"
+    most = f"perplexity within {phrases.format_percent(blocks[0].until - 1)}% of undefended"
     return handles, [*shown, PROVED, MEASURED, CORNERS, most]

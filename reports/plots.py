@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from auditor.core.result import Finding
-from auditor.reports import inert, plot_frontier, words
+from auditor.reports import escaping, phrases, plot_frontier
 from auditor.reports.blocks import Figure as Block
 from auditor.reports.plot_style import (
     COLOURS,
@@ -99,24 +99,24 @@ def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
 
 def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
     """The numbers by repeat count with their intervals."""
-    names = sorted({name for f in findings for name in f.by_repeats}, key=words.repeats_sort_key)
+    names = sorted({name for f in findings for name in f.by_repeats}, key=phrases.repeats_sort_key)
     apart = min(0.1, 0.7 / len(findings))
     for i, (finding, style) in enumerate(zip(findings, finding_styles(findings), strict=True)):
         shift = apart * (i - (len(findings) - 1) / 2)
-        measured = words.sort_by_repeats(finding.by_repeats)
+        measured = phrases.sort_by_repeats(finding.by_repeats)
         x = [names.index(name) + shift for name, _ in measured]
         y = [m.value for _, m in measured]
         reach = [[max(0.0, m.value - m.low) for _, m in measured], [max(0.0, m.high - m.value) for _, m in measured]]
         axes.errorbar(x, y, yerr=reach, elinewidth=1.1, capsize=2, **style)
-    axes.set_xticks(range(len(names)), [words.shorten(name, 10) for name in names])
+    axes.set_xticks(range(len(names)), [phrases.shorten(name, 10) for name in names])
 
 
 def _plot_any_of_n_samples(axes: Axes, block: Block) -> None:
     """Two lines a finding, members and non-members, over a logarithmic number of samples."""
     for finding, style in zip(block.findings, finding_styles(block.findings), strict=True):
         for measured, own in (
-            (words.any_of_n_recall(finding), style),
-            (words.any_of_n_recall(finding, "_nonmembers"), {**style, **FLOOR}),
+            (phrases.any_of_n_recall(finding), style),
+            (phrases.any_of_n_recall(finding, "_nonmembers"), {**style, **FLOOR}),
         ):
             axes.plot(list(measured), [m.value for m in measured.values()], **own)
     axes.set_xscale("log")
@@ -187,7 +187,7 @@ def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
         axes.errorbar(x, y, yerr=error_bar_lengths(series.points), elinewidth=1.1, capsize=2, **style)
     every = -(-len(block.ticks) // _TICKS)
     shown = range((len(block.ticks) - 1) % every, len(block.ticks), every)  # the newest among them
-    axes.set_xticks(list(shown), [words.shorten(block.ticks[i], 16) for i in shown])
+    axes.set_xticks(list(shown), [phrases.shorten(block.ticks[i], 16) for i in shown])
     axes.set_xlim(-0.5, len(block.ticks) - 0.5)
     add_grid_and_labels(axes, *block.axes)
 
@@ -291,7 +291,7 @@ def _finding_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[li
     if len(attacks) > 1:
         handles += [Line2D([], [], color=INK, linestyle=line_style(i)) for i in range(len(attacks))]
         labels += attacks
-    if block.plot == "any_of_n" and any(words.any_of_n_recall(f, "_nonmembers") for f in block.findings):
+    if block.plot == "any_of_n" and any(phrases.any_of_n_recall(f, "_nonmembers") for f in block.findings):
         handles.append(Line2D([], [], color=INK, **FLOOR))
         labels.append("non-members")
     if block.plot == "insertions":
@@ -302,7 +302,7 @@ def _finding_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[li
 
 def _draw_legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """Under the axes."""
-    shown = [" " + words.shorten(label, 60) for label in labels]  # matplotlib hides labels that open with `_`
+    shown = [" " + phrases.shorten(label, 60) for label in labels]  # matplotlib hides labels that open with `_`
     columns = 2 if max(map(len, shown), default=0) <= 26 else 1  # wider than the axes, it would shrink them
     figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, handlelength=2.6)
 
@@ -315,7 +315,11 @@ def _inline_svg_element(file: str, block: Block) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"<[^>]*>", lambda tag: _svg_tag_in_theme(tag.group(), block.id), body)
     body = re.sub(r">\s*\n\s*<", "><", body).strip()
-    id, title, description = block.id, inert.escape_for_html(block.title), inert.escape_for_html(block.description)
+    id, title, description = (
+        block.id,
+        escaping.escape_for_html(block.title),
+        escaping.escape_for_html(block.description),
+    )
     labelled = f'role="img" aria-labelledby="{id}-title {id}-desc" {view_box.group()}'
     names = f'<title id="{id}-title">{title}</title><desc id="{id}-desc">{description}</desc>'
     return f'<svg class="plot" {labelled}>{names}{body}'

@@ -20,11 +20,11 @@ from rich.text import Text
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.records import details as detailed
+from auditor.records import secret_details as detailed
 from auditor.records.claims import CONTRADICTED
 from auditor.records.extraction import PERSONAL, VERBATIM
 from auditor.records.signals import SHOWN, Assessment, Signal, assess_signals
-from auditor.reports import advice, claims, inert, personal, severity, signals, unlearning, words
+from auditor.reports import advice, claims, escaping, personal, phrases, severity, signals, unlearning
 from auditor.reports.verdict import explained_row, strongest_attack_row
 from auditor.statistics.metrics import RECALL
 
@@ -59,7 +59,7 @@ class CommandRemarks:
 def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks: CommandRemarks | None = None) -> Text:
     """At most LINES lines of `width` columns. folder: of the run, whose outcomes say what fewer copies would leave."""
     remarks = remarks or CommandRemarks()
-    result, width = words.clean_result(result), max(_NARROWEST, min(width, WIDTH))
+    result, width = phrases.clean_result(result), max(_NARROWEST, min(width, WIDTH))
     seen, known = assess_signals(result), detailed.read_details(folder)
     above = _lines_of_entries((_result_entry(result, seen, width), _doubt_entry(seen)), width)
     shown = (
@@ -203,15 +203,15 @@ def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
         return ""
     told = explained_row(result, targets[0])
     beyond = (
-        words.steps_to_target(told.chain, targets[0], beyond=True)
+        phrases.steps_to_target(told.chain, targets[0], beyond=True)
         if told is not None and told.chain is not None
         else ()
     )
     end = costs.get(beyond[-1].after) if beyond else None
     beside = (
-        f" ({_short_title(result, beyond[-1].after)}: {words.format_number(end.value / base.value)}x)" if end else ""
+        f" ({_short_title(result, beyond[-1].after)}: {phrases.format_number(end.value / base.value)}x)" if end else ""
     )
-    return f", at {words.format_number(own.value / base.value)}x the perplexity{beside}"
+    return f", at {phrases.format_number(own.value / base.value)}x the perplexity{beside}"
 
 
 def _doubt_entry(seen: Assessment) -> _Entry:
@@ -264,10 +264,10 @@ def _verbatim_extraction_cells(result: AuditResult, signal: Signal, first: bool)
     assert m is not None  # whoever asks has seen that it was tested
     of = {RECALL: ""}.get(m.name, signal.kind.counted.get(m.name, ""))
     remark = ", ".join(filter(None, (of, "not significant" if signal.suspected else "")))
-    cost = words.target_perplexity_text(result, signal.target).strip(words.NOTHING) if first else ""
-    counts = f"{words.hits(m):,}/{m.n:,}"
+    cost = phrases.target_perplexity_text(result, signal.target).strip(phrases.NOTHING) if first else ""
+    counts = f"{phrases.hits(m):,}/{m.n:,}"
     title = _short_title(result, signal.target) if first else ""
-    return title, signal.setting, counts, words.format_value(m), words.format_interval(m), remark, cost
+    return title, signal.setting, counts, phrases.format_value(m), phrases.format_interval(m), remark, cost
 
 
 def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -294,7 +294,7 @@ def _nonmember_baseline_label(result: AuditResult, found: Sequence[Signal]) -> s
     highest = {target: max((m for t, m in floors if t == target), key=lambda m: m.value) for target, _ in floors}
     if not highest:
         return f"no non-members: what guessing alone would extract is not known {how}"
-    told = (f"{words.hits(m):,}/{m.n:,} {_short_title(result, target)}" for target, m in highest.items())
+    told = (f"{phrases.hits(m):,}/{m.n:,} {_short_title(result, target)}" for target, m in highest.items())
     return f"of non-members: {', '.join(told)} {how}"
 
 
@@ -337,18 +337,18 @@ def _extraction_by_copies_entry(result: AuditResult, seen: Assessment) -> _Entry
     """By copies, and by insertions of canaries."""
     best, items = _highest_recall_row(result, seen), list[str]()
     if best is not None and len(best.by_repeats) > 1:
-        groups = words.sort_by_repeats(best.by_repeats)
-        told = ", ".join(f"{name}: {words.hit_count_text(m)}" for name, m in groups)
+        groups = phrases.sort_by_repeats(best.by_repeats)
+        told = ", ".join(f"{name}: {phrases.hit_count_text(m)}" for name, m in groups)
         open_ = max((m for _, m in groups if m.unit == "share" and m.value == 0), key=lambda m: m.high, default=None)
         left = (
-            f"; {words.hit_count_text(open_)} leaves up to {words.format_percent(open_.high)}% possible"
+            f"; {phrases.hit_count_text(open_)} leaves up to {phrases.format_percent(open_.high)}% possible"
             if open_
             else ""
         )
         items.append(f"copies {told} {_target_and_access_label(result, best)}{left}")
     for finding in result.findings:
-        if finding.target == UNDEFENDED and (measured := words.exposure_by_insertions(finding)):
-            told = ", ".join(f"{count}: {words.format_value(m)} bits" for count, m in measured)
+        if finding.target == UNDEFENDED and (measured := phrases.exposure_by_insertions(finding)):
+            told = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)
             few = " (a single canary each)" if all(m.n == 1 for _, m in measured) else ""
             items.append(f"exposure of canaries by copies {told}{few}")
     return _Entry("WHERE", tuple(items), 2)
@@ -374,9 +374,9 @@ def _effect_of_changes_entry(result: AuditResult) -> _Entry:
     for target in result.targets:
         told = explained_row(result, target.name)
         if told is not None and told.chain is not None:
-            found = words.steps_to_target(told.chain, target.name)
-            steps = [words.step_effect_briefly(step) for step in found if step.difference is not None]
-            n, above = told.chain.whole.n, words.note_above_nonmembers(told.chain.whole)
+            found = phrases.steps_to_target(told.chain, target.name)
+            steps = [phrases.step_effect_briefly(step) for step in found if step.difference is not None]
+            n, above = told.chain.whole.n, phrases.note_above_nonmembers(told.chain.whole)
             whose = f"{_cut_to_width(target.title, _LONGEST)} ({told.setting}, the same {counted(n, 'secret')}{above})"
             items += [f"{whose}: {'; '.join(steps)}"] if steps else []
     return _Entry("WHY", tuple(items), 2, ". ")
@@ -431,11 +431,11 @@ def _next_step_entry(
 
 def next_command(seen: Assessment, folder: Path) -> str:
     """Advice where something leaks or stands in doubt; else a gate, so that it stays as it is."""
-    where, gated = shlex.quote(inert.to_printable_line(str(folder))), seen.signal_for_gate()
+    where, gated = shlex.quote(escaping.to_printable_line(str(folder))), seen.signal_for_gate()
     if gated is None or signals.all_doubts(seen) or any(map(seen.shown, seen.targets)):
         return f"audit advise {where}"
     return signals.gate_command(seen, gated, where)
 
 
 def _report_path_entry(folder: Path) -> _Entry:
-    return _Entry("report", (inert.to_printable_line(os.path.join(folder, "report.html")),), 3)
+    return _Entry("report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3)

@@ -16,10 +16,10 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records.details import Details
 from auditor.records.outcomes import PerSecret
-from auditor.records.texts import SecretText
-from auditor.reports import inert, words
+from auditor.records.private_texts import SecretText
+from auditor.records.secret_details import Details
+from auditor.reports import escaping, phrases
 from auditor.reports.blocks import Secrets
 from auditor.reports.verdict import strongest_attack_row
 
@@ -53,7 +53,7 @@ def secret_list_block(
     own = {secret.id for secret in details.secrets}  # rows of generations are about none of them
     measured = [
         f
-        for f in words.findings_undefended_first(result)
+        for f in phrases.findings_undefended_first(result)
         if f.key in details.rows and own.intersection(details.rows[f.key].ids)
     ]
     if not details.secrets or not measured:
@@ -88,14 +88,14 @@ def _json_byte_count(value: Any) -> int:
 
 def _secret_columns(details: Details) -> dict[str, Any]:
     told = details.secrets
-    groups = list(dict.fromkeys(inert.to_printable_line(s.group) for s in told if s.group is not None))
+    groups = list(dict.fromkeys(escaping.to_printable_line(s.group) for s in told if s.group is not None))
     return {
-        "ids": [words.shorten(inert.to_printable_line(s.alias), _ID) for s in told],
+        "ids": [phrases.shorten(escaping.to_printable_line(s.alias), _ID) for s in told],
         "members": "".join("1" if s.member else "0" for s in told),
         "repeats": [s.repeats for s in told],
         "lengths": [s.length for s in told],
-        "groups": [words.shorten(name, _ID) for name in groups],
-        "group": [None if s.group is None else groups.index(inert.to_printable_line(s.group)) for s in told]
+        "groups": [phrases.shorten(name, _ID) for name in groups],
+        "group": [None if s.group is None else groups.index(escaping.to_printable_line(s.group)) for s in told]
         if groups
         else [],
     }
@@ -105,7 +105,11 @@ def _row_outcomes_and_scores(result: AuditResult, details: Details, finding: Fin
     seen = details.rows[finding.key]
     place = {id: i for i, id in enumerate(seen.ids)}
     order = [place.get(secret.id) for secret in details.secrets]
-    title = {"target": words.target_title(result, finding.target), "setting": finding.setting, "attack": finding.attack}
+    title = {
+        "target": phrases.target_title(result, finding.target),
+        "setting": finding.setting,
+        "attack": finding.attack,
+    }
     scores = next(iter(seen.values.values())) if seen.outcome is None else seen.outcome.score
     return {
         **title,
@@ -182,7 +186,7 @@ def _target_token_codes(title: str, distribution: Mapping[str, Sequence[float]],
 def _visible_suffix_tokens(texts: Mapping[str, SecretText], id: str) -> list[str]:
     """What each token of the suffix says, every character in sight."""
     return (
-        [words.shorten(inert.show_invisible_characters(piece), _ID) for piece in texts[id].pieces]
+        [phrases.shorten(escaping.show_invisible_characters(piece), _ID) for piece in texts[id].pieces]
         if id in texts
         else []
     )

@@ -14,7 +14,7 @@ from typing import Literal
 
 from auditor.records.extraction import PERSONAL, PROBABLE
 from auditor.records.signals import NOT_TESTED, Assessment, Signal
-from auditor.reports import words
+from auditor.reports import phrases
 
 Word = Literal["none seen", "inconclusive", "moderate", "high"]
 WORDS: tuple[Word, ...] = ("none seen", "inconclusive", "moderate", "high")  # rising
@@ -68,7 +68,7 @@ def _why_inconclusive_sentences(seen: Assessment, target: str) -> Iterator[str]:
 
 def _signal_titles_label(found: Sequence[Signal]) -> str:
     titles = dict.fromkeys(s.kind.title for s in found)
-    return ", ".join(map(words.lower_first, titles))
+    return ", ".join(map(phrases.lower_first, titles))
 
 
 def _access_label(text: Sequence[Signal]) -> str:

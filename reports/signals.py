@@ -16,9 +16,9 @@ from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.records import signals
 from auditor.records.claims import EPSILON, VIOLATIONS
 from auditor.records.extraction import GREEDILY, NEARLY, PERSONAL, PROBABLE, VERBATIM
-from auditor.records.kinds import Kind
+from auditor.records.leak_kinds import Kind
 from auditor.records.signals import Assessment, Signal, assess_signals
-from auditor.reports import personal, words
+from auditor.reports import personal, phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import forest_span
 from auditor.statistics.memorised import RECORDS
@@ -50,31 +50,35 @@ def describe_number(signal: Signal) -> str:
     part = f"of those trained on {counted(int(signal.count), 'time')}" if signal.count else signal.part
     at = f", {part}" if part else ""
     if m.name in signal.kind.counted:
-        return f"{words.format_share_with_interval(m)} {signal.kind.counted[m.name]}{at}"
+        return f"{phrases.format_share_with_interval(m)} {signal.kind.counted[m.name]}{at}"
     if m.name == RECORDS:
         return f"{counted(round(m.value), 'training record')} in {counted(m.n, 'drawn text')}"
     if m.name.startswith(EPSILON):
-        return f"audited ε at least {words.format_number(m.value)}"
+        return f"audited ε at least {phrases.format_number(m.value)}"
     if m.name == VIOLATIONS:
         return f"its claim is VIOLATED {counted(round(m.value), 'time')} in {counted(m.n, 'query', 'queries')}"
     if tries := EXPECTED_ANY_OF.numbers_in_metric_name(m.name):
         drawn = counted(int(tries[0]), "sample")
-        return f"{drawn} each would extract {words.value_with_interval(m)} of members"
+        return f"{drawn} each would extract {phrases.value_with_interval(m)} of members"
     if surely := DISCOVERABLE.numbers_in_metric_name(m.name):
-        drawn, sure = counted(int(surely[0]), "sample"), words.format_percent(float(surely[1]))
-        return f"{words.format_share_with_interval(m)} extracted by {drawn} with a probability of {sure}% or more"
-    return f"{words.lower_first(words.label(m.name))} {words.value_with_interval(m)}{at}"
+        drawn, sure = counted(int(surely[0]), "sample"), phrases.format_percent(float(surely[1]))
+        return f"{phrases.format_share_with_interval(m)} extracted by {drawn} with a probability of {sure}% or more"
+    return f"{phrases.lower_first(phrases.label(m.name))} {phrases.value_with_interval(m)}{at}"
 
 
 def describe_baseline(signal: Signal) -> str:
     """`non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that there is none."""
     b = signal.baseline
     if isinstance(b, Measurement):
-        return f"non-members {words.hits(b):,}/{b.n:,}" if b.unit == "share" else f"non-members {words.format_value(b)}"
+        return (
+            f"non-members {phrases.hits(b):,}/{b.n:,}"
+            if b.unit == "share"
+            else f"non-members {phrases.format_value(b)}"
+        )
     if b is None:
         return "no non-members to compare with"
-    blind = f", blind baseline {words.format_value(signal.blind)}" if signal.blind else ", no blind baseline"
-    return f"chance {words.format_number(b)}{blind if signal.kind.alike else ''}" if b else ""
+    blind = f", blind baseline {phrases.format_value(signal.blind)}" if signal.blind else ", no blind baseline"
+    return f"chance {phrases.format_number(b)}{blind if signal.kind.alike else ''}" if b else ""
 
 
 def _bracketed(text: str) -> str:
@@ -108,7 +112,9 @@ def _nothing_shown_sentence(of_a_kind: Sequence[Signal]) -> str:
     if not all(map(_counts_secrets_and_found_none, of_a_kind)):
         never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""  # no bound: the number itself
         return f"{describe_number(worst)}{access} (not above {describe_baseline(worst) or 'zero'}{never})"
-    return f"none of {m.n:,} {worst.kind.counted[m.name]}{access} (up to {words.format_percent(m.high)}% not ruled out)"
+    return (
+        f"none of {m.n:,} {worst.kind.counted[m.name]}{access} (up to {phrases.format_percent(m.high)}% not ruled out)"
+    )
 
 
 def not_ruled_out_phrase(none: Signal) -> str:
@@ -116,7 +122,7 @@ def not_ruled_out_phrase(none: Signal) -> str:
     m = none.measured
     assert m is not None  # it was tested
     what = personal.kind_in_sentence(none.part) if none.kind is PERSONAL else none.kind.short
-    return f"{what} up to {words.format_percent(m.high)}% (0/{m.n:,})"
+    return f"{what} up to {phrases.format_percent(m.high)}% (0/{m.n:,})"
 
 
 def _counts_secrets_and_found_none(signal: Signal) -> bool:
@@ -167,7 +173,7 @@ def _signal_sentences_by_status(seen: Assessment, target: str) -> tuple[list[str
             suspected.append(describe_kind(group))
         else:
             clear.append(group)
-    untested = [words.lower_first(s.kind.title) for s in seen.of(target) if s.status == signals.NOT_TESTED]
+    untested = [phrases.lower_first(s.kind.title) for s in seen.of(target) if s.status == signals.NOT_TESTED]
     return shown, suspected, _not_shown_sentences(clear), untested
 
 
@@ -226,8 +232,8 @@ def target_signals_paragraph(result: AuditResult, seen: Assessment, target: str)
 def _least_detectable_sentences(seen: Assessment, target: str) -> list[str]:
     """What would have had to be measured to be shown."""
     clear = (s for s in seen.tested(target) if s.status == signals.NOT_SHOWN)
-    from_on = {s.kind.title: text for s in clear if (text := least_detectable(s)) != words.NOTHING}
-    told = ", ".join(f"{words.lower_first(kind)} {number}" for kind, number in from_on.items())
+    from_on = {s.kind.title: text for s in clear if (text := least_detectable(s)) != phrases.NOTHING}
+    told = ", ".join(f"{phrases.lower_first(kind)} {number}" for kind, number in from_on.items())
     return [f"It would have been shown from: {told}."] if told else []
 
 
@@ -235,10 +241,10 @@ def least_detectable(signal: Signal) -> str:
     """The smallest number that would have been shown: `3.1%`, `0.56`, `all 4`."""
     m = signal.measured
     if m is None or signal.status != signals.NOT_SHOWN or math.isnan(signal.least):
-        return words.NOTHING
+        return phrases.NOTHING
     if m.unit in SHARES and signal.least >= 1:
         return f"all {m.n:,}"
-    text = words.format_value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
+    text = phrases.format_value(Measurement(m.name, signal.least, math.nan, math.nan, m.n, m.unit))
     return f"{text}{_UNITS.get(m.unit, '')}"
 
 
@@ -263,7 +269,7 @@ def all_doubts(seen: Assessment) -> tuple[Doubt, ...]:
 def title_or_undefended(result: AuditResult, target: str) -> str:
     """The undefended model is told of whether or not it was measured."""
     known = any(record.name == target for record in result.targets)
-    return words.target_title(result, target) if known or target != UNDEFENDED else "Undefended"
+    return phrases.target_title(result, target) if known or target != UNDEFENDED else "Undefended"
 
 
 # --- the section ------------------------------------------------------------------------------------------------------
@@ -274,7 +280,7 @@ def signals_forest_table(result: AuditResult, seen: Assessment) -> Forest:
     groups, spans = list[Group](), list[ForestSpan | None]()
     for target in seen.targets:
         found = seen.of(target)
-        groups.append(Group(words.target_title_with_costs(result, target), tuple(map(_signal_row, found))))
+        groups.append(Group(phrases.target_title_with_costs(result, target), tuple(map(_signal_row, found))))
         spans += map(_confidence_span, found)
     caption = "What is shown, what is not, and what was not tested; 95% intervals"
     return Forest(Table("signals-table", caption, _HEAD, tuple(groups), frozenset({3, 4, 5})), tuple(spans))
@@ -296,9 +302,9 @@ def _measured_text(s: Signal) -> str:
     assert m is not None  # it was tested
     if s.kind is not PERSONAL and not s.count and (m.unit == "share" or m.name == s.kind.main):
         return (
-            words.format_share_with_interval(m)
+            phrases.format_share_with_interval(m)
             if m.unit == "share"
-            else f"{words.value_with_interval(m)}{_UNITS.get(m.unit, '')}"
+            else f"{phrases.value_with_interval(m)}{_UNITS.get(m.unit, '')}"
         )
     return describe_number(s)
 
@@ -306,8 +312,8 @@ def _measured_text(s: Signal) -> str:
 def _baseline_text(s: Signal) -> str:
     if isinstance(s.baseline, Measurement):
         m = s.baseline
-        return f"{words.hits(m):,}/{m.n:,}" if m.unit == "share" else words.format_value(m)
-    return words.NOTHING if s.baseline is None else words.format_number(s.baseline)
+        return f"{phrases.hits(m):,}/{m.n:,}" if m.unit == "share" else phrases.format_value(m)
+    return phrases.NOTHING if s.baseline is None else phrases.format_number(s.baseline)
 
 
 def _confidence_span(s: Signal) -> ForestSpan | None:

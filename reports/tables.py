@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from auditor.reports import inert
+from auditor.reports import escaping
 
 _SENTENCE = 40  # characters
 
@@ -27,20 +27,20 @@ class RowTable:
 
 def to_rich(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
     """A rich table; `styles`: one a row."""
-    note = Text("\n").join(map(inert.escape_for_terminal, grid.note.split("\n"))) if grid.note else None
+    note = Text("\n").join(map(escaping.escape_for_terminal, grid.note.split("\n"))) if grid.note else None
     table = RichTable(
-        title=inert.escape_for_terminal(grid.title), title_justify="left", caption=note, caption_justify="left"
+        title=escaping.escape_for_terminal(grid.title), title_justify="left", caption=note, caption_justify="left"
     )
     for name in grid.head:
-        table.add_column(inert.escape_for_terminal(name), overflow="fold")
+        table.add_column(escaping.escape_for_terminal(name), overflow="fold")
     for i, row in enumerate(grid.rows):
-        table.add_row(*map(inert.escape_for_terminal, row), style=styles[i] if styles else None)
+        table.add_row(*map(escaping.escape_for_terminal, row), style=styles[i] if styles else None)
     return table
 
 
 def to_markdown(grid: RowTable) -> str:
-    lines = [f"# {inert.escape_for_markdown(grid.title)}", ""] + (
-        [inert.escape_for_markdown(grid.note), ""] if grid.note else []
+    lines = [f"# {escaping.escape_for_markdown(grid.title)}", ""] + (
+        [escaping.escape_for_markdown(grid.note), ""] if grid.note else []
     )
     return "\n".join([*lines, *markdown_lines(grid)]) + "\n"
 
@@ -55,23 +55,23 @@ def markdown_lines(grid: RowTable) -> list[str]:
 
 
 def _markdown_table_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(inert.escape_for_markdown, cells)) + " |"
+    return "| " + " | ".join(map(escaping.escape_for_markdown, cells)) + " |"
 
 
 def to_csv(grid: RowTable) -> str:
     """The rows for programs where there are some, else what people read."""
-    return inert.csv_text(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
+    return escaping.csv_text(grid.machine_head or grid.head, grid.machine_rows or grid.rows)
 
 
 def to_latex(grid: RowTable) -> str:
     """A `tabular` with booktabs rules, for \\input; columns with sentences in them are paragraphs."""
     widest = [max(map(len, column)) for column in zip(grid.head, *grid.rows, strict=True)]
     columns = "".join(r"p{0.25\linewidth}" if width > _SENTENCE else "l" for width in widest)
-    rows = [" & ".join(map(inert.escape_for_latex, row)) + r" \\" for row in grid.rows]
-    note = [f"% {inert.to_printable_line(grid.note)}"] if grid.note else []
-    head = " & ".join(map(inert.escape_for_latex, grid.head)) + r" \\"
+    rows = [" & ".join(map(escaping.escape_for_latex, row)) + r" \\" for row in grid.rows]
+    note = [f"% {escaping.to_printable_line(grid.note)}"] if grid.note else []
+    head = " & ".join(map(escaping.escape_for_latex, grid.head)) + r" \\"
     lines = [
-        f"% {inert.to_printable_line(grid.title)}",
+        f"% {escaping.to_printable_line(grid.title)}",
         *note,
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",

@@ -18,7 +18,7 @@ from rich.text import Text
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Chain, Finding, Measurement
 from auditor.records.signals import assess_signals
-from auditor.reports import claims, inert, personal, signals, unlearning, words
+from auditor.reports import claims, escaping, personal, phrases, signals, unlearning
 from auditor.reports.screen import next_command
 from auditor.reports.verdict import explained_row, headline, strongest_attack_row
 
@@ -29,7 +29,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def summary(result: AuditResult, folder: Path | None = None) -> Summary:
     """The whole of it. folder: the run folder to point at, where there is one."""
-    return Summary(words.clean_result(result), folder)
+    return Summary(phrases.clean_result(result), folder)
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
     """Shares outside a run, to the three decimals that a challenge ranks by."""
     table = Table("", "share", "95% interval", "hits", "n", "note")
     for m in measurements:
-        cells = (f"{m.value:.3f}", f"{m.low:.3f}–{m.high:.3f}", f"{words.hits(m):,}", f"{m.n:,}", m.note)
-        table.add_row(Text(words.label(m.name)), *map(Text, cells))
+        cells = (f"{m.value:.3f}", f"{m.low:.3f}–{m.high:.3f}", f"{phrases.hits(m):,}", f"{m.n:,}", m.note)
+        table.add_row(Text(phrases.label(m.name)), *map(Text, cells))
     return table
 
 
@@ -72,7 +72,7 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
     widths[0] = max(_SHORTEST, widths[0] - max(0, over))
     yield _column_line(heads, widths, gap, "dim")
     for (title, facts, claim), group in groupby(
-        words.findings_undefended_first(result), key=lambda finding: _title_facts_and_claim(result, finding)
+        phrases.findings_undefended_first(result), key=lambda finding: _title_facts_and_claim(result, finding)
     ):
         yield from _group_heading(title, facts, claim, width)
         for finding in group:
@@ -85,10 +85,10 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
 
 def _title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
     """What the rows of a group share: their title, their decoding and perplexity, and whether the claim applies."""
-    facts = f"  {finding.decoding} · PPL {words.target_perplexity_text(result, finding.target)}"
-    applies = words.claim_applies_phrase(finding)
+    facts = f"  {finding.decoding} · PPL {phrases.target_perplexity_text(result, finding.target)}"
+    applies = phrases.claim_applies_phrase(finding)
     claim = applies if finding.claim_applies is None else f"claim applies: {applies}"
-    return words.row_title(result, finding), facts, claim
+    return phrases.row_title(result, finding), facts, claim
 
 
 def _group_heading(title: str, facts: str, claim: str, width: int) -> Iterator[RenderableType]:
@@ -102,22 +102,22 @@ def _group_heading(title: str, facts: str, claim: str, width: int) -> Iterator[R
 
 def _attack_row_cells(finding: Finding) -> tuple[str, ...]:
     if finding.not_applicable:
-        return (words.shorten(finding.attack, 24), "", "", "")
-    return (words.shorten(finding.attack, 24), *words.main_number_and_baseline(finding))
+        return (phrases.shorten(finding.attack, 24), "", "", "")
+    return (phrases.shorten(finding.attack, 24), *phrases.main_number_and_baseline(finding))
 
 
 def _column_line(cells: tuple[str, ...], widths: list[int], gap: int, style: str = "") -> Padding:
     table = Table.grid(padding=(0, gap, 0, 0))
     for width in widths:
         table.add_column(width=width, overflow="fold")
-    attack, recall, *rest = map(Text, (words.shorten(cells[0], widths[0]), *cells[1:]))
+    attack, recall, *rest = map(Text, (phrases.shorten(cells[0], widths[0]), *cells[1:]))
     recall.stylize(style or "bold")
     table.add_row(attack, recall, *rest, style=style)
     return _indented(table)
 
 
 def _not_applicable_line(finding: Finding, width: int, gap: int) -> Padding:
-    name = words.shorten(finding.attack, width)
+    name = phrases.shorten(finding.attack, width)
     return _indented(Text(f"{name:{width + gap}}not applicable: {finding.not_applicable}"))
 
 
@@ -132,7 +132,7 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
     seen = assess_signals(result)
     for targets, untested in signals.untested_kinds_by_targets(seen).items():
         on = f" on {', '.join(signals.title_or_undefended(result, target) for target in targets)}" if targets else ""
-        names = ", ".join(words.lower_first(kind.title) for kind in untested)
+        names = ", ".join(phrases.lower_first(kind.title) for kind in untested)
         yield Text.assemble((f"not tested{on}", "bold"), f"  {names}")
     best = strongest_attack_row(result, UNDEFENDED)
     if best is not None and best.by_repeats:
@@ -142,8 +142,8 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
             ("personal data", "bold"), f"  {personal.extracted_by_kind_phrase(best)} (undefended, {best.attack})"
         )
     for finding in result.findings:
-        if finding.target == UNDEFENDED and (measured := words.exposure_by_insertions(finding)):
-            shown = ", ".join(words.format_value(m) for _, m in measured)
+        if finding.target == UNDEFENDED and (measured := phrases.exposure_by_insertions(finding)):
+            shown = ", ".join(phrases.format_value(m) for _, m in measured)
             counts = " ".join(count for count, _ in measured)
             yield Text.assemble((f"insertions {counts}", "bold"), f"  exposure {shown} bits (undefended)")
     for target in result.targets:
@@ -158,16 +158,16 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
         yield Text.assemble(("prefix token", "bold"), result.prefix_token.removeprefix("prefix token"))
     for target in result.targets:
         if target.claim is not None:
-            yield Text.assemble((target.title, "bold"), "  ", words.epsilon_line(target.claim))
+            yield Text.assemble((target.title, "bold"), "  ", phrases.epsilon_line(target.claim))
     for stands in claims.claims_to_report(result):
         yield Text(claims.claim_verdict_sentence(stands))
 
 
 def _sparkline(finding: Finding) -> Text:
     """`repeats 1 2 4 8 16  ▁ ▁ ▃ ▇ █`, on a scale from 0 to 1."""
-    measured = words.sort_by_repeats(finding.by_repeats)
+    measured = phrases.sort_by_repeats(finding.by_repeats)
     bars = " ".join(_BARS[min(7, max(0, round(7 * m.value)))] if m.n else "·" for _, m in measured)
-    shares = ", ".join(words.format_value(m) for _, m in measured)
+    shares = ", ".join(phrases.format_value(m) for _, m in measured)
     names = " ".join(name for name, _ in measured)
     return Text.assemble(
         (f"copies {names}", "bold"), "  ", (bars, "bold"), "  ", (f"{shares} (undefended, {finding.attack})", "dim")
@@ -176,21 +176,21 @@ def _sparkline(finding: Finding) -> Text:
 
 def _likelihood_causes_line(title: str, chain: Chain) -> Text:
     """What no guess shows: how much of the members' advantage in likelihood each cause takes."""
-    told = " · ".join(map(words.step_effect, words.steps_between_targets(chain.steps)))
-    of = f" ({words.MORE_LIKELY}, n {chain.whole.n:,})"
+    told = " · ".join(map(phrases.step_effect, phrases.steps_between_targets(chain.steps)))
+    of = f" ({phrases.MORE_LIKELY}, n {chain.whole.n:,})"
     return Text.assemble((f"likelihood {title}", "bold"), "  ", told, (of, "dim"))
 
 
 def _effect_of_changes_text(title: str, finding: Finding, chain: Chain) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""
     where = ", white-box" if finding.setting == "white-box" else ""
-    told = " · ".join(map(words.step_effect, words.steps_between_targets(chain.steps)))
-    of = f" ({finding.attack}{where}{words.note_above_nonmembers(chain.whole)}, n {chain.whole.n:,})"
+    told = " · ".join(map(phrases.step_effect, phrases.steps_between_targets(chain.steps)))
+    of = f" ({finding.attack}{where}{phrases.note_above_nonmembers(chain.whole)}, n {chain.whole.n:,})"
     return Text.assemble((f"why {title}", "bold"), "  ", told, (of, "dim"))
 
 
 def _report_and_next_command(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
     yield Text.assemble(
-        ("report", "bold"), f": {inert.to_printable_line(str(folder / 'report.html'))}", overflow="fold"
+        ("report", "bold"), f": {escaping.to_printable_line(str(folder / 'report.html'))}", overflow="fold"
     )
     yield Text.assemble(("next", "bold"), f":   {next_command(assess_signals(result), folder)}", overflow="fold")

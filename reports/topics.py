@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
-from auditor.records.details import Details
-from auditor.records.texts import SecretText
-from auditor.reports import words
+from auditor.records.private_texts import SecretText
+from auditor.records.secret_details import Details
+from auditor.reports import phrases
 from auditor.reports.blocks import Block, ForestSpan, Group
 
 DECIDE, MEND, CHECK = "For the decision", "For fixing the model", "For checking the method"
@@ -53,7 +53,7 @@ class Topic:
 def group_rows_by_target(result: AuditResult, rows: Callable[[Finding], list[tuple[str, ...]]]) -> tuple[Group, ...]:
     """One untitled group a target, in report order."""
     grouped: dict[str, list[tuple[str, ...]]] = {}
-    for finding in words.findings_undefended_first(result):
+    for finding in phrases.findings_undefended_first(result):
         grouped.setdefault(finding.target, []).extend(rows(finding))
     return tuple(Group("", tuple(group)) for group in grouped.values())
 
@@ -65,4 +65,4 @@ def forest_span(m: Measurement, floor: float | None = None) -> ForestSpan | None
 
 
 def titled_row(result: AuditResult, finding: Finding) -> str:
-    return f"{words.row_title(result, finding)} · {finding.attack}"
+    return f"{phrases.row_title(result, finding)} · {finding.attack}"

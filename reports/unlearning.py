@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
-from auditor.reports import words
+from auditor.reports import phrases
 from auditor.reports.blocks import Block, Group, Paragraph, Table
 from auditor.reports.topics import DECIDE, Topic
 from auditor.statistics.unlearning import (
@@ -40,7 +40,7 @@ _NOTE = (
 
 def forgetting_sentences(result: AuditResult, one: Unlearning) -> str:
     """What is left, what comes back, and what it cost: in the order of the numbers that were measured."""
-    title = words.target_title(result, one.target)
+    title = phrases.target_title(result, one.target)
     told = [_before_after_label(row) for row in one.numbers if row.group == FORGOTTEN]
     if not told:
         return f"{title}: nothing was measured of what it was to forget."
@@ -56,16 +56,16 @@ def forgetting_sentences(result: AuditResult, one: Unlearning) -> str:
 
 
 def _before_after_label(row: GroupRecall) -> str:
-    beside = f", never seen {words.format_value(row.values[RETRAINED])}" if RETRAINED in row.values else ""
-    before, after = (words.format_value(row.values[model]) for model in (BEFORE, AFTER))
+    beside = f", never seen {phrases.format_value(row.values[RETRAINED])}" if RETRAINED in row.values else ""
+    before, after = (phrases.format_value(row.values[model]) for model in (BEFORE, AFTER))
     return (
         f"{_recall_measure_name(row)} {before} → "
-        f"{words.value_with_interval(row.values[AFTER]) if before != after else after}{beside}"
+        f"{phrases.value_with_interval(row.values[AFTER]) if before != after else after}{beside}"
     )
 
 
 def _recall_measure_name(row: GroupRecall) -> str:
-    return _NAMES.get(row.name) or words.lower_first(words.label(row.name))
+    return _NAMES.get(row.name) or phrases.lower_first(phrases.label(row.name))
 
 
 def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
@@ -117,11 +117,11 @@ def _is_relearned(row: GroupRecall) -> bool:
 
 def _relearned_label(row: GroupRecall) -> str:
     share, never = row.changes.get("share_back"), row.values.get(RETRAINED_RELEARNED)
-    part = f", {words.value_with_interval(share)} of what was taken" if share and _is_relearned(row) else ""
-    beside = f", never seen {words.format_value(never)}" if never else ""
+    part = f", {phrases.value_with_interval(share)} of what was taken" if share and _is_relearned(row) else ""
+    beside = f", never seen {phrases.format_value(never)}" if never else ""
     return (
-        f"{_recall_measure_name(row)} {words.format_value(row.values[AFTER])} "
-        f"→ {words.format_value(row.values[RELEARNED])}{part}{beside}"
+        f"{_recall_measure_name(row)} {phrases.format_value(row.values[AFTER])} "
+        f"→ {phrases.format_value(row.values[RELEARNED])}{part}{beside}"
     )
 
 
@@ -131,9 +131,9 @@ def _perplexity_cost_sentences(one: Unlearning) -> Iterator[str]:
     if before is None or after is None:
         yield "What it cost in perplexity was not measured."
         return
-    times = f" ({words.format_relative_change(ratio.value - 1)})" if ratio else ""
+    times = f" ({phrases.format_relative_change(ratio.value - 1)})" if ratio else ""
     useless = "; a model that says little leaks little" if ratio and ratio.low > _USELESS else ""
-    yield f"Held-out perplexity {words.format_value(before)} → {words.format_value(after)}{times}{useless}."
+    yield f"Held-out perplexity {phrases.format_value(before)} → {phrases.format_value(after)}{times}{useless}."
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -152,19 +152,19 @@ def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
     kinds = dict.fromkeys((row.attack, row.name) for row in one.numbers)
     groups = tuple(
         Group(
-            f"{words.label(name)} · {attack}",
+            f"{phrases.label(name)} · {attack}",
             tuple(_record_group_row(row, shown) for row in one.numbers if (row.attack, row.name) == (attack, name)),
         )
         for attack, name in kinds
     )
-    costs = tuple(words.format_value(one.perplexity.get(model)) for model in shown)
+    costs = tuple(phrases.format_value(one.perplexity.get(model)) for model in shown)
     ratio = one.perplexity.get("ratio")
     last = Group(
         "Held-out perplexity",
-        (("all", *costs, f"× {words.value_with_interval(ratio)}" if ratio else words.NOTHING),),
+        (("all", *costs, f"× {phrases.value_with_interval(ratio)}" if ratio else phrases.NOTHING),),
     )
     head = ("Records", *(_HEADS[model] for model in shown), "After − before", "Relearned − after", "That − never saw")
-    caption = f"What is left of what {words.target_title(result, one.target)} was to forget"
+    caption = f"What is left of what {phrases.target_title(result, one.target)} was to forget"
     return Table(f"unlearning-{one.target}", caption, head, (*groups, last), frozenset(range(1, len(head))))
 
 
@@ -172,13 +172,13 @@ def _record_group_row(row: GroupRecall, shown: list[str]) -> tuple[str, ...]:
     changes = (row.changes.get(name) for name in ("unlearned", "relearned", "came_back"))
     return (
         f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})",
-        *(words.value_with_interval(row.values.get(model)) for model in shown),
+        *(phrases.value_with_interval(row.values.get(model)) for model in shown),
         *map(_change_text, changes),
     )
 
 
 def _change_text(m: Measurement | None) -> str:
-    return words.value_with_interval(m) if m else words.NOTHING
+    return phrases.value_with_interval(m) if m else phrases.NOTHING
 
 
 TOPICS = (

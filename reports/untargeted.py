@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from auditor.core.result import AuditResult, Finding
-from auditor.records.details import Details
+from auditor.records.secret_details import Details
 from auditor.records.table import Column
-from auditor.reports import words
+from auditor.reports import phrases
 from auditor.reports.blocks import Block, Group, Paragraph, Table
 from auditor.reports.topics import MEND, Topic, titled_row
 from auditor.statistics.memorised import (
@@ -39,7 +39,7 @@ _NOTE = (
 
 def rows_with_memorised_ngrams(result: AuditResult) -> list[Finding]:
     """The rows whose texts were held against all that was trained on."""
-    return [finding for finding in words.findings_undefended_first(result) if finding.measurement(MEMORISED)]
+    return [finding for finding in phrases.findings_undefended_first(result) if finding.measurement(MEMORISED)]
 
 
 def _untargeted_blocks(result: AuditResult, details: Details) -> list[Block]:
@@ -72,7 +72,7 @@ def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
         (
             titled_row(result, f),
             _generation_count_label(f),
-            words.value_with_interval(f.measurement(GENERATIONS)),
+            phrases.value_with_interval(f.measurement(GENERATIONS)),
             *_measurement_cells(f, names),
         )
         for f in shown
@@ -83,12 +83,12 @@ def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
 
 
 def _measurement_cells(finding: Finding, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(words.value_with_interval(finding.measurement(name)) for name in names)
+    return tuple(phrases.value_with_interval(finding.measurement(name)) for name in names)
 
 
 def _generation_count_label(finding: Finding) -> str:
     main = finding.measurement(MEMORISED)
-    return f"{main.n:,}" if main else words.NOTHING
+    return f"{main.n:,}" if main else phrases.NOTHING
 
 
 def _records_to_come_table(result: AuditResult, shown: list[Finding]) -> Table:
@@ -108,7 +108,7 @@ def _records_to_come_table(result: AuditResult, shown: list[Finding]) -> Table:
 
 def _value_with_note_text(finding: Finding, name: str) -> str:
     found = finding.measurement(name)
-    return f"{words.format_value(found)} {found.note}" if found else words.NOTHING
+    return f"{phrases.format_value(found)} {found.note}" if found else phrases.NOTHING
 
 
 def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iterator[Block]:
@@ -116,7 +116,7 @@ def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iter
     told = tuple(
         (
             titled_row(result, f),
-            *(words.format_share_with_interval(f.measurement(f"{PRECISION}_{name}")) for name in names),
+            *(phrases.format_share_with_interval(f.measurement(f"{PRECISION}_{name}")) for name in names),
         )
         for f in shown
         if any(f.measurement(f"{PRECISION}_{name}") for name in names)
@@ -171,8 +171,8 @@ def _record_rows(found: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
         attacked.setdefault(int(place), []).append(secret)
     rows = zip(seen.ids, seen.repeats, seen.values, found["longest"].values, strict=True)
     for i, (alias, n, generations, longest) in enumerate(itertools.islice(rows, _SHOWN)):
-        copies = words.NOTHING if n is None else f"{n:,}"
-        secrets = ", ".join(attacked.get(i, ())) or words.NOTHING
+        copies = phrases.NOTHING if n is None else f"{n:,}"
+        secrets = ", ".join(attacked.get(i, ())) or phrases.NOTHING
         yield alias, secrets, copies, f"{generations:,.0f}", f"{longest:,.0f}"
 
 

@@ -13,7 +13,7 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, Claim
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.records.signals import Assessment, assess_signals
-from auditor.reports import claims, signals, unlearning, words
+from auditor.reports import claims, phrases, signals, unlearning
 from auditor.reports.blocks import Facts
 from auditor.statistics.metrics import RECALL
 
@@ -94,7 +94,7 @@ def _recall_change_sentences(result: AuditResult, target: TargetRecord) -> list[
 
 def _cost_sentences(result: AuditResult) -> list[str]:
     return [
-        f"{target.title}: {words.lower_first(_perplexity_cost_sentence(result, target))}"
+        f"{target.title}: {phrases.lower_first(_perplexity_cost_sentence(result, target))}"
         f"{_slowdown_sentence(result, target)}"
         for target in _defended_targets(result)
     ]
@@ -104,12 +104,12 @@ def _slowdown_sentence(result: AuditResult, target: TargetRecord) -> str:
     base = next((t.milliseconds_per_token for t in result.targets if t.name == UNDEFENDED), None)
     if not base or target.milliseconds_per_token is None:
         return ""
-    return f" A token takes {words.format_number(target.milliseconds_per_token / base)} times as long."
+    return f" A token takes {phrases.format_number(target.milliseconds_per_token / base)} times as long."
 
 
 def _promise_sentences(result: AuditResult) -> list[str]:
     return [
-        f"{target.title}: {words.lower_first(_claim_coverage_sentence(target, _strongest_by_access(result, target)))}"
+        f"{target.title}: {phrases.lower_first(_claim_coverage_sentence(target, _strongest_by_access(result, target)))}"
         for target in _defended_targets(result)
     ]
 
@@ -121,7 +121,8 @@ def _certainty_sentences(result: AuditResult) -> str:
     return (
         f"{counted(n, 'secret')} attacked, {counted(rows, 'configuration')} (target, access, attack) measured. "
         "Brackets hold 95% intervals over the choice of secrets; none extracted would still leave up to "
-        f"{words.format_percent(words.zero_hits_bound(least))}%{of}. An attack gives a lower bound: a stronger one may "
+        f"{phrases.format_percent(phrases.zero_hits_bound(least))}%{of}. "
+        f"An attack gives a lower bound: a stronger one may "
         "extract more."
     )
 
@@ -156,7 +157,7 @@ def _recall_measurement(finding: Finding) -> Measurement:
 def _strongest_by_access(result: AuditResult, target: TargetRecord) -> list[Finding]:
     """The strongest row of each setting that has one, inside the claim first."""
     return [
-        f for f in (strongest_attack_row(result, target.name, setting) for setting in words.SETTINGS) if f is not None
+        f for f in (strongest_attack_row(result, target.name, setting) for setting in phrases.SETTINGS) if f is not None
     ]
 
 
@@ -170,17 +171,17 @@ def _defended_targets(result: AuditResult) -> list[TargetRecord]:
 def _recall_change_label(result: AuditResult, finding: Finding) -> str:
     """`white-box −51 points [−55 to −47] (4/320 against 166/320, ethicist)`"""
     difference, reference = finding.measurement("recall_difference"), _matching_undefended_row(result, finding)
-    access, own = finding.setting, words.format_share_with_interval(_recall_measurement(finding))
+    access, own = finding.setting, phrases.format_share_with_interval(_recall_measurement(finding))
     if reference is None or difference is None or math.isnan(difference.value):
         return f"{access} {own} by {finding.attack}, with no undefended configuration at the same decoding"
-    points = f"{words.format_percent(difference.value)} points {words.format_interval(difference)}"
+    points = f"{phrases.format_percent(difference.value)} points {phrases.format_interval(difference)}"
     if difference.low <= 0 <= difference.high:
         points += ", not significant"
     elif difference.low > 0:
         points += ", worse than no defense"
     return (
         f"{access} {points} ({own} against "
-        f"{words.format_share_with_interval(_recall_measurement(reference))}, {finding.attack})"
+        f"{phrases.format_share_with_interval(_recall_measurement(reference))}, {finding.attack})"
     )
 
 
@@ -195,12 +196,12 @@ def _claim_coverage_sentence(target: TargetRecord, best: list[Finding]) -> str:
     claim = target.claim
     if claim is None:
         return "It claims nothing."
-    terms = f"{words.relation_label(claim.relation)}, {words.covered_tokens(claim)}; {claim.status}"
+    terms = f"{phrases.relation_label(claim.relation)}, {phrases.covered_tokens(claim)}; {claim.status}"
     opening = (
-        f"It claims ε {words.format_number(words.claimed_epsilon(claim))} "
+        f"It claims ε {phrases.format_number(phrases.claimed_epsilon(claim))} "
         f"({terms}) for its unit, {_protection_unit_phrase(claim)}."
     )
-    if math.isinf(words.claimed_epsilon(claim)):
+    if math.isinf(phrases.claimed_epsilon(claim)):
         return f"{opening} That promises nothing."
     uncovered = [finding for finding in best if not finding.claim_applies]
     if not best:
@@ -216,7 +217,7 @@ def _claim_coverage_sentence(target: TargetRecord, best: list[Finding]) -> str:
 
 def _protection_unit_phrase(claim: Claim) -> str:
     """What is protected; of a shard, that its epsilon is not about the single records that recall counts."""
-    said = words.protection_unit_label(claim)
+    said = phrases.protection_unit_label(claim)
     if not claim.shard:
         return said
     return f"{said}: it promises nothing about a single record" if said == claim.unit else said
@@ -230,9 +231,10 @@ def _perplexity_cost_sentence(result: AuditResult, target: TargetRecord) -> str:
     base = next((t.perplexity for t in result.targets if t.name == UNDEFENDED), None)
     if target.perplexity is None or base is None or not base.value > 0:
         return "Its cost in perplexity was not measured."
-    change = words.format_relative_change(target.perplexity.value / base.value - 1)
+    change = phrases.format_relative_change(target.perplexity.value / base.value - 1)
     return (
-        f"Held-out perplexity is {words.format_value(target.perplexity)} against {words.format_value(base)} ({change})."
+        f"Held-out perplexity is {phrases.format_value(target.perplexity)} "
+        f"against {phrases.format_value(base)} ({change})."
     )
 
 
@@ -258,12 +260,15 @@ def explain_effect(result: AuditResult, target: TargetRecord) -> str:
     where = finding.setting
     whole = finding.chain.whole
     told = "; ".join(
-        map(words.step_effect_in_full, words.steps_between_targets(words.steps_to_target(finding.chain, target.name)))
+        map(
+            phrases.step_effect_in_full,
+            phrases.steps_between_targets(phrases.steps_to_target(finding.chain, target.name)),
+        )
     )
-    of = f"{finding.attack}, {where}{words.note_above_nonmembers(whole)}, n {whole.n:,}"
-    opening = f"Of {target.title}'s {words.points(whole)} against no defense ({of})"
-    beyond = words.steps_to_target(finding.chain, target.name, beyond=True)
-    further = (f"One step further, {words.step_effect_in_full(step)}." for step in beyond)
+    of = f"{finding.attack}, {where}{phrases.note_above_nonmembers(whole)}, n {whole.n:,}"
+    opening = f"Of {target.title}'s {phrases.points(whole)} against no defense ({of})"
+    beyond = phrases.steps_to_target(finding.chain, target.name, beyond=True)
+    further = (f"One step further, {phrases.step_effect_in_full(step)}." for step in beyond)
     return " ".join((f"{opening}, by control rows: {told}.", *further, *_likelihood_causes_sentences(target)))
 
 
@@ -273,9 +278,9 @@ def _likelihood_causes_sentences(target: TargetRecord) -> list[str]:
         return []
     told = "; ".join(
         map(
-            words.step_effect_in_full,
-            words.steps_between_targets(words.steps_to_target(target.likelihood, target.name)),
+            phrases.step_effect_in_full,
+            phrases.steps_between_targets(phrases.steps_to_target(target.likelihood, target.name)),
         )
     )
-    whole = words.points(target.likelihood.whole)
-    return [f"By {words.MORE_LIKELY}, {whole} (n {target.likelihood.whole.n:,}): {told}."]
+    whole = phrases.points(target.likelihood.whole)
+    return [f"By {phrases.MORE_LIKELY}, {whole} (n {target.likelihood.whole.n:,}): {told}."]

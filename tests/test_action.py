@@ -16,7 +16,7 @@ import yaml
 from auditor.cli import app
 from auditor.gate.policy import read_policy
 from auditor.records.manifest import MANIFEST
-from auditor.records.saved import RESULT
+from auditor.records.result_file import RESULT
 from auditor.records.table import TABLE
 
 ROOT = Path(__file__).parents[1]

@@ -50,7 +50,7 @@ CORE = ("core", "runs", "records", "statistics", "gate", "engines", "models", "s
 PLUGINS = ("attacks", "defenses", "providers")
 KNOWN_BY_NAME = {
     "core.plan_parts": "ethicist",  # the default of --attack, which help and reference print without an import of it
-    "studies.published": "attacks.claim_check defenses.adapmixed defenses.invisible_ink defenses.pmixed "
+    "studies.published_promises": "attacks.claim_check defenses.adapmixed defenses.invisible_ink defenses.pmixed "
     "defenses.pmixed_model defenses.uniform_mixing pmixed adp uniform-mixing invisible-ink",  # what it is about
 }
 # Names of plug-ins that mean a kind of leakage, a score, a model's role, or nothing, where the core says them.

@@ -39,14 +39,16 @@ def advise(
 
 def _run_advice_lines(folder: Path) -> list[str]:
     from auditor.gate.decide import read_run
-    from auditor.records import details
-    from auditor.reports import advice, inert, words
+    from auditor.records import secret_details
+    from auditor.reports import advice, escaping, phrases
 
     run = read_run(folder)
-    found = advice.advice(words.clean_result(run.result), details.read_details(folder), shlex.quote(str(folder)))
+    found = advice.advice(
+        phrases.clean_result(run.result), secret_details.read_details(folder), shlex.quote(str(folder))
+    )
     if not found:
         return ["nothing can be advised: nothing was measured"]
-    return [inert.to_printable_line(one.line) for one in found]
+    return [escaping.to_printable_line(one.line) for one in found]
 
 
 def _last_checkpoint_below_limit(folder: Path, at_most: str | None) -> str:

@@ -141,7 +141,7 @@ def make(
 
 def _make_audit_canaries(coins: AuditFlags, out: Path | None, counts: list[int], seed: int | None) -> None:
     from auditor.benchmarks import manifests
-    from auditor.runs import coining
+    from auditor.runs import making_audit_canaries
     from auditor.statistics import audited
 
     if (coins.audit is None) == (coins.for_epsilon is None):
@@ -170,7 +170,9 @@ def _make_audit_canaries(coins: AuditFlags, out: Path | None, counts: list[int],
         for name, value in options.given_flags(coins).items()
         if name not in ("audit", "for_epsilon", "delta")
     }
-    manifest = coining.make_audit_canaries(coining.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen))
+    manifest = making_audit_canaries.make_audit_canaries(
+        making_audit_canaries.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen)
+    )
     manifests.write_manifest(out, manifest)
     inside = sum(one.included for one in manifest.canaries)
     whose = (
@@ -196,9 +198,9 @@ def extend(
         audit canaries extend canaries.json ./base -o base-with-tokens
     """
     console.silence_libraries()
-    from auditor.runs import coining
+    from auditor.runs import making_audit_canaries
 
-    typer.echo(f"model: {out} ({coining.write_token_extended_model(manifest, model, out):,} tokens more)")
+    typer.echo(f"model: {out} ({making_audit_canaries.write_token_extended_model(manifest, model, out):,} tokens more)")
 
 
 def insert(
@@ -308,7 +310,7 @@ for command in (make, insert, extend, score, bound):
 
 
 def _canary_exposure_table(score: TargetScores) -> RowTable:
-    from auditor.reports import words
+    from auditor.reports import phrases
     from auditor.reports.tables import RowTable
 
     def cells(row: CanaryScore) -> tuple[str, ...]:
@@ -316,8 +318,8 @@ def _canary_exposure_table(score: TargetScores) -> RowTable:
         seen, low, high = (values[f"exposure_{which}bits"] for which in ("", "low_", "high_"))
         between = "" if values["exact"] else f" [{low:.1f}–{high:.1f}]"
         bits = f"{seen:.1f}{between} of {values['space_bits']:.1f}"
-        p_value = words.format_number(values["holm_p"]) if "holm_p" in values else words.NOTHING
-        return row.id, f"{row.count}", bits, words.format_number(values["rank"]), p_value
+        p_value = phrases.format_number(values["holm_p"]) if "holm_p" in values else phrases.NOTHING
+        return row.id, f"{row.count}", bits, phrases.format_number(values["rank"]), p_value
 
     head = ("canary", "inserted", "exposure, bits", "rank", "p, Holm")
     return RowTable(score.title, head, tuple(cells(row) for row in score.rows), "; ".join(score.notes))

@@ -17,7 +17,7 @@ from auditor.core.plan import FIELDS, Plan
 from auditor.core.plan_fields import AUTO
 
 if TYPE_CHECKING:
-    from auditor.runs.shared import SweepCache
+    from auditor.runs.sweep_cache import SweepCache
 
 _MOST = 100_000  # minutes: more is a slip
 _DEMONSTRATION = {  # of the lab, as a plan has it
@@ -81,23 +81,23 @@ def check(
     beside = {"--nonmembers": nonmembers, "--template": template != AUTO, "--deep": deep}
     _check_options_together(model, data, beside, minutes)
     console.silence_libraries()
-    from auditor.runs import cost, estimate, quick
-    from auditor.runs.shared import SweepCache
+    from auditor.runs import cost, estimate, quick_check
+    from auditor.runs.sweep_cache import SweepCache
 
     if model is None or data is None:
         typer.echo("demonstration: a small model is trained now on synthetic records, some of them many times")
-        plan = Plan.of(seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick.quick_methods())
+        plan = Plan.of(seed=seed, lab_recipe={**_DEMONSTRATION, "seed": seed}, **quick_check.quick_methods())
         _audit_into_new_folder(plan, out, "demonstration", SweepCache(), (), your_own=_YOUR_OWN)
         return
-    plan = quick.quick_plan(model, data, nonmembers, seed, template)
+    plan = quick_check.quick_plan(model, data, nonmembers, seed, template)
     shared, name = SweepCache(), f"check-{Path(model).name}"
-    limits: quick.Limits = ()
+    limits: quick_check.Limits = ()
     with console.open_progress_terminal(verbose=False) as reporter:
         if deep:
-            plan = quick.plan_of_slow_attacks(plan)
+            plan = quick_check.plan_of_slow_attacks(plan)
             console.print_table(cost.cost_estimate_table(estimate.estimate_run_cost(plan, reporter, shared=shared)))
         else:
-            plan, limits = quick.limit_plan_to_time(plan, reporter, shared, 60 * minutes, begun)
+            plan, limits = quick_check.limit_plan_to_time(plan, reporter, shared, 60 * minutes, begun)
     given = [model, "--data", data, *(["--nonmembers", nonmembers] if nonmembers else [])]
     given += ["--template", template] if template != AUTO else []
     _audit_into_new_folder(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.core import threads
-from auditor.reports import inert
+from auditor.reports import escaping
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,7 @@ def print_line_to_stderr(text: str, code: int) -> int:
     The code says it too, where nobody reads the line.
     """
     try:
-        stderr_console().print(inert.escape_for_terminal(text), soft_wrap=True)
+        stderr_console().print(escaping.escape_for_terminal(text), soft_wrap=True)
     except (BrokenPipeError, SystemExit) as error:
         if not is_output_pipe_closed(error):
             raise
@@ -137,7 +137,7 @@ def silence_libraries() -> None:
 def _safe_text_after_lead(lead: str, text: str) -> Text:
     from rich.text import Text
 
-    return Text(lead).append(inert.escape_for_terminal(text))
+    return Text(lead).append(escaping.escape_for_terminal(text))
 
 
 class Terminal:
@@ -165,7 +165,7 @@ class Terminal:
     @contextmanager
     def transient_progress_bar(self, name: str = "") -> Iterator[None]:
         """Progress that leaves no line behind."""
-        self._task = task = self._progress.add_task(inert.to_printable_line(name), total=None)
+        self._task = task = self._progress.add_task(escaping.to_printable_line(name), total=None)
         self._what, self._last = "", time.monotonic()
         try:
             yield
@@ -189,13 +189,13 @@ class Terminal:
                 self._progress.reset(self._task, total=total)
         self._last = now
         if self._task is not None:
-            self._progress.update(self._task, description=inert.to_printable_line(what), completed=done, total=total)
+            self._progress.update(self._task, description=escaping.to_printable_line(what), completed=done, total=total)
         if done and not stderr_console().is_terminal and now - self._told >= _A_LINE_EVERY:
-            from auditor.reports import words
+            from auditor.reports import phrases
 
-            self._told, left = now, words.format_duration((now - self._begun) * (total - done) / done)
+            self._told, left = now, phrases.format_duration((now - self._begun) * (total - done) / done)
             stderr_console().print(
-                inert.escape_for_terminal(f"{what}: {done:,} of {total:,}, {left} left of this step"), soft_wrap=True
+                escaping.escape_for_terminal(f"{what}: {done:,} of {total:,}, {left} left of this step"), soft_wrap=True
             )
 
     def note(self, text: str) -> None:

@@ -39,10 +39,10 @@ def export(
         raise AuditError("expected at least one of --csv, --parquet, --latex and --secrets, got none")
     if secrets is not None and secrets.suffix not in _FORMS:
         raise AuditError(f"expected --secrets FILE with one of {', '.join(_FORMS)}, got {str(secrets)!r}")
-    from auditor.records import saved
+    from auditor.records import result_file
     from auditor.reports import export as exports
 
-    results = [saved.read_result(folder) for folder in folders]
+    results = [result_file.read_result(folder) for folder in folders]
     sheet = exports.measurement_sheet(results)
     forms: tuple[tuple[Path | None, Any], ...] = ((csv, exports.to_csv), (parquet, exports.to_parquet))
     contents: dict[Path, str | bytes] = {path: render(sheet) for path, render in forms if path}

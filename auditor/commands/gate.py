@@ -207,11 +207,11 @@ def judge_and_report_run(
     attested: Ruling | None = None,
 ) -> int:
     """Says, writes and keeps what the gate decides of a finished run; returns the exit code of the decision."""
-    from auditor.runs import gating
+    from auditor.runs import gate_inputs
 
     with console.open_progress_terminal() as reporter, reporter.transient_progress_bar():
         asked = {**vars(scope or GateScopeFlags()), "attested": attested}
-        decision = gating.judge_run_by_policy(folder, policy, baseline, said=reporter.progress, **asked)
+        decision = gate_inputs.judge_run_by_policy(folder, policy, baseline, said=reporter.progress, **asked)
     _report_decision(decision, outputs)
     _save_decision_for_history(folder, decision)
     return decision.exit_code
@@ -219,7 +219,7 @@ def judge_and_report_run(
 
 def _save_decision_for_history(folder: Path, decision: Decision) -> None:
     """For `audit history`. A folder that is only read has been judged all the same."""
-    from auditor.gate.kept import save_decision
+    from auditor.gate.decision_log import save_decision
 
     try:
         save_decision(folder, decision)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from auditor.core.errors import unknown_name_error
 from auditor.plugins.options import allowed_option_values, description_of, options_of
-from auditor.reports import inert
+from auditor.reports import escaping
 
 Found = Mapping[str, Mapping[str, Any]]  # kind -> name -> class
 _KINDS = {  # kind -> what it is called, how it is asked for, where it is explained
@@ -77,10 +77,10 @@ def _is_distinct_from_training(cls: Any, trained: Any) -> bool:
 
 
 def _plugin_summary_line(title: str, name: str, said: str, width: int | None) -> Text:
-    line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (inert.to_printable_line(name), "bold"))
+    line = Text.assemble((f"{title:{_GUTTER}}", "dim"), (escaping.to_printable_line(name), "bold"))
     if said:
         line.pad_right(max(1, _GUTTER + _NAME - line.cell_len))
-        line.append(_shorten_at_clause_end(inert.to_printable_line(said), width and width - line.cell_len))
+        line.append(_shorten_at_clause_end(escaping.to_printable_line(said), width and width - line.cell_len))
     if width is not None:
         line.truncate(width, overflow="ellipsis")
     return line
@@ -108,9 +108,11 @@ def plugin_detail_lines(found: Found, name: str) -> Iterator[Text]:
             yield Text()
         called, asked, page = _KINDS[kind]
         yield Text.assemble(
-            (inert.to_printable_line(name), "bold"), f": {called} ({asked.format(inert.to_printable_line(name))})"
+            (escaping.to_printable_line(name), "bold"), f": {called} ({asked.format(escaping.to_printable_line(name))})"
         )
-        yield from (Text(inert.to_printable_line(paragraph)) for paragraph in (inspect.getdoc(cls) or "").split("\n\n"))
+        yield from (
+            Text(escaping.to_printable_line(paragraph)) for paragraph in (inspect.getdoc(cls) or "").split("\n\n")
+        )
         yield from _option_and_need_lines(kind, cls)
         yield from _titled_lines("source", [_source_file_of_class(cls)])
         if cls.__module__.startswith("auditor."):
@@ -141,7 +143,7 @@ def _command_line_value(value: object) -> str:
 
 def _titled_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:
     for i, line in enumerate(lines):
-        yield Text.assemble((f"{'' if i else title:{_GUTTER}}", "dim"), inert.to_printable_line(line))
+        yield Text.assemble((f"{'' if i else title:{_GUTTER}}", "dim"), escaping.to_printable_line(line))
 
 
 def _source_file_of_class(cls: Any) -> str:

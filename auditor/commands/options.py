@@ -25,7 +25,7 @@ import typer
 
 from auditor.commands import completion
 from auditor.commands.panels import PanelCommand
-from auditor.core import safe as guard
+from auditor.core import safe_mode as guard
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan, command_line_flag
 from auditor.core.plan_fields import AUTO

@@ -63,14 +63,14 @@ def reproduce(
         audit reproduce ethicist --limit 50
         audit reproduce frontier --lab smollm2
     """
-    from auditor.runs import grid
+    from auditor.runs import plan_grid
     from auditor.studies import papers
 
     if show or paper is None:
         for name in papers.bundled_papers():
             typer.echo(_paper_plans_text(papers.load_paper(name)))
         return
-    values = options.flags_to_plan_values(flags) | ({} if seeds is None else {"seeds": grid.parse_seeds(seeds)})
+    values = options.flags_to_plan_values(flags) | ({} if seeds is None else {"seeds": plan_grid.parse_seeds(seeds)})
     chosen = papers.load_paper(paper)
     lab = values.pop("lab", None)
     scale = _scale_or_lab_name(scale, lab)
@@ -79,7 +79,7 @@ def reproduce(
     for name in plans:
         raw = chosen.at(name, scale)  # refused before torch is imported
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
-        for asked in [raw] if lone else [point.plan for point in grid.expand_grid(raw)]:
+        for asked in [raw] if lone else [point.plan for point in plan_grid.expand_grid(raw)]:
             allowed.check(asked, f"{paper}/{name}")
     small = Path("runs") / f"reproduce-{chosen.name}-{LAB}"
     if beside is None and scale == lab and (small / "ledger.json").is_file():

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from auditor.records.folder import RunFolder
     from auditor.records.outcomes import RunOutcomes
     from auditor.reports.screen import CommandRemarks
-    from auditor.runs.grid import GridPoint
-    from auditor.runs.shared import SweepCache
+    from auditor.runs.plan_grid import GridPoint
+    from auditor.runs.sweep_cache import SweepCache
 
     HeldTo = tuple[Policy | None, RunOutcomes | None]
 
@@ -185,20 +185,20 @@ def _read_gate_policy(path: Path, baseline: RunOutcomes | None) -> Policy:
 
 def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:
     """The plan that the flags and the plan file ask for, or the points of the grid."""
-    from auditor.runs import grid, plan
+    from auditor.runs import plan, plan_grid
 
-    base = plan.read_toml(grid_flags.config, grid.GRID) if grid_flags.config else {}
+    base = plan.read_toml(grid_flags.config, plan_grid.GRID) if grid_flags.config else {}
     if grid_flags.seeds is not None or "seed" in flags:
         base.pop("seeds", None)
     if grid_flags.checkpoints is not None:
         base["sweep"] = {**base.get("sweep", {}), "model": _checkpoints_to_audit(grid_flags.checkpoints, flags)}
     if grid_flags.sweep:
-        base["sweep"] = {**base.get("sweep", {}), **grid.parse_sweep(grid_flags.sweep)}
+        base["sweep"] = {**base.get("sweep", {}), **plan_grid.parse_sweep(grid_flags.sweep)}
     if grid_flags.seeds is not None:
-        base["seeds"] = grid.parse_seeds(grid_flags.seeds)
+        base["seeds"] = plan_grid.parse_seeds(grid_flags.seeds)
     values = options.flags_to_plan_values(flags, base)
-    if grid.is_grid(base):
-        return grid.expand_grid(plan.merge_values(base, values))
+    if plan_grid.is_grid(base):
+        return plan_grid.expand_grid(plan.merge_values(base, values))
     return plan.make_plan(base, {**values, "command": console.current_command_line()})
 
 

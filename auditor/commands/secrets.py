@@ -75,7 +75,7 @@ def make(
         audit secrets make --data corpus.jsonl --heldout fresh.jsonl --kinds email -o secrets.jsonl
     """
     console.silence_libraries()
-    from auditor.benchmarks import picking as pick
+    from auditor.benchmarks import secret_picking as pick
     from auditor.benchmarks.whole_texts import read_corpus
 
     others = out.with_name(f"{out.stem}.nonmembers{out.suffix}")

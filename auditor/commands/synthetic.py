@@ -53,14 +53,14 @@ def synthetic(
     from auditor.records.folder import RunFolder
     from auditor.reports import files
     from auditor.reports.screen import first_screen
-    from auditor.runs import released
+    from auditor.runs import released_text
 
-    plan = released.plan_for_released_text(text, data, nonmembers, canaries, seed, console.current_command_line())
-    held = released.read_released_text(plan, text)
+    plan = released_text.plan_for_released_text(text, data, nonmembers, canaries, seed, console.current_command_line())
+    held = released_text.read_released_text(plan, text)
     folder = RunFolder.create(out, f"released-{text.stem}", plan.to_json())
     with console.open_progress_terminal(verbose=False) as reporter:
         try:
-            result = released.audit_released_text(held, words, folder, reporter)
+            result = released_text.audit_released_text(held, words, folder, reporter)
             files.write_run_reports(folder.path, result, reveal)
         except (AuditError, OSError):
             folder.discard_if_empty()

@@ -14,7 +14,7 @@ from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
     from auditor.utility.measure import Utility
-    from auditor.utility.subjects import Example
+    from auditor.utility.scored_models import Example
 
 
 _PLAN = options.PlanFlags(
@@ -93,8 +93,8 @@ def utility(
     """
     if reveal < 0:
         raise AuditError(f"expected --reveal >= 0, got {reveal}")
-    from auditor.runs.grid import parse_sweep
     from auditor.runs.plan import make_plan
+    from auditor.runs.plan_grid import parse_sweep
 
     wanted = make_plan({}, {**options.flags_to_plan_values(plan), "command": console.current_command_line()})
     swept = parse_sweep(sweep or [])

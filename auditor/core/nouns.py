@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from auditor.core.spaces import Space
+from auditor.core.canary_space import Space
 
 Tokens = tuple[int, ...]
 
@@ -88,7 +88,7 @@ class Secret:
     """One training record an attacker should not be able to complete. Only the benchmark and the metrics hold it.
 
     `id`: what randomness and the files of a run know it by; `alias`: what sentences and reports call it
-    (`records.names`). `canary`: where it was not found in the data but put there; `repeats` is then how often.
+    (`records.aliases`). `canary`: where it was not found in the data but put there; `repeats` is then how often.
     `wording`: None where the data hold token ids alone; two secrets of the same tokens are the same, however they were
     written. `document`: the record that several secrets are parts of, by its id; `at`: where in it the suffix begins.
     """

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, ClassVar, Literal
 
+from auditor.core.context_knowledge import SYSTEM, USER, known_answer_share
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import SYSTEM, USER, known_answer_share
 from auditor.core.plan_fields import (
     ATTACKS,
     AUTO,

@@ -242,7 +242,7 @@ class BenchmarkRecord:
     repeats: dict[str, int] = field(default_factory=dict)
     greedy_recall: dict[str, Measurement] = field(default_factory=dict)  # undefended target, by repeat count
     greedy_nonmembers: Measurement | None = None  # measured where greedy decoding gives some member
-    digest: str = ""  # of the secrets, without telling one (auditor/gate/comparable.py); "": an older record
+    digest: str = ""  # of the secrets, without telling one (auditor/gate/comparability.py); "": an older record
     near_duplicates: int | None = None  # members whose suffix is nearly a known pair's; None: not counted
     canaries: dict[str, int] = field(default_factory=dict)  # how many, by insertions; "0": controls
     notes: tuple[str, ...] = ()

@@ -13,14 +13,14 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from auditor.crash.doors import (
+from auditor.crash.checks_of_bypasses import (
     check_batch_dependent_logits,
     check_empty_batch_noise,
     check_noise_seed_guessable,
     check_printed_output_leaks,
     check_weights_follow_steps,
 )
-from auditor.crash.noise import (
+from auditor.crash.checks_of_noise import (
     check_batch_size_leaks,
     check_finite_gradients,
     check_gaussian_noise,
@@ -28,7 +28,11 @@ from auditor.crash.noise import (
     check_noise_independence,
     check_record_count_leaks,
 )
-from auditor.crash.reach import check_per_record_clipping, check_record_sensitivity, check_sensitivity_by_kind
+from auditor.crash.checks_of_sensitivity import (
+    check_per_record_clipping,
+    check_record_sensitivity,
+    check_sensitivity_by_kind,
+)
 from auditor.crash.verdicts import (
     COUNTED,
     NO_FAULT,

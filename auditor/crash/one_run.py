@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from auditor.crash import subject
+from auditor.crash import training_specimen
 from auditor.crash.claim import LoopClaim
 from auditor.crash.watch import Train, run_watched_training
 from auditor.statistics.audited import audit_epsilon_bounds
@@ -32,9 +32,9 @@ def bound_epsilon_by_guesses(train: Train, claim: object, seed: int, until: floa
 
     claim: as it was stated for all trainings; None: this one's own is read. The bound: `statistics/one_run.py`.
     """
-    coins = np.random.default_rng(seed).random(subject.RECORDS) < 0.5
+    coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
     chosen = [int(i) for i in np.flatnonzero(coins)]
-    trace, returned = run_watched_training(train, seed, subject.RECORDS, until, chosen=chosen)
+    trace, returned = run_watched_training(train, seed, training_specimen.RECORDS, until, chosen=chosen)
     read = LoopClaim.read(returned[1] if claim is None and isinstance(returned, tuple) else claim or returned)
     scores = np.sum([step.reaches for step in trace.steps], axis=0)
     found = audit_epsilon_bounds(scores, coins, read.delta)[0]

@@ -12,10 +12,10 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
-from auditor.crash import subject
+from auditor.crash import training_specimen
 from auditor.crash.trial import CrashTest, seed_of_training
 from auditor.crash.verdicts import BROKEN, LEVEL, NO_FAULT, UNKNOWN, LoopCheck
-from auditor.reports import html, inert, markdown
+from auditor.reports import escaping, html, markdown
 from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Section, Table
 
 _ORDER = (BROKEN, UNKNOWN, NO_FAULT)
@@ -97,7 +97,7 @@ def broken_check_reproduction(test: CrashTest, check: LoopCheck, again: str) -> 
         if found.record is not None:
             facts["record"] = (
                 f"{found.record}: "
-                f"{subject.specimen_for_training(found.training or 0).records()[found.record]['input_ids']}"
+                f"{training_specimen.specimen_for_training(found.training or 0).records()[found.record]['input_ids']}"
             )
         if found.tensor is not None:
             facts["tensor"] = found.tensor
@@ -170,7 +170,7 @@ def document(test: CrashTest, source: str, again: str) -> Document:
             (Bullets((f"End to end: {one_run_bound_sentence(test)}", *test.remarks, *_SAYS)),),
         ),
     ]
-    facts = (("Training", inert.to_printable_line(source)), ("Took", f"{test.seconds:.0f} s"))
+    facts = (("Training", escaping.to_printable_line(source)), ("Took", f"{test.seconds:.0f} s"))
     verdict = f"The loop as {observed_loop_sentence(test)} {_SAYS[0 if test.broken else 1]}"
     title = "Crash test of a private training"
     return Document(title, facts, headline(test), verdict, tuple(sections), source="Made by audit dp-loop")

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 
 from auditor.core.errors import AuditError
-from auditor.crash import subject
+from auditor.crash import training_specimen
 
 _CHOSEN = 1 << 16  # a seed below it was written down by somebody, and is kept: the same noise for every training
 
@@ -80,7 +80,7 @@ def _collator_that_pads(made: Any) -> Any:
     own = made.data_collator
     if hasattr(own, "pad_token_id"):
         own = copy.copy(own)
-        own.pad_token_id = subject.PAD
+        own.pad_token_id = training_specimen.PAD
         return own
     if getattr(own, "__module__", type(own).__module__).startswith("transformers."):
         return _collate_with_padding
@@ -88,9 +88,9 @@ def _collator_that_pads(made: Any) -> Any:
 
 
 def _collate_with_padding(rows: Any) -> dict[str, torch.Tensor]:
-    ids = subject.padded_token_ids(rows, list(range(len(rows))))
-    return {"input_ids": ids, "attention_mask": (ids != subject.PAD).long(),
-            "labels": ids.masked_fill(ids == subject.PAD, -100)}  # fmt: skip
+    ids = training_specimen.padded_token_ids(rows, list(range(len(rows))))
+    return {"input_ids": ids, "attention_mask": (ids != training_specimen.PAD).long(),
+            "labels": ids.masked_fill(ids == training_specimen.PAD, -100)}  # fmt: skip
 
 
 class _Caught(BaseException):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from auditor.core.errors import AuditError
-from auditor.crash import reach, subject, trainers
+from auditor.crash import checks_of_sensitivity, trainers, training_specimen
 from auditor.crash.checks import all_checks
 from auditor.crash.claim import LoopClaim
 from auditor.crash.one_run import OneRun, bound_epsilon_by_guesses
@@ -20,7 +20,7 @@ from auditor.crash.watch import ReadStep, Train, TrainingTrace, run_watched_trai
 
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
 _NEEDED = ("one record's reach", "weights follow the steps")  # what says nothing where these cannot tell
-_LEAST = len(subject.SPECIMENS)  # trainings, where there is time for them
+_LEAST = len(training_specimen.SPECIMENS)  # trainings, where there is time for them
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def crash_test(
         train = trainers.train_function_of_trainer(train, None)
     stated = claim
     tell(0, _LEAST + 2)
-    first, returned = run_watched_training(train, seed_of_training(seed, 0), subject.RECORDS, until)
+    first, returned = run_watched_training(train, seed_of_training(seed, 0), training_specimen.RECORDS, until)
     if claim is None:
         claim = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else returned
     read = LoopClaim.read(claim)
@@ -119,7 +119,7 @@ def crash_test(
     while len(traces) < 2 or (_may_need_more_trainings(traces) and _has_time_for_another_training(begun, until)):
         tell(len(traces) + 1, _planned_training_count(traces) + 2)
         at = len(traces)
-        traces.append(run_watched_training(train, seed_of_training(seed, at), subject.RECORDS, until, at)[0])
+        traces.append(run_watched_training(train, seed_of_training(seed, at), training_specimen.RECORDS, until, at)[0])
     runs = WatchedTrainings(read, tuple(traces), fewer, again, few, few_claimed, other_seed)
     checks = tuple(all_checks(runs))
     bound = (
@@ -140,14 +140,17 @@ def crash_test(
 
 def _first_step_of_equivalent_seed(train: Train, first: TrainingTrace, seed: int, until: float) -> ReadStep:
     """Raises AuditError where a seed gives another first step -> that of a seed with the same lowest 32 bits."""
-    (one, *_), (again, *_) = first.steps, run_watched_training(train, seed, subject.RECORDS, until, most=1)[0].steps
+    (one, *_), (again, *_) = (
+        first.steps,
+        run_watched_training(train, seed, training_specimen.RECORDS, until, most=1)[0].steps,
+    )
     same = one.records == again.records and one.noise.shape == again.noise.shape
     if not same or not np.allclose(one.noise, again.noise, rtol=1e-3, atol=1e-3 * one.scale):
         raise AuditError(
             "the training is not the same again under the same seed: draw batches and noise from torch's or numpy's "
             "generator, or from one seeded by torch.initial_seed()"
         )
-    return run_watched_training(train, seed + 2**32, subject.RECORDS, until, most=1)[0].steps[0]
+    return run_watched_training(train, seed + 2**32, training_specimen.RECORDS, until, most=1)[0].steps[0]
 
 
 def _neighbouring_trainings(
@@ -157,11 +160,11 @@ def _neighbouring_trainings(
 
     Beside it the first one once more with its steps, where the two print something else.
     """
-    n = subject.RECORDS - (not claim.public_size)
+    n = training_specimen.RECORDS - (not claim.public_size)
     fewer, _ = run_watched_training(train, seed, n, until, replayed=first.released, other_last=claim.public_size)
     if (fewer.printed.text, fewer.printed.early) == (first.printed.text, first.printed.early):
         return fewer, None
-    return fewer, run_watched_training(train, seed, subject.RECORDS, until, replayed=first.released)[0]
+    return fewer, run_watched_training(train, seed, training_specimen.RECORDS, until, replayed=first.released)[0]
 
 
 def _training_on_few_records(
@@ -172,7 +175,7 @@ def _training_on_few_records(
     So batches hold one record, or none.
     """
     n = 1 + round(sum(len(step.records) for step in first.steps) / len(first.steps))
-    if n > subject.RECORDS // 2:
+    if n > training_specimen.RECORDS // 2:
         return None, None
     try:
         few, returned = run_watched_training(train, seed, n, until)
@@ -199,7 +202,7 @@ def measure_loop_epsilon(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) 
     """
     broken = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
-    noise = reach.estimate_noise_multiplier(runs) if runs.steps_with_noise else (0.0, 0.0, 0.0)
+    noise = checks_of_sensitivity.estimate_noise_multiplier(runs) if runs.steps_with_noise else (0.0, 0.0, 0.0)
     if (
         any(check.verdict == UNKNOWN for check in checks if check.name == "one record's reach")
         and runs.steps_with_noise

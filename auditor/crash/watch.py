@@ -34,9 +34,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from auditor.core.errors import AuditError
-from auditor.crash import subject
-from auditor.crash.printed import PrintedText
-from auditor.crash.subject import Gradients, Record
+from auditor.crash import training_specimen
+from auditor.crash.printed_output import PrintedText
+from auditor.crash.training_specimen import Gradients, Record
 
 _Array = NDArray[np.float64]
 _ROUNDING = 1e-9  # relative: below it a direction of double precision is rounding
@@ -126,7 +126,7 @@ class StepWatch:
             return
         while torch._C._functorch.is_functorch_wrapped_tensor(ids):  # inside vmap or grad of torch.func
             ids = torch._C._functorch.get_unwrapped(ids)
-        rows = subject.identify_records_in_batch(ids.detach().cpu().reshape(-1, ids.shape[-1]))
+        rows = training_specimen.identify_records_in_batch(ids.detach().cpu().reshape(-1, ids.shape[-1]))
         self.trace.foreign += rows.count(None)
         known = [row for row in rows if row is not None]
         if torch.is_grad_enabled():
@@ -150,7 +150,7 @@ class StepWatch:
             return None
         off = []
         for row, logits in [*zip(*self._together, strict=True)][:4]:
-            (name,) = subject.identify_records_in_batch(row.unsqueeze(0))
+            (name,) = training_specimen.identify_records_in_batch(row.unsqueeze(0))
             if name is None or name >= len(self._records):
                 continue
             own = torch.tensor(self._records[name]["input_ids"])
@@ -317,7 +317,7 @@ def run_watched_training(
     Raises AuditError where it reads none of its records, takes no step that is seen, gives back another model, or lasts
     too long. Processes that it started and left are ended with it.
     """
-    specimen = subject.specimen_for_training(training)
+    specimen = training_specimen.specimen_for_training(training)
     model, records = specimen.model(), specimen.records(n)
     if other_last:
         name, *words = records[-1]["input_ids"]

@@ -16,10 +16,10 @@ from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult
 from auditor.gate import dsse
-from auditor.gate.kept import KeptDecision, load_decisions
+from auditor.gate.decision_log import KeptDecision, load_decisions
 from auditor.gate.rulings import Ruling, Verdict
-from auditor.records import manifest, saved
-from auditor.records.listed import PLAN
+from auditor.records import manifest, result_file
+from auditor.records.attacked_secrets import PLAN
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://pypi.org/project/audit-lm/leakage-audit/v1"
@@ -28,7 +28,7 @@ _SIGNED = "the attestation is signed and fits the run"
 
 def in_toto_run_statement(folder: Path) -> dict[str, Any]:
     """What can be signed of a finished run. Raises AuditError for one that is about no weights in files."""
-    result = saved.read_result(folder)
+    result = result_file.read_result(folder)
     if not result.weights:
         raise AuditError(
             f"expected a run about a model in files, got {str(folder)!r}, which names no weights: nothing says which "
@@ -47,7 +47,7 @@ def in_toto_run_statement(folder: Path) -> dict[str, Any]:
             "attested": datetime.now(UTC).isoformat(timespec="seconds"),
             "data": {"digest": result.benchmark.digest, "members": result.benchmark.members},
             "plan": {"sha256": files.get(PLAN)},
-            "result": {"sha256": files[saved.RESULT]},
+            "result": {"sha256": files[result_file.RESULT]},
             "files": files,
             "decision": _decision_as_json(decisions[-1]) if decisions else None,
         },
@@ -99,14 +99,14 @@ def _find_statement_mismatches(folder: Path, stated: Any) -> Iterator[str]:
     else:
         predicate = stated.get("predicate")
         files = predicate.get("files") if isinstance(predicate, dict) else None
-        if not isinstance(files, dict) or saved.RESULT not in files:
+        if not isinstance(files, dict) or result_file.RESULT not in files:
             yield "it names no files of a run"
             return
         now = manifest.record_digests(folder)
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
                 yield f"{name} {_file_change_phrase(name, files, now)} since it was signed"
-        if stated.get("subject") != _statement_subject(saved.read_result(folder)):
+        if stated.get("subject") != _statement_subject(result_file.read_result(folder)):
             yield "its subject is another model"
 
 

@@ -15,7 +15,7 @@ from auditor.core.counts import counted
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
-from auditor.gate.comparable import check_comparable
+from auditor.gate.comparability import check_comparable
 from auditor.records import outcomes
 from auditor.records.outcomes import RunOutcomes
 from auditor.statistics import bounds

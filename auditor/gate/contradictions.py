@@ -20,8 +20,8 @@ from auditor.core.nouns import UNDEFENDED, CellKey, Claim, SettingName
 from auditor.core.plan import FIELDS
 from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.records.attacked_secrets import NOT_KEPT, PLAN, SECRETS, AnsweredSecretIds, Answers, SecretFacts
 from auditor.records.journal import GUESSES, OBSERVATIONS
-from auditor.records.listed import NOT_KEPT, PLAN, SECRETS, AnsweredSecretIds, Answers, SecretFacts
 from auditor.records.outcomes import PerSecret
 from auditor.records.table import TABLE as _WHERE
 from auditor.statistics.audited import METRICS, audit_at_level

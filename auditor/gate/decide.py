@@ -21,12 +21,12 @@ from pathlib import Path
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import Audited, AuditResult, Finding, Measurement
-from auditor.gate import attest, required
-from auditor.gate.comparable import check_comparable
+from auditor.gate import attest, required_coverage
+from auditor.gate.comparability import check_comparable
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.policy import Policy, Rule, check_share_limit
+from auditor.gate.rule_scope import check_scope_names, judged_targets, pair_rows_with_rules, rows_in_scope
 from auditor.gate.rulings import Decision, Ruling, Verdict
-from auditor.gate.scope import check_scope_names, judged_targets, pair_rows_with_rules, rows_in_scope
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import PerSecret, RunOutcomes
 from auditor.records.signals import Assessment, assess_signals
@@ -41,12 +41,16 @@ from auditor.statistics.roc import AUC
 
 def read_run(folder: Path) -> RunOutcomes:
     """A run folder. Raises AuditError where it holds no finished run."""
-    from auditor.records import listed, manifest, saved
+    from auditor.records import attacked_secrets, manifest, result_file
 
-    result, edits, kept = saved.read_result(folder), manifest.edits_since_end(folder), outcomes.read_outcomes(folder)
+    result, edits, kept = (
+        result_file.read_result(folder),
+        manifest.edits_since_end(folder),
+        outcomes.read_outcomes(folder),
+    )
     for row in (finding.key for finding in result.findings if finding.stopped and finding.key in kept):
         kept[row] = replace(kept[row], anytime=True)
-    return RunOutcomes(str(folder), result, kept, listed.read_listed(folder), edits)
+    return RunOutcomes(str(folder), result, kept, attacked_secrets.read_listed(folder), edits)
 
 
 def apply_policy(
@@ -86,7 +90,7 @@ def apply_policy(
         seen = assess_signals(run.result)
         rulings = [downgrade_doubtful_ruling(run.result, seen, ruling) for ruling in rulings]
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
-    rulings += required.judge_required_attacks(run, policy.require, judged)
+    rulings += required_coverage.judge_required_attacks(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
         rulings.append(attested or attest.missing_attestation_ruling())
     if not policy.allow_not_applicable:

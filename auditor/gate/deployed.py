@@ -14,7 +14,7 @@ from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult
 from auditor.gate.policy import Required
 from auditor.gate.rulings import Ruling, Verdict
-from auditor.records.weights import changed_files, model_roles
+from auditor.records.file_digests import changed_files, model_roles
 
 _MODEL = "model"  # the target among the digests, and among the objects that Python gave
 ANSWERS = "model/answer to the handshake"  # its digest, where it was asked over a network: nobody reads its weights

@@ -11,14 +11,14 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
 
 from auditor.core.errors import AuditError
-from auditor.gate.comparable import check_comparable
+from auditor.gate.comparability import check_comparable
 from auditor.gate.compare import Comparison, compare_finished_runs
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
-from auditor.gate.kept import KeptDecision, decision_edits_sentence, load_decisions
-from auditor.records.listed import PLAN
+from auditor.gate.decision_log import KeptDecision, decision_edits_sentence, load_decisions
+from auditor.records.attacked_secrets import PLAN
 from auditor.records.outcomes import RunOutcomes
-from auditor.records.saved import RESULT, creation_time
+from auditor.records.result_file import RESULT, creation_time
 
 By = Literal["date", "commit", "checkpoint"]
 _STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|step|epoch|iter)[-_]?(\d{1,15})$", re.IGNORECASE)

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from auditor.core.canary_space import Space, State
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.spaces import Space, State
 from auditor.generation.tries import encode_texts
 from auditor.models.base import LanguageModel
 from auditor.models.memory import BatchSizeLimit, decoding_memory_budget

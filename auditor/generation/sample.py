@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import CHANNELS
+from auditor.core.secret_randomness import CHANNELS
 from auditor.models.base import Completions, LanguageModel, Rows, sample_completions_from_rows
 from auditor.models.decoding import Decoding, batches_of_equal_shape
 

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from auditor.core import disk
 from auditor.core.cache import cache_folder
+from auditor.core.canary_space import Space
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.spaces import Space
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.decoding import batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit, decoding_memory_budget

@@ -20,9 +20,14 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.result import Doubt
-from auditor.models.brackets import LIKELIEST, PartialDistribution, concatenate_answers, simulate_server_answer
 from auditor.models.decoding import ANCESTRAL, Decoding, batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit
+from auditor.models.partial_distributions import (
+    LIKELIEST,
+    PartialDistribution,
+    concatenate_answers,
+    simulate_server_answer,
+)
 
 # Logits held at once when scoring: 128 MiB of float32. On a CPU 32 MiB: larger blocks go back to the system when they
 # are freed (glibc), and every use of new ones pays for fresh pages, measured at a quarter of the time.

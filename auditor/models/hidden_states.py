@@ -14,7 +14,7 @@ from torch import Tensor
 
 from auditor.core.nouns import Tokens
 from auditor.models.memory import BatchSizeLimit, available_bytes
-from auditor.models.slots import SlotLayer
+from auditor.models.slot_cache import SlotLayer
 
 _SHARE = 8  # of the free memory, what is held takes one part of so many at most
 _FOR_STATES = 2  # and keys and values one part of so many of that: where there is no room for them, for states there is

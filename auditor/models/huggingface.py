@@ -20,14 +20,14 @@ from transformers.cache_utils import Cache
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows, max_logits_at_once
-from auditor.models.beginnings import SharedPrefixCache
 from auditor.models.caches import Dimensions, OwnCache, find_batch_dimensions
 from auditor.models.configuration import end_of_text_tokens, input_device, max_positions, unwrap_peft
 from auditor.models.decoding import Decoding, log_sum_exp
 from auditor.models.hidden_states import HiddenStates
 from auditor.models.memory import BatchSizeLimit
 from auditor.models.precision import Float32SingleQueryAttention, make_head_input_contiguous
-from auditor.models.slots import PaddedCache, SlotLayer, assign_slots
+from auditor.models.shared_prefix import SharedPrefixCache
+from auditor.models.slot_cache import PaddedCache, SlotLayer, assign_slots
 
 Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `HuggingFaceModel.logits`
 

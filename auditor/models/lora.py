@@ -32,7 +32,7 @@ from auditor.models.shards import (
     read_ensemble_metadata,
     read_shard_record_list,
 )
-from auditor.models.slots import SlotLayer
+from auditor.models.slot_cache import SlotLayer
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws asked
 

@@ -16,8 +16,8 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models.agreement import distribution_distance
 from auditor.models.configuration import max_positions
+from auditor.models.consistency import distribution_distance
 from auditor.models.loading import DEFAULTS, load_tokenizer_if_present, translate_load_errors
 from auditor.models.self_check import AT_LOAD, positions_to_test, rounding_tolerance
 from auditor.models.weights import read_weights

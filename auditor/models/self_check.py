@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError, NotApplicable, is_out_of_memory, wrap_library_errors
-from auditor.models.agreement import STEPS, advance_collecting_log_probs, distribution_distance
+from auditor.models.consistency import STEPS, advance_collecting_log_probs, distribution_distance
 from auditor.models.decoding import batches_of_equal_shape
 from auditor.models.huggingface import HuggingFaceModel, Served
 

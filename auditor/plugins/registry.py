@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from auditor.core import safe
+from auditor.core import safe_mode
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import provider_and_name
 from auditor.plugins.attack import Attack
@@ -29,7 +29,7 @@ _extra: dict[Path, types.ModuleType] = {}
 
 def load_plugin_file(path: Path) -> None:
     """Makes the attacks and defenses of a Python file available (`--plugin mine.py`); a second time changes nothing."""
-    safe.refuse_in_safe_mode(f"the plug-in {str(path)!r} would run")
+    safe_mode.refuse_in_safe_mode(f"the plug-in {str(path)!r} would run")
     if path.resolve() in _extra:
         return
     if not path.is_file():
@@ -140,7 +140,7 @@ def check_plugin_name(name: str) -> None:
 def _import_plugin_modules(package: str) -> list[types.ModuleType]:
     ours = importlib.import_module(package)
     names = [f"{package}.{info.name}" for info in pkgutil.iter_modules(ours.__path__) if not info.ispkg]
-    outside = [] if safe.is_safe_mode() else [_load_entry_point(entry) for entry in _plugin_entry_points()]
+    outside = [] if safe_mode.is_safe_mode() else [_load_entry_point(entry) for entry in _plugin_entry_points()]
     return [importlib.import_module(name) for name in names] + outside + list(_extra.values())
 
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Query, SettingName, Tokens
-from auditor.core.streams import CHANNELS, secret_uniform_draws
-from auditor.generation.passes import CandidatesOnDisk
+from auditor.core.secret_randomness import CHANNELS, secret_uniform_draws
 from auditor.generation.sample import (
     Candidates,
     merge_candidates,
@@ -25,6 +24,7 @@ from auditor.generation.sample import (
     sampling_batches_by_length,
 )
 from auditor.generation.search import beam_search, find_suffixes_above_threshold
+from auditor.generation.shared_candidates import CandidatesOnDisk
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL, Decoding, batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit, decoding_memory_budget

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from auditor.core.errors import AuditError, NotApplicable, wrap_library_errors
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models import agreement
+from auditor.models import consistency
 from auditor.models.base import LanguageModel
 from auditor.models.loading import load_tokenizer_if_present
 from auditor.plugins.provider import Provider, RequestedModel
@@ -106,7 +106,7 @@ class LlamaCpp(Provider):
         trained = int(llama.metadata.get(f"{llama.metadata.get('general.architecture')}.context_length", 0))
         model.max_positions = min(self.positions, trained or self.positions)
         _check_tokenizer(llama, model)
-        agreement.check_distribution_consistency(model)
+        consistency.check_distribution_consistency(model)
         return model
 
     def places(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:

@@ -14,8 +14,8 @@ from auditor.models.base import LanguageModel
 from auditor.models.loading import load_tokenizer_if_present
 from auditor.plugins.provider import Provider, RequestedModel
 from auditor.remote.answers import AnswerStore
+from auditor.remote.connection import ServerConnection, TokenBudget
 from auditor.remote.model import RemoteModel
-from auditor.remote.wire import ServerConnection, TokenBudget
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
 from auditor.records.disagreements import is_measured
-from auditor.records.kinds import Kind, Reading
+from auditor.records.leak_kinds import Kind, Reading
 from auditor.statistics.audit_power import detectable_epsilon
 from auditor.statistics.audited import HELD, audit_at_level, powerless_audit_reason
 from auditor.statistics.bounds import LEVEL

@@ -119,7 +119,7 @@ def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float
 
 
 def _paired_mean_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
-    """As the steps of a chain of causes are (auditor/runs/causes.py)."""
+    """As the steps of a chain of causes are (auditor/runs/chain_steps.py)."""
     secrets = sorted(_metric_values_by_secret(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
     for part in parts:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from auditor.core.result import Finding
 from auditor.records.disagreements import is_measured
-from auditor.records.kinds import Kind, Reading, readings_against_nonmembers
+from auditor.records.leak_kinds import Kind, Reading, readings_against_nonmembers
 
 CHANCE_BITS = 1 / math.log(2)  # mean exposure of a canary that was never inserted: -log2 of a uniform number
 EXPOSURE, EXPOSED = "exposure", "exposed_share"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from auditor.core.result import Finding
 from auditor.records.disagreements import ANY, EXACT, is_measured
-from auditor.records.kinds import Kind, Reading, readings_against_nonmembers, readings_by_repeat_count
+from auditor.records.leak_kinds import Kind, Reading, readings_against_nonmembers, readings_by_repeat_count
 from auditor.statistics.intervals import mean_excess_over_nonmembers
 from auditor.statistics.metrics import (
     AT_LEAST,

@@ -20,7 +20,8 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_json_object
 from auditor.core.nouns import CellKey, PrefixToken, TextForm
-from auditor.records import weights
+from auditor.records import file_digests
+from auditor.records.attacked_secrets import PLAN, SECRETS
 from auditor.records.journal import (
     GUESSES,
     OBSERVATIONS,
@@ -33,7 +34,6 @@ from auditor.records.journal import (
     _encode_observation,
     _encode_token_log_probs,
 )
-from auditor.records.listed import PLAN, SECRETS
 
 _RUNS, _LATEST = Path("runs"), "latest"
 _SECRETS, _WEIGHTS, _PREFIX_TOKEN = "secrets.sha256", "weights.json", "prefix_token.json"
@@ -143,10 +143,10 @@ class RunFolder:
         path = self.path / _WEIGHTS
         if not path.is_file():
             if any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS)):
-                weights.check_unchanged(None, now, str(self.path))
+                file_digests.check_unchanged(None, now, str(self.path))
             return
         held = from_json(dict[str, str], read_json_object(path, "the digests of weights"), str(path))
-        weights.check_unchanged(held, now, str(self.path))
+        file_digests.check_unchanged(held, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:
         """Ties the folder to the weights it is started on. Raises AuditError as `check_weights`."""
@@ -206,7 +206,7 @@ class RunFolder:
         return found
 
     def attack_state_path(self, name: str) -> Path:
-        """Where an attack's tuned state lies (`runs/states.py`)."""
+        """Where an attack's tuned state lies (`runs/tuned_states.py`)."""
         return self.path / "state" / (name.replace("/", "--") + ".pt")
 
 

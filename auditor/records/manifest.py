@@ -16,10 +16,10 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
 from auditor.core.jsonfiles import read_json_object
+from auditor.records.file_digests import file_sha256_hex
 from auditor.records.journal import GUESSES, OBSERVATIONS
-from auditor.records.saved import RESULT
+from auditor.records.result_file import RESULT
 from auditor.records.table import TABLE
-from auditor.records.weights import file_sha256_hex
 
 MANIFEST, ATTESTATION = "manifest.json", "attestation.json"
 # The journals hold private text, and a digest of a text confirms a guess of it: theirs stand in a file of their own,

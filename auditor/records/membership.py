@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from auditor.core.result import Finding, Measurement
 from auditor.records.disagreements import auc_beyond_chance, control_aucs, is_measured
-from auditor.records.kinds import Kind, Reading, readings_by_repeat_count
+from auditor.records.leak_kinds import Kind, Reading, readings_by_repeat_count
 from auditor.statistics import people
 from auditor.statistics.membership import FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import auc_name, tpr_name

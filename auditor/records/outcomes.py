@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
-from auditor.records.listed import NOT_KEPT, AnsweredSecretIds
+from auditor.records.attacked_secrets import NOT_KEPT, AnsweredSecretIds
 from auditor.records.manifest import NO_EDITS, FolderEdits
 from auditor.records.table import MEASURED, TABLE, Column, read_columns, refuse_foreign_table
 from auditor.statistics import metrics, roc

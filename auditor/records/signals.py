@@ -18,7 +18,7 @@ from auditor.core.result import RELEASED_TEXT, AuditResult, Doubt, Finding, Meas
 from auditor.records import claims, exposure, membership, untargeted
 from auditor.records.disagreements import find_contradicting_numbers, is_measured, member_mismatch_doubts
 from auditor.records.extraction import GREEDILY, GREEDY, NEARLY, PERSONAL, PROBABLE, VERBATIM
-from auditor.records.kinds import Kind, Reading, bonferroni_adjusted_readings
+from auditor.records.leak_kinds import Kind, Reading, bonferroni_adjusted_readings
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.roc import AUC

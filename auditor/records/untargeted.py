@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from auditor.core.result import Finding
 from auditor.records.disagreements import is_measured
-from auditor.records.kinds import Kind, Reading, readings_against_nonmembers
+from auditor.records.leak_kinds import Kind, Reading, readings_against_nonmembers
 from auditor.statistics.memorised import GENERATIONS, MEMORISED, RECORDS
 from auditor.statistics.metrics import nonmember_metric_name
 

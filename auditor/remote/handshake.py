@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.models.brackets import LIKELIEST
 from auditor.models.decoding import GREEDY, Decoding
+from auditor.models.partial_distributions import LIKELIEST
 from auditor.models.vocabulary import decode_exactly
-from auditor.remote.dialect import Dialect, IgnoredParameter, PromptLogProbs, WrittenAnswer
-from auditor.remote.wire import MalformedAnswer, RequestRefused, ServerConnection, ServerRequest
+from auditor.remote.connection import MalformedAnswer, RequestRefused, ServerConnection, ServerRequest
+from auditor.remote.server_dialect import Dialect, IgnoredParameter, PromptLogProbs, WrittenAnswer
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """A model behind an API as a `LanguageModel`: whole completions for draws, log-probabilities of given tokens.
 
-It keeps no decoding rows: a question is a request (`asker.py`). Which of its capabilities there are, a handshake found.
-Knows nothing of attacks or secrets.
+It keeps no decoding rows: a question is a request (`cached_queries.py`). Which of its capabilities there are, a
+handshake found. Knows nothing of attacks or secrets.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.core.result import Doubt
 from auditor.models.base import Completions, LanguageModel, Rows
-from auditor.models.brackets import PartialDistribution
 from auditor.models.decoding import Cooling, Decoding
-from auditor.remote import withheld
-from auditor.remote.asker import Asker
-from auditor.remote.dialect import WrittenAnswer
+from auditor.models.partial_distributions import PartialDistribution
+from auditor.remote import withheld_answers
+from auditor.remote.cached_queries import Asker
+from auditor.remote.connection import ServerConnection, TokenBudget
 from auditor.remote.handshake import Handshake, shake_hands
-from auditor.remote.spelling import TokenTextCodec
-from auditor.remote.wire import ServerConnection, TokenBudget
+from auditor.remote.server_dialect import WrittenAnswer
+from auditor.remote.token_text import TokenTextCodec
 
 # No vocabulary is padded to more than so many times its tokenizer's tokens: bounds on a distribution ask how many there
 # may be.
@@ -177,9 +177,9 @@ class RemoteModel(LanguageModel):
             f"{spent.written:,} written){again}; what was answered before cost nothing"
         ]
         counts = self.asker.kinds()
-        if any(counts.get(kind) for kind in (*withheld.HIDDEN, *withheld.MANY)):
+        if any(counts.get(kind) for kind in (*withheld_answers.HIDDEN, *withheld_answers.MANY)):
             filled = "; what is shorter than asked for was filled up with the end of text"
-            said.append(f"of {sum(counts.values()):,} answers: {withheld.describe_withheld(counts)}{filled}")
+            said.append(f"of {sum(counts.values()):,} answers: {withheld_answers.describe_withheld(counts)}{filled}")
         said.append(self._repeated_answers_sentence())
         return tuple(said)
 
@@ -193,10 +193,10 @@ class RemoteModel(LanguageModel):
 
     def doubts(self) -> tuple[Doubt, ...]:
         counts, said = self.asker.kinds(), list[str]()
-        if hidden := withheld.leak_hiding_answer_counts(counts):
+        if hidden := withheld_answers.leak_hiding_answer_counts(counts):
             said.append(
                 f"Of {sum(counts.values()):,} answers of {self.name} not all came through: "
-                f"{withheld.describe_withheld(hidden)}. What they would have said was not seen."
+                f"{withheld_answers.describe_withheld(hidden)}. What they would have said was not seen."
             )
         if (seen := self.asker.watch).answers_are_unstable:
             said.append(

@@ -27,16 +27,16 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX, Setting, View
 from auditor.records.folder import RunFolder
-from auditor.runs import generations, personal
-from auditor.runs.allowance import queries_of_attack
+from auditor.runs import generations, personal_data
 from auditor.runs.generations import TrainingCorpus
-from auditor.runs.personal import PersonalDataOfSecrets
+from auditor.runs.personal_data import PersonalDataOfSecrets
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.runs.selection import Selection
 from auditor.runs.site import Site
-from auditor.runs.states import TunedStates
+from auditor.runs.stopping import StoppingRule
 from auditor.runs.target import Target
-from auditor.runs.until import StoppingRule
+from auditor.runs.token_allowance import queries_of_attack
+from auditor.runs.tuned_states import TunedStates
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,9 @@ class Audit(RunContext):
 
     @cached_property
     def personal(self) -> PersonalDataOfSecrets:
-        return personal.count_personal_data(self.benchmark, personal.parse_phone_regions(self.data.phone_region))
+        return personal_data.count_personal_data(
+            self.benchmark, personal_data.parse_phone_regions(self.data.phone_region)
+        )
 
     @property
     def subjects(self) -> tuple[Secret, ...]:

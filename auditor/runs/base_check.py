@@ -22,7 +22,7 @@ from scipy.stats import ttest_ind
 from auditor.benchmarks.canaries import Manifest, make_manifest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.training.finetune import check_schedule, fit
 

@@ -17,8 +17,8 @@ from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, options_of
 from auditor.plugins.probe import run_probe
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.records import exposure, saved, table
-from auditor.reports import words
+from auditor.records import exposure, result_file, table
+from auditor.reports import phrases
 from auditor.runs.plan import merged_plugin_options, parse_options, refuse_unused_options
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.runs.reporter import Reporter
@@ -82,7 +82,7 @@ def score_canaries(
 
 
 def _canary_scores_of_run(held: Manifest, folder: Path) -> list[TargetScores]:
-    result, seen = saved.read_result(folder), table.read_observations(folder)
+    result, seen = result_file.read_result(folder), table.read_observations(folder)
     counts = {entry.id: entry.count for entry in held.canaries}
     scores = []
     for finding in result.findings:
@@ -92,7 +92,7 @@ def _canary_scores_of_run(held: Manifest, folder: Path) -> list[TargetScores]:
         if set(observed) != set(counts):
             raise AuditError(f"expected the canaries of this manifest in {str(folder)!r}, but the run measured others")
         rows = tuple(CanaryScore(id, count, observed[id]) for id, count in counts.items())
-        scores.append(TargetScores(f"Exposure on {words.row_title(result, finding)}", rows, finding.notes))
+        scores.append(TargetScores(f"Exposure on {phrases.row_title(result, finding)}", rows, finding.notes))
     if not scores:
         probe = registry.method_measuring(_MEASURED)
         raise AuditError(f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack {probe}")

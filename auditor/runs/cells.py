@@ -21,14 +21,14 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Observed, Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.records.outcomes import PerSecret
-from auditor.runs import causes, generations, remarks, until
-from auditor.runs.allowance import divide_budget, planned_tokens
+from auditor.runs import answer_remarks, chain_steps, generations, stopping
 from auditor.runs.audit import Audit
-from auditor.runs.collector import Collector, make_token_decoder
+from auditor.runs.cell_work import Answer, Asked, AttackWork, CellWork, CellWorkResult, ProbeWork, Workplace
+from auditor.runs.per_secret_results import Collector, make_token_decoder
 from auditor.runs.selection import reason_method_is_skipped
-from auditor.runs.states import State
 from auditor.runs.target import Target
-from auditor.runs.work import Answer, Asked, AttackWork, CellWork, CellWorkResult, ProbeWork, Workplace
+from auditor.runs.token_allowance import divide_budget, planned_tokens
+from auditor.runs.tuned_states import State
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, nonmember_metric_name
 
@@ -94,7 +94,7 @@ class Cell(ABC):
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))
         if stopped := self.collector.stopped.get(self.key):
-            finding = until.with_betting_bounds(finding, self.collector.rows[self.key], stopped)
+            finding = stopping.with_betting_bounds(finding, self.collector.rows[self.key], stopped)
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
 
     def _refuse_others(self, done: Collection[str], asked: Collection[str]) -> None:
@@ -116,8 +116,8 @@ class Cell(ABC):
             yield found
 
     def _ask(
-        self, items: Sequence[until.Item], ask: until.Ask[until.Item], seen: until.Seen[until.Item]
-    ) -> Sequence[until.Item]:
+        self, items: Sequence[stopping.Item], ask: stopping.Ask[stopping.Item], seen: stopping.Seen[stopping.Item]
+    ) -> Sequence[stopping.Item]:
         """All items, or under `--until` as many as it takes; returns those, in their order."""
         if (stop := self.audit.stops.get(self.key)) is None:
             ask(items)
@@ -184,8 +184,8 @@ class AttackCell(Cell):
             notes=(
                 *blank.notes,
                 *self.attack.notes(self.view, state),
-                *remarks.remarks_on_guesses(costs, self.target.secrets, self.audit.benchmark, len(asked)),
-                *remarks.remarks_on_budget(self.view, self.attack, costs),
+                *answer_remarks.remarks_on_guesses(costs, self.target.secrets, self.audit.benchmark, len(asked)),
+                *answer_remarks.remarks_on_budget(self.view, self.attack, costs),
             ),
             drawn=sum(g.drawn for g in costs),
             samples=self.attack.samples_by_recipe(self.view).get(plain, 0),
@@ -199,7 +199,7 @@ class AttackCell(Cell):
         own, base = (self.collector.answers.get(key) for key in (self.key, self.key._replace(target=UNDEFENDED)))
         if own is not None and base is not None and not self.target.is_undefended:
             both = [secret for secret in own.ids if secret in set(base.ids)]
-            yield causes.mean_difference_between_rows(RECALL, "share", own, base, both)
+            yield chain_steps.mean_difference_between_rows(RECALL, "share", own, base, both)
 
     def _judge_guesses_and_costs(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
         """The answers held against the secrets, read one by one; what each cost, without its candidates; and what of
@@ -276,9 +276,9 @@ class CorpusCell(AttackCell):
                 *attack.notes(view, state),
                 *corpus.notes(attack.prompts_of(view)),
                 *found.notes,
-                *remarks.remarks_on_boundary_draws(found.costs),
+                *answer_remarks.remarks_on_boundary_draws(found.costs),
                 *covered,
-                *remarks.remarks_on_budget(view, attack, found.costs, "generations"),
+                *answer_remarks.remarks_on_budget(view, attack, found.costs, "generations"),
             ),
             drawn=sum(g.drawn for g in found.costs),
             rows=sum(g.rows for g in found.costs),
@@ -303,7 +303,7 @@ class ProbeCell(Cell):
         secrets, observations = self._observe_secrets(every)
         measurements = tuple(probe.measurements(secrets, observations))
         self.collector.probed(self.key, probe, secrets, observations, measurements[0])
-        few = remarks.remarks_on_attacked_subset(every, self.audit.benchmark) if probe.of == "secrets" else ()
+        few = answer_remarks.remarks_on_attacked_subset(every, self.audit.benchmark) if probe.of == "secrets" else ()
         return dataclasses.replace(
             blank,
             measurements=measurements,

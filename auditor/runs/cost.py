@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import nan
 
 from auditor.core.counts import counted
-from auditor.reports import words
+from auditor.reports import phrases
 from auditor.reports.tables import RowTable
 from auditor.statistics import roc
 from auditor.statistics.membership import FALSE_POSITIVES
@@ -93,7 +93,7 @@ class CostEstimate:
 
 def cost_estimate_table(found: CostEstimate) -> RowTable:
     """What people read of it."""
-    took, most = words.format_duration(found.seconds), words.format_memory(found.memory / 1e6)
+    took, most = phrases.format_duration(found.seconds), phrases.format_memory(found.memory / 1e6)
     note = f"about {took} until the reports are written, {most} of memory at most; worked out from "
     note += f"{found.probe:.0f} seconds of asking"
     if found.missing:
@@ -126,8 +126,8 @@ def _cost_table_row(cost: Cost) -> tuple[str, ...]:
         asked,
         f"{cost.rows:,.0f}",
         f"{cost.tokens:,.0f}",
-        words.format_memory(cost.memory / 1e6),
-        words.format_duration(cost.seconds),
+        phrases.format_memory(cost.memory / 1e6),
+        phrases.format_duration(cost.seconds),
     )
 
 

@@ -20,25 +20,25 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import PrefixToken
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel, implies_capability, max_logits_at_once, perplexity_nll
 from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.runs import machine, scoring
-from auditor.runs.allowance import divide_budget, planned_tokens
 from auditor.runs.audit import RunContext, longest_context
 from auditor.runs.cells import secrets_to_probe
 from auditor.runs.cost import LIMIT, SAMPLES, Cost, CostEstimate
 from auditor.runs.prefix_token import PAIRS, resolve_prefix_token
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.selection import reason_method_is_skipped, select_and_check_plugins
-from auditor.runs.shared import SweepCache
 from auditor.runs.sites import make_site
-from auditor.runs.states import State
+from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
+from auditor.runs.token_allowance import divide_budget, planned_tokens
+from auditor.runs.tuned_states import State
 
 PROBE = 30.0  # seconds that models are asked for, beside loading them
 _FASTER = 4  # times as many texts at each attempt

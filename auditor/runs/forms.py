@@ -16,7 +16,7 @@ from auditor.core.plan_parts import TargetPlan, deployed_form_name
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import build_plugin, options_of, title_of
-from auditor.runs.companions import ShownRow
+from auditor.runs.shown_rows import ShownRow
 from auditor.runs.unlearning import UnlearningBaseline
 
 

@@ -19,7 +19,7 @@ from auditor.core.nouns import CellKey, Guesses, Tokens
 from auditor.core.result import Measurement
 from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
-from auditor.records.names import load_alias_salt, record_alias
+from auditor.records.aliases import load_alias_salt, record_alias
 from auditor.records.table import MEASURED, RECORDS, Column
 from auditor.statistics import memorised
 from auditor.statistics.memorised import MemorisedTokens, TokenRun

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from auditor.benchmarks.lab import REFERENCES, Lab
 from auditor.benchmarks.lab_folders import ensemble_version, reference_models_folder_name, trained_model_folder_name
 from auditor.benchmarks.lab_recipe import Recipe
-from auditor.benchmarks.parts import SeparatelyTrainable
+from auditor.benchmarks.parts_cache import SeparatelyTrainable
 from auditor.benchmarks.real_lab import RealLab
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import from_json, to_json
@@ -25,8 +25,8 @@ from auditor.plugins.trainer import Trainer
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.runs.reporter import Reporter
-from auditor.runs.shared import SweepCache
 from auditor.runs.site import DefenseParts, Site, TrainablePiece
+from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.unlearning import UnlearningBaseline
 from auditor.training.variants import Variant
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from auditor.core.errors import AuditError
-from auditor.models import agreement, self_check
+from auditor.models import consistency, self_check
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 
@@ -56,7 +56,7 @@ def wrap_live_model(model: Any, tokenizer: Any) -> LanguageModel:
     Raises AuditError for distributions that do not agree.
     """
     if isinstance(model, LanguageModel):
-        agreement.check_distribution_consistency(model)
+        consistency.check_distribution_consistency(model)
         return model
     found = HuggingFaceModel(model, tokenizer, name=live_model_name(model))
     self_check.check_and_configure_serving(found)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import psutil
 
-from auditor.core import safe
+from auditor.core import safe_mode
 from auditor.core.errors import AuditError
 from auditor.core.plan import command_line_flag, fields_with_rule
 from auditor.core.plan_fields import AUTO, PLACED
@@ -18,7 +18,7 @@ from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
 from auditor.plugins.provider import Provider, RequestedModel
 from auditor.runs.reporter import Reporter
-from auditor.runs.shared import SweepCache
+from auditor.runs.sweep_cache import SweepCache
 
 
 class Loader:
@@ -117,7 +117,7 @@ class Loader:
 
         def fresh() -> LanguageModel:
             if provider.network:
-                safe.refuse_in_safe_mode(f"{wanted.name or wanted.base_url} would be asked over the network")
+                safe_mode.refuse_in_safe_mode(f"{wanted.name or wanted.base_url} would be asked over the network")
             _check_memory(provider, wanted)
             first.append(provider.load(wanted))
             for note in first[0].notes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks.columns import COLUMNS, row_repeat_counts
-from auditor.benchmarks.reduced import WRITERS, row_as_plain_text, rows_repeated_by_count, write_mitigated_rows
+from auditor.benchmarks.reduced_data import WRITERS, row_as_plain_text, rows_repeated_by_count, write_mitigated_rows
 from auditor.benchmarks.tables import read_table
 from auditor.benchmarks.whole_texts import training_texts
 from auditor.core import disk, locks
@@ -33,20 +33,20 @@ from auditor.models.shards import SHARD, write_shard_record_list
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, options_of
 from auditor.plugins.trainer import Trainer
-from auditor.records import details, listed, saved
+from auditor.records import attacked_secrets, result_file, secret_details
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.folder import RunFolder
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.replicates import Replicates
 from auditor.records.table import read_heldout as heldout_of
-from auditor.reports import advice, files, words
+from auditor.reports import advice, files, phrases
 from auditor.reports.before_after import BeforeAfter
 from auditor.runs import training
 from auditor.runs.lab_site import LabSite
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import run_audit as audit
-from auditor.runs.shared import SweepCache
 from auditor.runs.sites import make_site
+from auditor.runs.sweep_cache import SweepCache
 from auditor.training.variants import DataVariant
 
 RECORD, MODEL, DROPPED = "mitigation.json", "model", "dropped"
@@ -210,10 +210,10 @@ def train_and_audit(what: Mitigation, run: RunOutcomes, reporter: Reporter, comm
     shared, out = SweepCache(), what.asked.out
     with reporter.stage(f"train by {what.trainer.name}"):
         done = run_training(what, run, reporter, shared)
-    if (out / saved.RESULT).is_file():
+    if (out / result_file.RESULT).is_file():
         return done
     plan = what.after.with_fields(command=command)
-    if (out / listed.PLAN).is_file():
+    if (out / attacked_secrets.PLAN).is_file():
         folder = RunFolder.reopen(out)
         plan = Plan.from_json(folder.plan())
     else:
@@ -236,7 +236,7 @@ def compare_before_and_after(
     """The two runs side by side. Raises AuditError where they cannot be held against each other."""
     left = what.left
     found = left and advice.recall_with_copies_left(
-        words.clean_result(run.result), details.read_details(what.asked.run), left
+        phrases.clean_result(run.result), secret_details.read_details(what.asked.run), left
     )
     return BeforeAfter(
         by=" ".join([what.asked.by, *(f"-D {name}={value}" for name, value in what.asked.options.items())]),

@@ -20,7 +20,7 @@ from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel
 from auditor.models.vocabulary import check_tokens
 from auditor.plugins.benchmark import Benchmark
-from auditor.runs import coining, text_form
+from auditor.runs import making_audit_canaries, text_form
 
 
 def load_data(
@@ -40,7 +40,7 @@ def load_data(
     if asked.canaries is not None:
         manifest = manifests.read_manifest(Path(asked.canaries))
         if isinstance(manifest, AuditManifest):
-            coining.check_new_tokens_trainable(manifest, name)
+            making_audit_canaries.check_new_tokens_trainable(manifest, name)
         canaries = manifests.manifest_secrets(manifest, model.tokenizer, model.vocab_size)
     if asked.data is None:
         return manifests.Canaries(

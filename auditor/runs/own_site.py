@@ -27,13 +27,13 @@ from auditor.privacy import gradient_canaries, promises
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.records.folder import RunFolder
-from auditor.runs.collector import make_token_decoder
 from auditor.runs.loader import Loader
 from auditor.runs.own_data import load_data
 from auditor.runs.own_defenses import OwnDefenseParts
+from auditor.runs.per_secret_results import make_token_decoder
 from auditor.runs.reporter import Reporter
-from auditor.runs.shared import SweepCache
 from auditor.runs.site import Site
+from auditor.runs.sweep_cache import SweepCache
 
 
 class OwnSite(Site):

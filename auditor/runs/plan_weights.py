@@ -11,7 +11,7 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
 from auditor.core.plan_parts import LoadingOptions, TargetPlan, deployed_form_name, provider_and_name
-from auditor.records.weights import model_sha256_by_file_name
+from auditor.records.file_digests import model_sha256_by_file_name
 
 if TYPE_CHECKING:  # torch: a gate reads weights without it
     from auditor.runs.site import Site

@@ -17,12 +17,12 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, PrefixToken, Secret, Tokens
 from auditor.core.plan_fields import AUTO, NONE
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.generation.tries import encode_texts
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.vocabulary import decode_exactly
 from auditor.models.wrapping import WrappingModel
-from auditor.runs.likeliest import choose_likeliest_reading, mean_nll
+from auditor.runs.likeliest_reading import choose_likeliest_reading, mean_nll
 
 _SPECIAL = ("bos", "eos")
 PAIRS = 500  # known pairs that a choice looks at, at most: a difference that more of them would show is no matter

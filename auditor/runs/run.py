@@ -26,22 +26,22 @@ from auditor.core.result import (
 )
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine
-from auditor.gate.comparable import secrets_digest
+from auditor.gate.comparability import secrets_digest
 from auditor.gate.policy import Policy
 from auditor.models.base import implies_capability
 from auditor.plugins import registry
-from auditor.records import details, names, weights
+from auditor.records import aliases, file_digests, secret_details
 from auditor.records.folder import RunFolder
 from auditor.records.frontier import build_frontiers, models_of_runs
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.unlearning import measure_unlearning
-from auditor.runs import machine, personal, plan_weights, scoring, until
-from auditor.runs.ahead import train_models_in_background
+from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
 from auditor.runs.audit import Audit, choose_prefix_token, longest_context
+from auditor.runs.cell_work import Trainings, WorkerSite, WorkerWorkplace, Workplace, fingerprints_of_inputs
 from auditor.runs.cells import TargetRun, cells_of_target
-from auditor.runs.chains import Chains
-from auditor.runs.collector import Collector
-from auditor.runs.objects import NO_OBJECTS, Objects, describe_objects
+from auditor.runs.control_chains import Chains
+from auditor.runs.per_secret_results import Collector
+from auditor.runs.python_objects import NO_OBJECTS, Objects, describe_objects
 from auditor.runs.reporter import Clock
 from auditor.runs.scoring import greedy_nonmember_recall, greedy_recall
 from auditor.runs.selection import Selection, select_and_check_plugins
@@ -49,7 +49,7 @@ from auditor.runs.site import Site
 from auditor.runs.sites import make_site
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
-from auditor.runs.work import Trainings, WorkerSite, WorkerWorkplace, Workplace, fingerprints_of_inputs
+from auditor.runs.train_ahead import train_models_in_background
 from auditor.statistics import judging, metrics
 
 
@@ -68,9 +68,9 @@ def run_audit(
     """
     site.opened(folder)
     selection, clock = select_and_check_plugins(plan, site, objects), Clock(site.reporter)
-    stops = until.stopping_rules_by_row(plan.attacks, selection, policy, baseline)
-    folder.pin_stopping_rules(until.digest_of_stopping_rules(stops))
-    personal.parse_phone_regions(plan.data.phone_region)
+    stops = stopping.stopping_rules_by_row(plan.attacks, selection, policy, baseline)
+    folder.pin_stopping_rules(stopping.digest_of_stopping_rules(stops))
+    personal_data.parse_phone_regions(plan.data.phone_region)
     digests = plan_weights.file_and_memory_digests(plan, site)
     folder.check_weights(digests)  # before minutes of loading
     with ExitStack() as stack, closing(_make_checked_engine(plan, site)) as engine:
@@ -83,7 +83,7 @@ def run_audit(
         targets.check_claims()
         audit.check_corpus_attacks_feasible(targets.undefended)
         loaded = plan_weights.file_and_memory_digests(plan, site)  # again: the hub may just have sent them
-        weights.check_unchanged(digests, loaded, "what was loaded just now")
+        file_digests.check_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
         greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
@@ -144,10 +144,10 @@ def _measure_unlearning(result: AuditResult, audit: Audit, models: Mapping[str, 
 
 def check_plan(plan: Plan, policy: Policy | None = None, baseline: RunOutcomes | None = None) -> Selection:
     """What the plan chooses, checked before anything is built. Raises AuditError."""
-    personal.parse_phone_regions(plan.data.phone_region)
+    personal_data.parse_phone_regions(plan.data.phone_region)
     site = make_site(plan)
     selection = select_and_check_plugins(plan, site)
-    until.stopping_rules_by_row(plan.attacks, selection, policy, baseline)
+    stopping.stopping_rules_by_row(plan.attacks, selection, policy, baseline)
     _check_engine(plan, site)
     return selection
 
@@ -160,7 +160,7 @@ def _prepare_audit(plan: Plan, site: Site, selection: Selection, folder: RunFold
     folder.pin_secrets(secrets_digest(audit.subjects))
     everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
     folder.save_secrets(
-        details.secret_fact_columns(everyone, names.salt_fingerprint(names.load_alias_salt()), canaries)
+        secret_details.secret_fact_columns(everyone, aliases.salt_fingerprint(aliases.load_alias_salt()), canaries)
     )
     audit.check_room()
     audit.check_probes()
@@ -240,7 +240,7 @@ def _measure_target(target_run: TargetRun, clock: Clock, findings: list[Finding]
     for cell in cells_of_target(target_run):
         with clock.stage(cell.title):
             finding = cell.measure()
-        names.refuse_secret_ids(finding, audit.benchmark.secrets)
+        aliases.refuse_secret_ids(finding, audit.benchmark.secrets)
         findings.append(finding)
     doubts = tuple(scoring.doubts_on_withheld_answers(audit, target))
     if found := collector.likelihoods.get(target.name):

@@ -16,7 +16,7 @@ from scipy.stats import ttest_ind
 
 from auditor.core.nouns import Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
-from auditor.core.streams import CHANNELS
+from auditor.core.secret_randomness import CHANNELS
 from auditor.generation.sample import Candidates, sample_mixed_length_batch, sampling_batches_by_length
 from auditor.models.base import LanguageModel, implies_capability, perplexity_nll
 from auditor.models.decoding import GREEDY, batches_of_equal_shape

@@ -21,11 +21,11 @@ from auditor.plugins.defense import Defense
 from auditor.plugins.options import build_plugin, options_of
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Setting
-from auditor.runs import companions, unlearning
-from auditor.runs.companions import ShownRow
+from auditor.runs import shown_rows, unlearning
 from auditor.runs.forms import rows_of_model_forms
-from auditor.runs.objects import NO_OBJECTS, Objects, check_objects_given
 from auditor.runs.plan import merged_plugin_options, refuse_unused_options
+from auditor.runs.python_objects import NO_OBJECTS, Objects, check_objects_given
+from auditor.runs.shown_rows import ShownRow
 from auditor.runs.site import Site
 from auditor.runs.submission import check_submission
 from auditor.runs.unlearning import UnlearnedModel
@@ -139,7 +139,7 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
     controls = [registry.defenses()[name]() for name in wanted]
     beside, models = unlearning.unlearning_rows(plan.target, plan.defenses, plan.data.forget, defenses)
-    rows = (*companions.defense_rows_with_controls(defenses, can_be_shown, controls), *beside)
+    rows = (*shown_rows.defense_rows_with_controls(defenses, can_be_shown, controls), *beside)
     return Selection(tuple(methods), (*rows, *rows_of_model_forms(plan.target, rows)), settings, models)
 
 

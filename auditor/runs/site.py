@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from auditor.core.plan_parts import DataPlan
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.references import References
@@ -21,10 +21,10 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, TrainedModel
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
+from auditor.records.aliases import load_alias_salt, with_aliases
 from auditor.records.folder import RunFolder
-from auditor.records.names import load_alias_salt, with_aliases
 from auditor.runs.reporter import Reporter
-from auditor.runs.shared import SweepCache
+from auditor.runs.sweep_cache import SweepCache
 
 
 @dataclass(frozen=True)

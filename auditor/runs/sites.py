@@ -10,8 +10,8 @@ from auditor.models.base import LanguageModel
 from auditor.runs.lab_site import LabSite
 from auditor.runs.own_site import OwnSite
 from auditor.runs.reporter import Reporter, Silence
-from auditor.runs.shared import SweepCache
 from auditor.runs.site import Site
+from auditor.runs.sweep_cache import SweepCache
 
 
 def make_site(

@@ -1,4 +1,4 @@
-"""Writes the guesses of a run on LM-Extraction arrays as a submission, the file that `auditor.benchmarks.score` reads.
+"""Writes the guesses of a run on LM-Extraction arrays as a submission, the file that `audit score` reads.
 
 Token ids only, but of private text: the file is for its owner.
 """
@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from auditor.benchmarks.lm_extraction import folder_has_extraction_arrays, row_of_secret_id
-from auditor.benchmarks.score import GUESS, ID
+from auditor.benchmarks.submission_score import GUESS, ID
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey

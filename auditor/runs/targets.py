@@ -11,13 +11,13 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel, largest_lot_token_count
 from auditor.plugins.options import description_of
 from auditor.plugins.view import TEXT_ONLY
-from auditor.runs.allowance import planned_tokens, queries_of_attack
 from auditor.runs.audit import RunContext
-from auditor.runs.beside import UnlearningBaselines
-from auditor.runs.companions import ShownRow
 from auditor.runs.prefix_token import with_prefix_token
 from auditor.runs.reporter import Clock
+from auditor.runs.shown_rows import ShownRow
 from auditor.runs.target import Target
+from auditor.runs.token_allowance import planned_tokens, queries_of_attack
+from auditor.runs.unlearning_baselines import UnlearningBaselines
 from auditor.statistics.unlearning import AFTER
 
 

@@ -1,8 +1,8 @@
-"""Which rendering of conversations a model was trained on: template, day, roles, reasoning (`benchmarks/forms.py`).
+"""Which rendering of conversations a model was trained on: template, day, roles, reasoning.
 
-A model that was trained on another rendering than the one that it is asked in may recite nothing, and a zero says
-nothing then. So a sample of what it was trained on is scored in every rendering that trainers make of such rows. Knows
-the model and the data of one run; nothing of attacks.
+Renderings are `benchmarks/chat_rendering.py`'s. A model that was trained on another rendering than the one that it is
+asked in may recite nothing, and a zero says nothing then. So a sample of what it was trained on is scored in every
+rendering that trainers make of such rows. Knows the model and the data of one run; nothing of attacks.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import ttest_ind
 
-from auditor.benchmarks import chat, forms
-from auditor.benchmarks.forms import ChatRendering
-from auditor.benchmarks.talks import MESSAGES, Conversation, UnusableConversation
+from auditor.benchmarks import chat, chat_rendering
+from auditor.benchmarks.chat_rendering import ChatRendering
+from auditor.benchmarks.conversation_rows import MESSAGES, Conversation, UnusableConversation
 from auditor.benchmarks.whole_texts import sample_conversations
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, TextForm, Tokens
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import DataPlan
 from auditor.models.base import LanguageModel, implies_capability
-from auditor.runs.likeliest import choose_likeliest_reading, mean_gain_lower_bound, mean_nll
+from auditor.runs.likeliest_reading import choose_likeliest_reading, mean_gain_lower_bound, mean_nll
 from auditor.runs.prefix_token import usual_prefix_token
 from auditor.statistics.intervals import CONFIDENCE
 
@@ -110,7 +110,7 @@ _UNKNOWN = (
 
 
 def _parse_form_checking_digest(held: TextForm, plan: DataPlan, tokenizer: object) -> ChatRendering:
-    form = forms.parse_form(held.template, held.day, tokenizer)
+    form = chat_rendering.parse_form(held.template, held.day, tokenizer)
     if form.digest != held.digest:
         raise AuditError(
             f"expected the text form that the run was started with ({held.name}), but --template {held.template} is "
@@ -123,9 +123,9 @@ def _default_and_candidate_forms(
     plan: DataPlan, tokenizer: object, rows: Sequence[Conversation], days: Sequence[str]
 ) -> tuple[ChatRendering, list[ChatRendering]]:
     """The rendering that stays unless there is a better one, and all of them, on one day."""
-    asked = None if plan.template == AUTO else forms.parse_form(plan.template, None, tokenizer)
-    bare = rows[0].kind == MESSAGES and forms.own_template(tokenizer) is None
-    found = [] if asked is not None and bare else forms.candidate_forms(tokenizer, rows)
+    asked = None if plan.template == AUTO else chat_rendering.parse_form(plan.template, None, tokenizer)
+    bare = rows[0].kind == MESSAGES and chat_rendering.own_template(tokenizer) is None
+    found = [] if asked is not None and bare else chat_rendering.candidate_forms(tokenizer, rows)
     every = [*([asked] if asked is not None else []), *found]
     if plan.date is not None and not any(form.writes_day for form in every[: 1 if asked is not None else None]):
         raise AuditError("expected --date with a template that writes the day (strftime_now), got one that does not")

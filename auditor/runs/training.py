@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 import torch
 
 from auditor import __version__
-from auditor.benchmarks import forms
+from auditor.benchmarks import chat_rendering
 from auditor.benchmarks.chat import LEARNT, RenderedChat, render_chat
-from auditor.benchmarks.forms import ChatRendering
+from auditor.benchmarks.chat_rendering import ChatRendering
+from auditor.benchmarks.conversation_rows import ASSISTANT, Conversation, UnusableConversation
 from auditor.benchmarks.splitting import row_numbers_text
-from auditor.benchmarks.talks import ASSISTANT, Conversation, UnusableConversation
 from auditor.benchmarks.whole_texts import training_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
@@ -39,8 +39,8 @@ from auditor.models.vocabulary import check_same_vocabulary_size, check_tokens
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import RECORD, Checkpoint, Trainer, TrainingJob, TrainingRecord
-from auditor.records import weights
-from auditor.runs import coining
+from auditor.records import file_digests
+from auditor.runs import making_audit_canaries
 from auditor.training.members import Adapter, with_adapter
 
 CHECKPOINT = "checkpoint.pt"
@@ -96,7 +96,7 @@ def train_model(asked: Training, progress: Callable[[str, int, int], None]) -> t
     if asked.forget is not None and not trainer.unlearns:
         raise AuditError(f"--forget names records that a model is to forget, and {asked.method} forgets none")
     if asked.lora or trainer.adapters:
-        coining.refuse_adapter_on_extended(asked.model)
+        making_audit_canaries.refuse_adapter_on_extended(asked.model)
     with closing(make_engine(asked.engine)) as engine:
         job, notes = _build_job(asked, progress)
         trainer.check(job)
@@ -265,8 +265,8 @@ def _chosen_conversation_form(asked: Training, tokenizer: Any, talks: Sequence[C
     """The rendering that is asked for, else the usual one. Raises AuditError for a day that nobody named."""
     if asked.date is not None:
         check_date_format(asked.date)
-    chosen = forms.candidate_forms(tokenizer, talks)[0].name if asked.template == AUTO else asked.template
-    form = forms.parse_form(chosen, asked.date, tokenizer)
+    chosen = chat_rendering.candidate_forms(tokenizer, talks)[0].name if asked.template == AUTO else asked.template
+    form = chat_rendering.parse_form(chosen, asked.date, tokenizer)
     if form.writes_day and form.day is None:
         raise AuditError(
             "expected --date YYYY-MM-DD, as the chat template writes the day: what is learnt must not hang on when"
@@ -391,7 +391,7 @@ def _configuration_of_weights(asked: Training, trainer: Trainer, job: TrainingJo
         "model": asked.model,
         "revision": asked.loading.revision,
         "public": asked.public,
-        "weights": weights.model_sha256_by_file_name({role: of for role, of in read.items() if of[0] is not None}),
+        "weights": file_digests.model_sha256_by_file_name({role: of for role, of in read.items() if of[0] is not None}),
         "lora": [asked.lora_rank, asked.lora_alpha] if asked.lora else None,
         "data": _training_records_digest(job.records),
         "block": job.block,

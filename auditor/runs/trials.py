@@ -17,7 +17,7 @@ import numpy as np
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, Finding
 from auditor.plugins import registry
-from auditor.records import listed, saved, table
+from auditor.records import attacked_secrets, result_file, table
 from auditor.records.claims import BOUNDS
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_epsilon_estimate
@@ -90,8 +90,8 @@ def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> T
 
 
 def _read_trial(folder: Path, target: str) -> Trial:
-    result = saved.read_result(folder)
-    facts, seen = listed.read_secret_facts(folder) or {}, table.read_observations(folder)
+    result = result_file.read_result(folder)
+    facts, seen = attacked_secrets.read_secret_facts(folder) or {}, table.read_observations(folder)
     finding = _finding_of_trial(result, folder, seen, facts.keys(), target)
     observed = seen.get(finding.key, {})
     main = finding.audits[0]

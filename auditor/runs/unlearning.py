@@ -16,7 +16,7 @@ from auditor.models.base import LanguageModel
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.options import title_of
-from auditor.runs.companions import ShownRow
+from auditor.runs.shown_rows import ShownRow
 from auditor.statistics.unlearning import AFTER, BEFORE, RELEARNED, RETRAINED, RETRAINED_RELEARNED
 from auditor.training.unlearning import UnlearningTrainer
 

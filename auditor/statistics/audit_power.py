@@ -14,6 +14,7 @@ from functools import lru_cache
 from scipy.stats import binom
 
 from auditor.core.result import Audited
+from auditor.statistics.audit_by_shape import GAUSSIAN, epsilon_of_noise, largest_passing_noise, shape_p_value
 from auditor.statistics.one_run import (
     epsilon_grid,
     group_delta,
@@ -21,7 +22,6 @@ from auditor.statistics.one_run import (
     largest_refuted_value,
     refuting_right_counts,
 )
-from auditor.statistics.shapes import GAUSSIAN, epsilon_of_noise, largest_passing_noise, shape_p_value
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
 USUAL, SURE = 0.8, 0.95  # what a verdict states; what a gate does: missed at most once in twenty

@@ -23,6 +23,7 @@ from scipy.stats import binomtest
 from auditor.core.errors import AuditError
 from auditor.core.result import Audited, Measurement
 from auditor.statistics import games
+from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, epsilon_shape
 from auditor.statistics.one_run import (
     Counts,
     epsilon_fdp,
@@ -33,7 +34,6 @@ from auditor.statistics.one_run import (
     logit_bound,
     p_value,
 )
-from auditor.statistics.shapes import GAUSSIAN, Sampling, epsilon_shape
 
 LEVEL = 0.05
 _LEAST = 1e-9  # the epsilon that counts as above 0

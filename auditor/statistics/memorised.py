@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from auditor.core.nouns import Tokens
 from auditor.core.result import Measurement
-from auditor.statistics import species
+from auditor.statistics import unseen_species
 from auditor.statistics.intervals import mean_excess_over_nonmembers, mean_probability, share_with_interval
 from auditor.statistics.metrics import excess_metric_name, nonmember_metric_name
 
@@ -144,8 +144,8 @@ def measure_memorised(
                 nonmember_metric_name(RECORDS), len(others), len(every), f"of {corpus.strangers:,} held out"
             )
         )
-    found.append(species.expected_new_species(NEW, counts, len(every), PER))
-    if (total := species.chao_species_richness(RICHNESS, counts, len(every), corpus.records)) is not None:
+    found.append(unseen_species.expected_new_species(NEW, counts, len(every), PER))
+    if (total := unseen_species.chao_species_richness(RICHNESS, counts, len(every), corpus.records)) is not None:
         found.append(total)
     for ranking, first in firsts.items():
         found.append(

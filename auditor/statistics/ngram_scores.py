@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 
 ORDER = 4  # words of an n-gram, at most
 NEAREST = 25  # texts that a record's likeness is the mean of

@@ -11,9 +11,9 @@ from auditor.core.errors import AuditError
 from auditor.core.result import Measurement
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.replicates import Replicates
-from auditor.reports import words
+from auditor.reports import phrases
 from auditor.reports.training_curve import Curve, Panel, training_curve_svg
-from auditor.studies.places import Place
+from auditor.studies.grid_places import Place
 
 _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
 _USEFUL = "perplexity"
@@ -40,7 +40,9 @@ def training_curve(held: Sequence[Place]) -> str:
         if points := list(_perplexity_by_step(at, target)):
             panels.setdefault(_USEFUL, []).append(Curve(target, points))
     return (
-        training_curve_svg([Panel(words.label(name), tuple(lines)) for name, lines in panels.items()]) if panels else ""
+        training_curve_svg([Panel(phrases.label(name), tuple(lines)) for name, lines in panels.items()])
+        if panels
+        else ""
     )
 
 
@@ -57,7 +59,9 @@ def last_checkpoint_below_bound(held: Sequence[Place], name: str, most: float) -
         raise AuditError(f"expected finished checkpoints with {name}, got none that has it")
     below = list(takewhile(lambda step: found[step].high <= most, found))
     beyond = [step for step in found if step not in below]
-    said = {step: f"checkpoint-{step} ({words.label(name)} {words.value_with_interval(found[step])})" for step in found}
+    said = {
+        step: f"checkpoint-{step} ({phrases.label(name)} {phrases.value_with_interval(found[step])})" for step in found
+    }
     if not below:
         return f"no checkpoint is below {most:g}: already {said[beyond[0]]} is not shown to be"
     ahead = f"; the next, {said[beyond[0]]}, is not shown to be" if beyond else "; none is beyond it"

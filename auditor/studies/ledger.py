@@ -27,7 +27,7 @@ from auditor.core.result import Measurement
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.replicates import Replicates
 from auditor.statistics.metrics import find_metric
-from auditor.studies.places import Place
+from auditor.studies.grid_places import Place
 
 HOLDS, REFUTED, UNDECIDED, NOT_RUN = "holds", "refuted", "not at this scale", "not run"
 

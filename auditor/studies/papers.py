@@ -17,8 +17,8 @@ from typing import Any
 
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.plan import IN_FILE
-from auditor.runs.grid import GRID, merge_plans
 from auditor.runs.plan import read_toml
+from auditor.runs.plan_grid import GRID, merge_plans
 
 _PAPER, _PLANS = "paper.toml", "plans"
 UTILITY, PUBLISHED = "utility", "published"

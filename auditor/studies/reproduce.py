@@ -12,14 +12,14 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_json_object
-from auditor.reports import frontier, tables, words
-from auditor.runs.grid import GridPoint, expand_grid, merge_plans
+from auditor.reports import frontier, phrases, tables
+from auditor.runs.plan_grid import GridPoint, expand_grid, merge_plans
 from auditor.runs.reporter import Reporter
-from auditor.studies import ledger, places, published, sweep
+from auditor.studies import grid_places, ledger, published_promises, sweep
+from auditor.studies.grid_places import Place
 from auditor.studies.ledger import LedgerRow
 from auditor.studies.papers import PUBLISHED, UTILITY, Paper
-from auditor.studies.places import Place
-from auditor.studies.published import PublishedPromise
+from auditor.studies.published_promises import PublishedPromise
 from auditor.utility import measure, tradeoff
 
 PAGE, _SECTION = "claims.md", "claim.md"
@@ -84,7 +84,7 @@ def reproduce_paper_plans(
         write_ledger_files(out, paper, scale, entries, other)
     sections = [out / plan / _SECTION for plan in paper.plans]
     if told := [section.read_text(encoding="utf-8") for section in sections if section.is_file()]:
-        disk.replace_atomically(out / PAGE, published.claims_page(told))
+        disk.replace_atomically(out / PAGE, published_promises.claims_page(told))
     return shown, entries, failures
 
 
@@ -127,9 +127,9 @@ class ClaimStudy:
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
         found = self.claim.held()
-        table = published.claims_table(self.claim, found)
+        table = published_promises.claims_table(self.claim, found)
         folder.mkdir(parents=True, exist_ok=True)
-        disk.replace_atomically(folder / _SECTION, published.claim_section(self.claim, found))
+        disk.replace_atomically(folder / _SECTION, published_promises.claim_section(self.claim, found))
         disk.replace_atomically(folder / "claim.csv", tables.to_csv(table))
         return [table], {}
 
@@ -142,7 +142,7 @@ class UtilityStudy:
         self.failure = ""
 
     def planned(self) -> list[Place]:
-        return places.planned_places(self.asked.points(), self.failure)
+        return grid_places.planned_places(self.asked.points(), self.failure)
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
         """Goes on where it is measured; a model that cannot be is a row that says why."""
@@ -161,7 +161,7 @@ def _read_plan_places(folder: Path) -> list[Place] | None:
     """What a plan's folder holds; None where it was not run."""
     if (folder / sweep.SWEEP).is_file():
         return sweep.sweep_places(folder)
-    return places.utility_places(tradeoff.read_utility(folder)) if tradeoff.has_utility_result(folder) else None
+    return grid_places.utility_places(tradeoff.read_utility(folder)) if tradeoff.has_utility_result(folder) else None
 
 
 def claim_statements_of_plan(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:
@@ -275,7 +275,7 @@ def ledger_for_terminal(
 
 def _own_value_with_interval(entry: LedgerRow) -> str:
     m = entry.ours
-    return f"– ({entry.note})" if m is None else words.value_with_interval(m)
+    return f"– ({entry.note})" if m is None else phrases.value_with_interval(m)
 
 
 def _value_and_interval_cells(entry: LedgerRow) -> tuple[object, ...]:

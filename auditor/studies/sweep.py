@@ -21,21 +21,21 @@ from auditor.core.plan_parts import LOCAL, EngineOptions
 from auditor.core.result import AuditResult, Frontier, Measurement
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, WorkerStart
-from auditor.records import frontier, saved
+from auditor.records import frontier, result_file
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.folder import RunFolder
 from auditor.records.replicates import Replicates, Runs, read_replicates
-from auditor.reports import files, tables, words
+from auditor.reports import files, phrases, tables
 from auditor.runs import plan_weights
-from auditor.runs.grid import GridPoint, point_name
 from auditor.runs.plan import make_plan
+from auditor.runs.plan_grid import GridPoint, point_name
 from auditor.runs.reporter import Reporter, Silence
 from auditor.runs.run import check_plan, run_audit
-from auditor.runs.shared import SweepCache
 from auditor.runs.sites import make_site
+from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
+from auditor.studies.grid_places import Place
 from auditor.studies.ledger import format_seed_ranges
-from auditor.studies.places import Place
 
 SWEEP = "sweep.json"
 DIFFERENCE = "recall_difference"
@@ -73,7 +73,7 @@ def _run_unfinished_points(
     waiting = []
     for number, point in enumerate(points, 1):
         path = folder / point.folder
-        if point.name not in plans or (path / saved.RESULT).is_file():
+        if point.name not in plans or (path / result_file.RESULT).is_file():
             continue
         waiting.append(_PendingPoint(f"{number} of {len(points)}: {point.name}", point.name, plans[point.name], path))
     engine.open(_PointRunner(reporter), _WorkerPointRunner())
@@ -269,9 +269,9 @@ def _kept_points_by_place(folder: Path) -> Iterable[list[_RecordedPoint]]:
 
 def _finished_runs_by_seed(held: Sequence[_RecordedPoint], folder: Path) -> Runs:
     return {
-        kept.seed: (saved.read_result(folder / kept.folder), folder / kept.folder)
+        kept.seed: (result_file.read_result(folder / kept.folder), folder / kept.folder)
         for kept in held
-        if (folder / kept.folder / saved.RESULT).is_file()
+        if (folder / kept.folder / result_file.RESULT).is_file()
     }
 
 
@@ -328,7 +328,7 @@ def _metric_headings(held: Sequence[Place]) -> dict[str, str]:
     varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}
     seen = {name: {m[name].value for c in cells for m in c.measured.values() if name in m} for name in varying}
     mains = [next(iter(next(iter(cell.measured.values())))) for cell in cells if not cell.outcomes]
-    probed = {name: words.label(name) for name in mains if name not in varying}
+    probed = {name: phrases.label(name) for name in mains if name not in varying}
     return always | probed | {name: head for name, head in varying.items() if len(seen[name]) > 1}
 
 
@@ -345,7 +345,7 @@ class _Row:
         seeds = format_seed_ranges(sorted(self.cell.measured)) if self.cell else ""
         last = " · ".join(filter(None, [seeds, self.failure]))
         name = point_name(self.place.variant, self.place.at) or "plan"
-        numbers = (words.value_with_interval(m) if m else "" for m in (self.numbers[i] for i in filled))
+        numbers = (phrases.value_with_interval(m) if m else "" for m in (self.numbers[i] for i in filled))
         return (name, *([row] if several else []), attack, *numbers, last)
 
     def machine_readable_cells(self, keys: Sequence[str]) -> tuple[object, ...]:

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import clipping
 from auditor.training.finetune import require_finite_weights, trainable_parameters

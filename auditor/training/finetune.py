@@ -18,7 +18,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.trainer import Checkpoint
-from auditor.training import learnt, masks
+from auditor.training import learnt_logits, loss_masks
 
 LARGEST = 1e6  # learning rate, clip, noise multiplier: far beyond what trains anything
 
@@ -49,12 +49,12 @@ def make_untrained_model(
 
 def causal_loss(model: Any, blocks: Tensor) -> Tensor:
     """Mean nll over the tokens that have a loss: full softmax. Blocks in which none has: 0."""
-    wanted = masks.loss_labels(blocks)
-    if not bool((wanted == masks.IGNORED).any()):  # the model's own loss
+    wanted = loss_masks.loss_labels(blocks)
+    if not bool((wanted == loss_masks.IGNORED).any()):  # the model's own loss
         loss: Tensor = model(input_ids=blocks, labels=blocks).loss
         return loss
-    wanted = torch.nn.functional.pad(wanted[:, 1:], (0, 1), value=masks.IGNORED)
-    nll = learnt.labelled_token_nlls(model, wanted, input_ids=masks.unmask_rows(blocks), use_cache=False)
+    wanted = torch.nn.functional.pad(wanted[:, 1:], (0, 1), value=loss_masks.IGNORED)
+    nll = learnt_logits.labelled_token_nlls(model, wanted, input_ids=loss_masks.unmask_rows(blocks), use_cache=False)
     return nll.mean() if len(nll) else nll.sum()
 
 

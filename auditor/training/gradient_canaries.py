@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 
 NoiseScale = Callable[[NDArray[np.int64]], float]  # of a batch, by its units
 LENGTH = 1e3  # of a canary's gradient before it is clipped, in clipping norms

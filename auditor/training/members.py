@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.lora import copy_sharing_weights
 from auditor.models.shards import write_shard_record_list
 from auditor.plugins.trainer import Checkpoint, TrainingRecord

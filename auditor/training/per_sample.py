@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.training import learnt, masks
+from auditor.training import learnt_logits, loss_masks
 from auditor.training.finetune import trainable_parameters
 
 
@@ -31,18 +31,18 @@ def pad_tokens_and_labels(
     width = max(map(len, batch))
     rows = torch.tensor([[*ids, *[pad] * (width - len(ids))] for ids in batch], device=device)
     lengths = torch.tensor([len(ids) for ids in batch], device=device)
-    labels = masks.loss_labels(rows).masked_fill(
-        torch.arange(width, device=device) >= lengths.unsqueeze(1), masks.IGNORED
+    labels = loss_masks.loss_labels(rows).masked_fill(
+        torch.arange(width, device=device) >= lengths.unsqueeze(1), loss_masks.IGNORED
     )
-    return masks.unmask_rows(rows), labels
+    return loss_masks.unmask_rows(rows), labels
 
 
 def record_losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
     """(b,) mean nll in nats of each sequence's tokens that have a loss, its first one given; 0 where none has."""
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no per-sample gradient.
     positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
-    wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=masks.IGNORED)
-    return learnt.mean_nll_per_row(model, wanted, input_ids=tokens, position_ids=positions, use_cache=False)
+    wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=loss_masks.IGNORED)
+    return learnt_logits.mean_nll_per_row(model, wanted, input_ids=tokens, position_ids=positions, use_cache=False)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from auditor.privacy import gradient_canaries
 from auditor.privacy.gaussian import MOST_STEPS
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import CANARIES, PrivacyRecord, read_privacy_record, write_privacy_record
-from auditor.training import masks
+from auditor.training import loss_masks
 from auditor.training.finetune import check_schedule
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _cut_sequences_by_unit(job: TrainingJob, unit: str) -> tuple[list[Tokens], i
     whole: dict[str, list[int]] = {}
     for i, record in enumerate(job.records):
         whole.setdefault(record.unit if unit == "user" else str(i), [job.end]).extend(
-            (*masks.tokens_with_loss_mask(record), job.end)
+            (*loss_masks.tokens_with_loss_mask(record), job.end)
         )
     return [tuple(ids[: job.block]) for ids in whole.values()], sum(len(ids) > job.block for ids in whole.values())
 

@@ -17,14 +17,16 @@ from scipy.stats import rankdata
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, perplexity_nll
-from auditor.training import masks
+from auditor.training import loss_masks
 
 Normalisation = Literal["min-max", "rank"]
 
 
 def log_perplexities(model: LanguageModel, examples: Sequence[Tokens]) -> npt.NDArray[np.float64]:
     """(n,) log P(s) = mean nll in nats a token (Eq. 3) under the public model, the first token given."""
-    nll = np.array(list(perplexity_nll(model, [masks.unmask_tokens(example) for example in examples])), dtype=float)
+    nll = np.array(
+        list(perplexity_nll(model, [loss_masks.unmask_tokens(example) for example in examples])), dtype=float
+    )
     return np.asarray(nll[:, 0] / nll[:, 1])
 
 

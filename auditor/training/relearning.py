@@ -9,7 +9,7 @@ import torch
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.training.finetune import causal_loss, pack_into_blocks, require_finite_weights, trainable_parameters
 

@@ -13,10 +13,10 @@ import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 
-from auditor.models.agreement import distribution_distance
+from auditor.models.consistency import distribution_distance
 from auditor.models.lora import MixedLora, Routing, copy_sharing_weights
 from auditor.models.self_check import rounding_tolerance
-from auditor.training import learnt, masks
+from auditor.training import learnt_logits, loss_masks
 
 _SEED = 20_240_229  # of a trial's random numbers: any number
 _SPREAD = 0.02  # of its updates, as of weights: five times as much makes a deep model multiply what a GPU rounds
@@ -76,9 +76,9 @@ def lora_layers(adapter: Any) -> dict[str, LoraLinear]:
 def row_losses(model: Any, rows: Tensor) -> Tensor:
     """(b,) mean nll of each row (b, n), nats a token that has a loss, its first token given."""
     wanted = nn.functional.pad(
-        masks.loss_labels(rows)[:, 1:], (0, 1), value=masks.IGNORED
+        loss_masks.loss_labels(rows)[:, 1:], (0, 1), value=loss_masks.IGNORED
     )  # shifted, no logits are copied
-    return learnt.mean_nll_per_row(model, wanted, input_ids=masks.unmask_rows(rows), use_cache=False)
+    return learnt_logits.mean_nll_per_row(model, wanted, input_ids=loss_masks.unmask_rows(rows), use_cache=False)
 
 
 def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:

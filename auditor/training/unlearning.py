@@ -17,9 +17,9 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.plugins.trainer import TrainingJob
-from auditor.training import masks
+from auditor.training import loss_masks
 from auditor.training.finetune import FineTuningRecipe, Fitting, require_finite_weights, trainable_parameters
 from auditor.training.variants import Variant
 
@@ -59,7 +59,7 @@ class UnlearningTrainer(Variant):
 
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         """What is to be forgotten, each text once."""
-        texts = {record.text: masks.tokens_with_loss_mask(record) for record in job.forget}
+        texts = {record.text: loss_masks.tokens_with_loss_mask(record) for record in job.forget}
         told = f"to forget: {len(texts):,} distinct records; to keep: "
         told += f"{len(_sequences_not_forgotten(job)):,} records, copies included"
         return list(texts.values()), (told,)
@@ -90,7 +90,7 @@ class UnlearningTrainer(Variant):
                 require_finite_weights(fitting.parameters.values(), job.checkpoint)
                 job.checkpoint.save(fitting.state())
                 job.progress("unlearning", fitting.epochs, self.epochs)
-        tokens = int((masks.loss_labels(rows)[:, 1:] != masks.IGNORED).sum())
+        tokens = int((loss_masks.loss_labels(rows)[:, 1:] != loss_masks.IGNORED).sum())
         now = float(evaluate_record_log_probs(model, rows.to(device)).sum())
         return (
             f"the records to forget had {-float(before.sum()) / tokens:.3g} nats a token before, and have "
@@ -112,13 +112,13 @@ class _Passes(Fitting):
 def _sequences_not_forgotten(job: TrainingJob) -> list[Tokens]:
     """All records but those that are to be forgotten, as often as they occur."""
     forgotten = {record.text for record in job.forget}
-    return [masks.tokens_with_loss_mask(record) for record in job.records if record.text not in forgotten]
+    return [loss_masks.tokens_with_loss_mask(record) for record in job.records if record.text not in forgotten]
 
 
 def pad_and_cut_sequences(sequences: Sequence[Tokens], block: int, end: int) -> Tensor:
     """(records, width): each behind an end-of-text token and ended by one, as in training; cut at the block.
 
-    What has no loss, the first token and what fills up, is written as `training.masks` does.
+    What has no loss, the first token and what fills up, is written as `training.loss_masks` does.
     """
     whole = [(~end, *sequence, end)[:block] for sequence in sequences]
     width = max(map(len, whole))
@@ -131,10 +131,10 @@ def record_log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) 
     half: what matrices are multiplied in; None: as the weights are.
     """
     with torch.autocast(rows.device.type, dtype=half, enabled=half is not None):
-        logits = model(input_ids=masks.unmask_rows(rows)).logits[:, :-1].float()
-    wanted = masks.loss_labels(rows)[:, 1:]
+        logits = model(input_ids=loss_masks.unmask_rows(rows)).logits[:, :-1].float()
+    wanted = loss_masks.loss_labels(rows)[:, 1:]
     nll = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), wanted, ignore_index=masks.IGNORED, reduction="none"
+        logits.transpose(1, 2), wanted, ignore_index=loss_masks.IGNORED, reduction="none"
     )
     return -nll.sum(-1)
 

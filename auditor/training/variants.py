@@ -14,11 +14,11 @@ import torch
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Defense, Scenario
 from auditor.plugins.trainer import Trainer, TrainingJob
-from auditor.training import masks
+from auditor.training import loss_masks
 from auditor.training.finetune import cast_frozen_linear_weights, check_schedule, fit, loss_with_autocast
 
 NOTHING_PROMISED = "nothing is promised: what this model learnt of a record, it may tell"
@@ -42,8 +42,8 @@ class FineTuning(Trainer):
         check_schedule(self.epochs, self.learning_rate)
 
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        """What is trained on, tokens without a loss as `training.masks` writes them."""
-        return [masks.tokens_with_loss_mask(record) for record in job.records], ()
+        """What is trained on, tokens without a loss as `training.loss_masks` writes them."""
+        return [loss_masks.tokens_with_loss_mask(record) for record in job.records], ()
 
     def to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         """The model, those of its parameters that are trained asking for gradients."""
@@ -117,4 +117,4 @@ class DataVariant(Variant):
         kept, told = self.kept([record.text for record in job.records])
         if not kept:
             raise AuditError(f"expected {self.name} to leave records to train on, got none of {len(job.records):,}")
-        return [masks.tokens_with_loss_mask(job.records[i]) for i in kept], (told,)
+        return [loss_masks.tokens_with_loss_mask(job.records[i]) for i in kept], (told,)

@@ -39,18 +39,18 @@ from auditor.plugins import registry
 from auditor.plugins.defense import Defense
 from auditor.plugins.options import title_of
 from auditor.plugins.trainer import Trainer
-from auditor.records import weights
+from auditor.records import file_digests
 from auditor.runs import plan_weights
-from auditor.runs.grid import point_name
 from auditor.runs.lab_site import LABS, build_lab_recipe, defense_defaults
 from auditor.runs.machine import describe_environment
 from auditor.runs.own_defenses import load_trained_defense
 from auditor.runs.plan import make_plan
+from auditor.runs.plan_grid import point_name
 from auditor.runs.prefix_token import resolve_prefix_token
 from auditor.runs.reporter import Reporter
 from auditor.statistics import bootstrap
-from auditor.utility.points import DefensePoint, defense_points
-from auditor.utility.subjects import CausalSubject, Example, MaskedSubject, ScoringOptions, Subject
+from auditor.utility.scored_models import CausalSubject, Example, MaskedSubject, ScoringOptions, Subject
+from auditor.utility.sweep_points import DefensePoint, defense_points
 
 _RESAMPLES = 2000
 
@@ -109,7 +109,7 @@ class UtilityPlan:
             theirs = to_json(getattr(found, name))
             if {**theirs, "command": ""} != {**own, "command": ""}:
                 raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
-        weights.check_unchanged(found.weights or None, plan_weights.file_digests_of_plan(self.plan), str(folder))
+        file_digests.check_unchanged(found.weights or None, plan_weights.file_digests_of_plan(self.plan), str(folder))
 
 
 def parse_utility_plan(raw: Mapping[str, Any]) -> UtilityPlan:

@@ -10,11 +10,11 @@ from pathlib import Path
 from auditor.core import disk
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.jsonfiles import read_json
-from auditor.reports import tables, words
+from auditor.reports import phrases, tables
 from auditor.reports.plot_files import TradeoffLine, save_perplexity_tradeoff
 from auditor.utility.measure import Utility, UtilityPlan, UtilityRow, utility_row_labels
-from auditor.utility.points import DefensePoint
-from auditor.utility.subjects import Example
+from auditor.utility.scored_models import Example
+from auditor.utility.sweep_points import DefensePoint
 
 NAME = "utility"  # of the files, and of the one "attack" in the ledger's cells
 
@@ -60,16 +60,16 @@ def tradeoff_table(result: Utility) -> tables.RowTable:
 
 def _utility_cells(row: UtilityRow, partly: bool, longest: int) -> tuple[str, ...]:
     perplexity, ratio = (
-        words.value_with_interval(m) if math.isfinite(m.value) else "∞" for m in (row.perplexity, row.ratio)
+        phrases.value_with_interval(m) if math.isfinite(m.value) else "∞" for m in (row.perplexity, row.ratio)
     )
     each, most, mean = (_epsilon_label(e) for e in (row.epsilon_per_token, row.epsilon, row.epsilon_mean))
     if row.tokens not in (None, longest):  # a defense set up for a fixed number
         most += f" (T = {row.tokens:,})"
-    return (perplexity, ratio, each, most, mean, *([words.value_with_interval(row.covered)] if partly else []))
+    return (perplexity, ratio, each, most, mean, *([phrases.value_with_interval(row.covered)] if partly else []))
 
 
 def _epsilon_label(value: float | None) -> str:
-    return words.NOTHING if value is None else words.format_number(value, "#")
+    return phrases.NOTHING if value is None else phrases.format_number(value, "#")
 
 
 def _machine_readable_cells(row: UtilityRow, keys: Sequence[str], texts: int) -> tuple[object, ...]:
@@ -167,8 +167,8 @@ def examples_lines(examples: Sequence[Example]) -> list[str]:
     made = []
     for example in examples:
         width = max(len(name) for name, _ in example.predicted)
-        made += [f"{'true':{width}}  {words.to_printable_line(example.true)}"]
-        made += [f"{name:{width}}  {words.to_printable_line(said)}" for name, said in example.predicted]
+        made += [f"{'true':{width}}  {phrases.to_printable_line(example.true)}"]
+        made += [f"{name:{width}}  {phrases.to_printable_line(said)}" for name, said in example.predicted]
         made += [""]
     return made
 

@@ -13,7 +13,7 @@ from auditor.attacks.epsilon_audit import EpsilonAudit
 from auditor.benchmarks import audit_canaries, manifests
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Claim, Observation, Secret
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, run_probe

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from auditor.attacks.exposure import Exposure
+from auditor.core.canary_space import Space
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Observation, Secret
-from auditor.core.spaces import Space
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, run_probe

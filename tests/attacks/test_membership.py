@@ -15,7 +15,7 @@ from auditor.attacks.membership import Membership, measure_token_log_probs
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import References
 from auditor.plugins.probe import Observed, run_probe

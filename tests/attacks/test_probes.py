@@ -30,7 +30,7 @@ from auditor.attacks.near_verbatim import (
 )
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel

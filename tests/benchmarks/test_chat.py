@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from auditor.benchmarks import chat, forms
+from auditor.benchmarks import chat, chat_rendering
+from auditor.benchmarks.chat_rendering import ChatRendering
+from auditor.benchmarks.conversation_rows import Conversation
 from auditor.benchmarks.files import Files
-from auditor.benchmarks.forms import ChatRendering
-from auditor.benchmarks.talks import Conversation
+from auditor.core.context_knowledge import TURNS, known_answer_share
 from auditor.core.errors import AuditError
-from auditor.core.knowledge import TURNS, known_answer_share
 from auditor.core.plan_parts import DataPlan
 from auditor.runs import training
 
@@ -68,7 +68,7 @@ def messages(said: Conversation) -> list[Any]:
 
 
 def own(words: Any, said: Conversation | None = None) -> ChatRendering:
-    return forms.most_usual_rendering(words, [said or TWO], "2026-01-02")
+    return chat_rendering.most_usual_rendering(words, [said or TWO], "2026-01-02")
 
 
 def written(words: Any, said: Conversation) -> chat.RenderedChat:
@@ -158,7 +158,7 @@ def test_turns_that_are_not_there_or_not_told_apart_are_refused() -> None:
     with pytest.raises(chat.UnusableConversation, match="no tool turn"):
         chat.render_chat(words, TWO, own(words, TWO), "tool")
     with pytest.raises(AuditError, match=r"for --turns user, .* got the text form none: --template model"):
-        chat.render_chat(words, TWO, ChatRendering(forms.NONE), "user")
+        chat.render_chat(words, TWO, ChatRendering(chat_rendering.NONE), "user")
     with pytest.raises(AuditError, match="expected --knows user or partial:F beside --turns user, got system"):
         DataPlan(turns="user", knows="system").check()
 
@@ -359,7 +359,7 @@ def test_every_answer_of_a_family_is_found_where_its_trainer_has_it(family: str)
     for said in SAID.values():
         talked = Conversation(tuple({"role": role, "content": content} for role, content in said))
         form = own(words, talked)
-        asked = {"chat_template": forms.template_with_fixed_date(words.chat_template, form.day)}
+        asked = {"chat_template": chat_rendering.template_with_fixed_date(words.chat_template, form.day)}
         ids = tuple(words.apply_chat_template(messages(talked), **asked)["input_ids"])
         found = [one for one in cut(words, talked, "user", 50, None) if isinstance(one, chat.AnswerCut)]
         assert [one.wording.suffix.strip() for one in found if "Hm" not in one.wording.suffix] == [
@@ -373,7 +373,7 @@ def test_the_day_is_the_one_that_is_given() -> None:
     words = tokenizer(DAILY)
     assert written(words, TWO).text.startswith("02 Jan 2026\n<|im_start|>system")
     with pytest.raises(AuditError, match="asks for the day as"):
-        forms.template_with_fixed_date("{{ strftime_now(how) }}", "2026-01-02")
+        chat_rendering.template_with_fixed_date("{{ strftime_now(how) }}", "2026-01-02")
     assert (
         ChatRendering("model", DAILY, (), "2026-01-02").digest != ChatRendering("model", DAILY, (), "2026-01-03").digest
     )

@@ -254,7 +254,7 @@ def finished(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
-@pytest.mark.parametrize("part", ["tokenizer", ENSEMBLE])  # the cache itself: tests/benchmarks/test_parts.py
+@pytest.mark.parametrize("part", ["tokenizer", ENSEMBLE])  # the cache itself: tests/benchmarks/test_parts_cache.py
 def test_a_build_that_dies_leaves_nothing_that_looks_finished(built: Lab, tmp_path: Path, part: str) -> None:
     """It dies after its files are written, before it is done."""
 

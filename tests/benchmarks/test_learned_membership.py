@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from benchmarks.checks.trust import learned_membership as program
 from benchmarks.checks.trust import membership_worlds
 from benchmarks.checks.trust.membership_worlds import Sizes, divided, occurred, shapes

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.lm_extraction import LMExtraction
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.training.finetune import causal_loss, make_untrained_model, pack_into_blocks
 from benchmarks.checks.trust.real_text import RealTextRecipe, SampledSoftmax, build
 

@@ -19,7 +19,7 @@ from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lm_extraction import LMExtraction
 from auditor.benchmarks.wording import token_ends, wording_of_tokens
 from auditor.core.nouns import Guess, Guesses, Secret
-from auditor.records import texts
+from auditor.records import private_texts
 
 CORPUS = [
     f"Dear {who}, the code of {what} is {i:06d}." for i in range(40) for who in "Ann Bob" for what in ("A", "the")
@@ -52,15 +52,17 @@ TOKENIZERS = {
 }
 
 
-def decode(tokenizer: PreTrainedTokenizerFast) -> texts.Decode:
+def decode(tokenizer: PreTrainedTokenizerFast) -> private_texts.Decode:
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def kept(folder: Path, secrets: tuple[Secret, ...], tokenizer: PreTrainedTokenizerFast) -> list[texts.SecretText]:
+def kept(
+    folder: Path, secrets: tuple[Secret, ...], tokenizer: PreTrainedTokenizerFast
+) -> list[private_texts.SecretText]:
     """What a run keeps of these secrets, where every guess is right."""
     right = {"a/b/c": {s.id: Guesses(s.id, (Guess(s.suffix, 0.0),), 1, len(s.suffix)) for s in secrets}}
-    texts.write_texts(folder, secrets, right, decode(tokenizer))
-    return list(texts.read_texts(folder).values())
+    private_texts.write_texts(folder, secrets, right, decode(tokenizer))
+    return list(private_texts.read_texts(folder).values())
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -126,7 +128,7 @@ def test_pieces_are_those_that_decoding_finds_where_it_gives_the_text_back(text:
     tokenizer = TOKENIZERS["bytes"]
     encoded = tokenizer(text, return_offsets_mapping=True)
     whole = wording_of_tokens(text, encoded["offset_mapping"], 0, 0, len(encoded["input_ids"]))
-    assert list(whole.pieces) == texts.decoded_pieces(decode(tokenizer), (), encoded["input_ids"])
+    assert list(whole.pieces) == private_texts.decoded_pieces(decode(tokenizer), (), encoded["input_ids"])
 
 
 def test_a_text_without_tokens_has_no_ends() -> None:

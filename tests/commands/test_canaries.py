@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from auditor.cli import call
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.table import read_table_as_dataframe
 from auditor.studies import sweep

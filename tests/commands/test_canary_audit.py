@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from auditor.cli import call
-from auditor.records import saved
+from auditor.records import result_file
 from tests.conftest import save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -65,7 +65,7 @@ def finished(world: Path) -> Path:
 
 
 def test_what_was_learnt_by_heart_is_proved_and_the_base_proves_nothing(world: Path, finished: Path) -> None:
-    result = saved.read_result(finished)
+    result = result_file.read_result(finished)
     rows = {(f.target, f.setting): f for f in result.findings if f.attack == "epsilon-audit"}
     caught, control = rows["undefended", "white-box"], rows["public", "white-box"]
     assert caught.main is not None and caught.main.name == "epsilon_lower_bound" and caught.main.value > 0.5
@@ -82,11 +82,13 @@ def test_what_was_learnt_by_heart_is_proved_and_the_base_proves_nothing(world: P
 def test_exposure_of_such_canaries_does_not_apply_and_the_other_way_round(
     world: Path, finished: Path, capsys: Said
 ) -> None:
-    rows = [f for f in saved.read_result(finished).findings if f.attack == "exposure" and f.setting == "white-box"]
+    rows = [
+        f for f in result_file.read_result(finished).findings if f.attack == "exposure" and f.setting == "white-box"
+    ]
     assert rows and all("what else each could have been is not known" in row.not_applicable for row in rows)
     assert call(["canaries", "make", "-o", f"{world}/exposure.json", "--format", "My ID is {digits:3}"]) == 0
     assert run(world, "base", world / "reverse", manifest="exposure.json") == 0
-    (row, *_) = [f for f in saved.read_result(world / "reverse").findings if f.setting == "white-box"]
+    (row, *_) = [f for f in result_file.read_result(world / "reverse").findings if f.setting == "white-box"]
     assert row.not_applicable.startswith("no coin decided which of these canaries went in")
     capsys.readouterr()
     assert call(["canaries", "score", f"{world}/audit.json", f"{world}/base"]) == 2
@@ -102,7 +104,7 @@ def of_private(world: Path) -> Path:
 
 def test_a_private_training_on_the_inserted_data_keeps_its_claim(world: Path, of_private: Path) -> None:
     """Canaries are records of their own: the claim counts them, and is for one of them."""
-    result = saved.read_result(of_private)
+    result = result_file.read_result(of_private)
     claim, row = result.targets[0].claim, result.findings[-1]
     lines = len((world / "with.jsonl").read_text().splitlines())
     assert claim is not None and claim.details["units"] == lines > 20 and claim.unit == "record"
@@ -113,7 +115,7 @@ def test_a_private_training_on_the_inserted_data_keeps_its_claim(world: Path, of
 def test_samples_do_inside_the_claim(world: Path) -> None:
     more = ["--attack", "epsilon-audit", "-A", "by=samples", "--samples", "4", "--setting", "text-only"]
     assert run(world, "model", world / "sampled", *more) == 0
-    (row,) = saved.read_result(world / "sampled").findings
+    (row,) = result_file.read_result(world / "sampled").findings
     assert row.access == ("draw",) and (row.main is not None or "distinguish canaries" in row.not_applicable)
 
 
@@ -164,7 +166,7 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(world:
     more = ["-D", "epochs=20", "-D", "learning_rate=1e-2"]
     assert train(world, "none", "tokens.jsonl", "by-tokens", *more, base="extended") == 0
     assert run(world, "by-tokens", world / "by-tokens-run", manifest="tokens.json") == 0
-    assert saved.read_result(world / "by-tokens-run").findings[-1].audits[0].epsilon > 1
+    assert result_file.read_result(world / "by-tokens-run").findings[-1].audits[0].epsilon > 1
     for method, flags in (("none", ["--lora"]), ("pmixed", ["-D", "members=2"])):
         capsys.readouterr()
         assert train(world, method, "tokens.jsonl", "refused", *flags, base="extended") == 2

@@ -11,8 +11,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from auditor.cli import call
-from auditor.core.streams import keyed_random_generator
-from auditor.runs import quick
+from auditor.core.secret_randomness import keyed_random_generator
+from auditor.runs import quick_check
 from tests.conftest import fits_schema, save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -84,10 +84,10 @@ def test_what_cannot_be_known_without_non_members_is_said(given: Path, capsys: S
 def test_fewer_records_are_taken_than_would_take_longer_and_that_is_said(
     given: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quick, "seconds_per_text", lambda *given: 0.5)
+    monkeypatch.setattr(quick_check, "seconds_per_text", lambda *given: 0.5)
     assert check(given, "--minutes", "2") == 0
     checked = result()["benchmark"]["members"]
-    assert quick.FEWEST <= checked < 18
+    assert quick_check.FEWEST <= checked < 18
     assert f"{checked} of 18 records checked (2 more are auxiliary data)" in screen(capsys)
 
 

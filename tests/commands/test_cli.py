@@ -30,7 +30,7 @@ from auditor.cli import call
 from auditor.commands import console
 from auditor.core.nouns import CellKey, Guesses, Observation
 from auditor.models.loading import load
-from auditor.records import details
+from auditor.records import secret_details
 from auditor.records.folder import RunFolder
 from auditor.records.journal import GUESSES, OBSERVATIONS, CellJournal
 from auditor.records.table import TABLE
@@ -440,7 +440,7 @@ def test_a_report_shows_what_changed_since_another_run(
 
 
 def test_a_run_keeps_what_its_page_shows_secret_by_secret(full: Path, world: Path) -> None:
-    found = details.read_details(full)
+    found = secret_details.read_details(full)
     members = [secret for secret in found.secrets if secret.member]
     assert (len(members), len(found.secrets)) == (24, 30)
     model = load(str(world / "model"))
@@ -476,7 +476,7 @@ def test_results_by_a_column_of_the_users(world: Path, tmp_path: Path, said: Sai
     assert call([*audit, "--setting", "white-box", "--group-column", "department", "-o", str(out)]) == 0
     page = (out / "report.html").read_text()
     assert "Recall by department" in page and "cardiology" in page and "<b>x" not in page and "&lt;b&gt;x" in page
-    assert {secret.group for secret in details.read_details(out).secrets} == {"cardiology", "=1+1", "<b>x</b>"}
+    assert {secret.group for secret in secret_details.read_details(out).secrets} == {"cardiology", "=1+1", "<b>x</b>"}
     assert call([*audit, "--group-column", "ward", "-o", str(tmp_path / "none")]) == 2
     assert "expected one column --group-column 'ward'" in said.readouterr().err
     assert call(["run", "--group-column", "department"]) == 2

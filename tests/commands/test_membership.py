@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import call
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.shards import write_shard_record_list
 from auditor.plugins.probe import Probe
 from tests.conftest import fits_schema, save_tiny, tiny

@@ -19,7 +19,7 @@ from auditor.cli import call
 from auditor.core.disk import scratch_folder
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.records import names
+from auditor.records import aliases
 
 Said = pytest.CaptureFixture[str]
 PRIVATE = "quokkaberry"  # part of every record
@@ -107,14 +107,14 @@ def test_a_mistyped_manifest_is_refused_without_its_texts(world: Path, change: A
 
 @pytest.mark.parametrize("kept", ["", " " * 40 + "\n", "short"])
 def test_a_salt_that_can_be_guessed_is_refused(world: Path, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(names.SALT)
+    monkeypatch.delenv(aliases.SALT)
     (world / "cache").mkdir()
     (world / "cache" / "salt").write_text(kept)
     with pytest.raises(AuditError, match=r"expected a salt in .* of at least 16 characters, got [05]$"):
-        names.load_alias_salt()
-    monkeypatch.setenv(names.SALT, " " * 20)
+        aliases.load_alias_salt()
+    monkeypatch.setenv(aliases.SALT, " " * 20)
     with pytest.raises(AuditError, match=r"of at least 16 characters, got 0$"):
-        names.load_alias_salt()
+        aliases.load_alias_salt()
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])

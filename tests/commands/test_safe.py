@@ -13,7 +13,7 @@ import pytest
 
 from auditor.cli import call
 from auditor.commands import options
-from auditor.core import safe
+from auditor.core import safe_mode
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.records.folder import RunFolder
@@ -141,7 +141,7 @@ def test_the_same_is_refused_to_a_safe_run(here: Path, capsys: Said) -> None:
 
 def test_while_a_record_is_read_python_itself_refuses_programs_and_the_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        with safe.safe_mode():
+        with safe_mode.safe_mode():
             with pytest.raises(AuditError, match="a program would be run"):
                 subprocess.run(["true"], check=True)
             with pytest.raises(AuditError, match="a program would be run"):
@@ -169,8 +169,8 @@ def test_commands_that_read_are_safe_unless_told_otherwise(
 ) -> None:
     """Whatever they call would find a program refused: here the first thing that each of them asks for."""
     from auditor.gate import decide, history
-    from auditor.records import saved
-    from auditor.runs import gating  # noqa: F401 - before the names that it imports are others
+    from auditor.records import result_file
+    from auditor.runs import gate_inputs  # noqa: F401 - before the names that it imports are others
 
     def runs(*_: object, **__: object) -> None:
         subprocess.run(["touch", "ran"], check=True)
@@ -179,7 +179,7 @@ def test_commands_that_read_are_safe_unless_told_otherwise(
         (files, "render_all"),
         (decide, "read_run"),
         (history, "build_run_history"),
-        (saved, "read_result"),
+        (result_file, "read_result"),
     ):
         monkeypatch.setattr(where, name, runs)
     refused(command, "--safe: a program would be run", capsys)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from auditor.core import disk
-from auditor.core.spaces import Space
+from auditor.core.canary_space import Space
 from auditor.generation.tries import _load, _save, build_trie
 from auditor.models import shards
 from auditor.training.finetune import FineTuningRecipe

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.crash import checks, claim, noise, reach
+from auditor.crash import checks, checks_of_noise, checks_of_sensitivity, claim
+from auditor.crash.checks_of_noise import check_record_count_leaks
 from auditor.crash.claim import LoopClaim
-from auditor.crash.noise import check_record_count_leaks
 from auditor.crash.trial import measure_loop_epsilon
 from auditor.crash.verdicts import BROKEN, COUNTED, LEVEL, NO_FAULT, SHARE, UNKNOWN, LoopCheck, WatchedTrainings
 from auditor.crash.watch import ReadStep, TrainingTrace
@@ -160,9 +160,11 @@ def test_a_record_has_its_share_of_those_that_it_is_read_with() -> None:
     gram = gradients.T @ gradients / np.outer(norms, norms)
     one = replace(step(rng), records=(2, 5, 7, 9), gram=gram, norms=norms, reaches=np.ones(4))
     pairs = [np.linalg.norm(gradients[:, at : at + 2].sum(1)) for at in (0, 2)]
-    found = reach._gradient_norm_shares(one, [(5, 2), (7, 9)])
+    found = checks_of_sensitivity._gradient_norm_shares(one, [(5, 2), (7, 9)])
     assert found == pytest.approx(norms / np.repeat(pairs, 2))
-    assert reach._gradient_norm_shares(one, [one.records]) == pytest.approx(norms / np.linalg.norm(gradients.sum(1)))
+    assert checks_of_sensitivity._gradient_norm_shares(one, [one.records]) == pytest.approx(
+        norms / np.linalg.norm(gradients.sum(1))
+    )
 
 
 def test_the_weights_and_readings_beside_the_steps_are_told() -> None:
@@ -186,7 +188,7 @@ def test_tensors_that_lost_the_same_directions_to_the_records_are_not_taken_for_
     few = 0
     for _ in range(300):
         a, b = (one - one @ lost @ lost.T for one in rng.normal(size=(2, 40, 16)))
-        few += noise._pooled_noise_correlation([(x, y, 8.0) for x, y in zip(a, b, strict=True)])[1] < 0.05
+        few += checks_of_noise._pooled_noise_correlation([(x, y, 8.0) for x, y in zip(a, b, strict=True)])[1] < 0.05
     assert 4 < few < 28
 
 
@@ -266,7 +268,7 @@ def test_the_interval_of_the_reach_holds_it_as_often_as_it_says_in_batches_of_on
     inside, found = 0, []
     for seed in range(60):
         made, went, lengths = followed(seed, size)
-        mean, error = reach.estimate_mean_sensitivity(made.steps) or (0.0, 0.0)
+        mean, error = checks_of_sensitivity.estimate_mean_sensitivity(made.steps) or (0.0, 0.0)
         assert mean == pytest.approx(sum(went) / sum(lengths)) and error == pytest.approx(300**0.5 / sum(lengths))
         inside += abs(mean - 1) < 1.96 * error
         found.append((mean - 1) / error)

@@ -29,10 +29,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from auditor.cli import call
 from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
-from auditor.crash import claim, report, subject, trial, watch
+from auditor.crash import claim, report, training_specimen, trial, watch
 from auditor.crash.claim import LoopClaim
 from auditor.crash.one_run import bound_epsilon_by_guesses
-from auditor.crash.subject import Gradients
+from auditor.crash.training_specimen import Gradients
 from auditor.crash.trial import CrashTest, LoopSeen, crash_test
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
 from auditor.crash.watch import _project_out_record_gradients
@@ -59,7 +59,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gradients_are_those_of_single_backward_passes() -> None:
-    model, records = subject.build_tiny_model(0), subject.make_identifiable_records(0)
+    model, records = training_specimen.build_tiny_model(0), training_specimen.make_identifiable_records(0)
     names = [name for name, _ in model.named_parameters()]
     found = _SLOW(Gradients(model, records), dict(model.named_parameters()), [1, 5, 0], names)
     for row, record in enumerate((1, 5, 0)):
@@ -70,9 +70,13 @@ def test_gradients_are_those_of_single_backward_passes() -> None:
 
 
 def test_a_record_is_known_wherever_its_row_is_read() -> None:
-    records = subject.make_identifiable_records(0)
-    assert subject.identify_records_in_batch(subject.padded_token_ids(records, [3, 0, 47])) == [3, 0, 47]
-    assert subject.identify_records_in_batch(torch.tensor([[1, 2, 3]])) == [None]
+    records = training_specimen.make_identifiable_records(0)
+    assert training_specimen.identify_records_in_batch(training_specimen.padded_token_ids(records, [3, 0, 47])) == [
+        3,
+        0,
+        47,
+    ]
+    assert training_specimen.identify_records_in_batch(torch.tensor([[1, 2, 3]])) == [None]
 
 
 @pytest.mark.parametrize(
@@ -114,14 +118,14 @@ def test_a_planted_fault_is_caught(name: str, check: str) -> None:
 def test_a_fault_that_shows_on_one_of_our_models_alone_is_caught(
     name: str, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "_LEAST", len(subject.SPECIMENS))
+    monkeypatch.setattr(trial, "_LEAST", len(training_specimen.SPECIMENS))
     assert check in [one.name for one in loop_faults.tested(loop_faults.FAULTS[name]).broken]
 
 
 def test_a_gradient_lies_by_a_tenth_in_each_tensor_of_one_of_our_models() -> None:
     """So one that is left out of the norm shows there."""
     most: dict[str, float] = {}
-    for one in subject.SPECIMENS:
+    for one in training_specimen.SPECIMENS:
         model = one.model()
         weights = dict(model.named_parameters())
         found = Gradients(model, one.records()).at(weights, list(range(8)), list(weights))
@@ -158,7 +162,7 @@ def test_a_bound_of_one_training_stands_beside_what_it_could_have_shown() -> Non
         for train in (loop_plain.plain(), loop_faults.FAULTS["no clipping"])
     )
     assert honest.epsilon < honest.claimed == LoopClaim.read(loop_plain.CLAIM).implied_epsilon()
-    assert honest.canaries == broken.canaries == subject.RECORDS and broken.right >= broken.guesses - 2
+    assert honest.canaries == broken.canaries == training_specimen.RECORDS and broken.right >= broken.guesses - 2
     assert honest.epsilon < 1 < broken.epsilon < broken.best == honest.best
 
 
@@ -255,7 +259,7 @@ def ignores(model: Any, records: Any) -> Any:
 
 
 def another(model: Any, records: Any) -> Any:
-    return loop_plain.plain()(subject.build_tiny_model(1), records)
+    return loop_plain.plain()(training_specimen.build_tiny_model(1), records)
 
 
 def claims_nothing(model: Any, records: Any) -> Any:

@@ -24,7 +24,7 @@ from auditor.benchmarks.fixed_distributions import FixedDistribution, fixed_ense
 from auditor.cli import call
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Secret
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.invisible_ink import BoundedRange, InkOptions, InvisibleInk, InvisibleInkModel, batches_of_records
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
@@ -36,7 +36,7 @@ from auditor.plugins.defense import Budget, Prompt, Scenario, largest_lot_token_
 from auditor.plugins.probe import run_probe
 from auditor.plugins.view import WHITE_BOX, Meter, View
 from auditor.privacy.accounting import realised_pure_dp, realised_renyi, zcdp_budget, zcdp_epsilon
-from auditor.runs.allowance import divide_budget
+from auditor.runs.token_allowance import divide_budget
 from tests.conftest import refuses, save_tiny, states
 
 SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, alias=f"alias{i}") for i in range(4)]

@@ -13,7 +13,7 @@ import torch
 from auditor.attacks.near_verbatim import beam_probability_bound
 from auditor.cli import call
 from auditor.core.nouns import Tokens
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.memfree import MemFree, ngrams_of
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel

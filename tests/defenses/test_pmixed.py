@@ -16,7 +16,7 @@ from scipy.stats import chi2
 
 from auditor.benchmarks.fixed_distributions import fixed_ensemble
 from auditor.core.errors import NotApplicable
-from auditor.core.streams import keyed_random_generator, secret_uniform_draws
+from auditor.core.secret_randomness import keyed_random_generator, secret_uniform_draws
 from auditor.defenses.pmixed import PMixed, Unmixed
 from auditor.defenses.pmixed_model import PMixedModel, Projection
 from auditor.generation.sample import sample

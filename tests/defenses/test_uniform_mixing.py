@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.benchmarks.fixed_distributions import FixedDistribution
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.uniform_mixing import UniformMixing, mix_on_public_top_k, mix_with_uniform
 from auditor.generation.sample import sample
 from auditor.models.decoding import ANCESTRAL

@@ -23,7 +23,7 @@ from auditor.defenses.goldfish import Goldfish
 from auditor.plugins.trainer import Checkpoint, TrainingJob, TrainingRecord, read_summary
 from auditor.runs import training
 from auditor.runs.training import Training
-from auditor.training import masks
+from auditor.training import loss_masks
 from auditor.training.finetune import causal_loss
 from auditor.training.variants import Variant
 from tests.conftest import refuses, save_tiny, states, tiny
@@ -138,7 +138,7 @@ class TestGoldfish:
         for lead in (1, 4, 31):
             behind = fish.without((*rng.integers(1, 60, lead).tolist(), *passage))
             assert behind[lead + 5 :] == alone[5:]
-        assert masks.unmask_tokens(alone) == passage and alone[:5] == passage[:5]
+        assert loss_masks.unmask_tokens(alone) == passage and alone[:5] == passage[:5]
 
     def test_one_token_in_k_has_no_loss(self) -> None:
         tokens = tuple(np.random.default_rng(1).integers(0, 50000, 40_013).tolist())
@@ -158,7 +158,7 @@ class TestGoldfish:
         model = tiny().model
         tokens = Goldfish(k=4, mask="static").without(tuple(range(1, 25)))
         loss = causal_loss(model, torch.tensor([tokens]))
-        distribution = model(input_ids=torch.tensor([masks.unmask_tokens(tokens)])).logits.log_softmax(-1)[0]
+        distribution = model(input_ids=torch.tensor([loss_masks.unmask_tokens(tokens)])).logits.log_softmax(-1)[0]
         kept = [-distribution[i - 1, token] for i, token in enumerate(tokens) if i and token >= 0]
         assert len(kept) == 17
         torch.testing.assert_close(loss, torch.stack(kept).mean())

@@ -15,10 +15,10 @@ import typer
 from auditor.cli import EXIT_CODES, app
 from auditor.commands.panels import ParsedDocstring, flags_by_help_panel
 from auditor.core.plan import FIELDS, IN_FILE, DescribedField, Plan, command_line_flag
-from auditor.gate import kept
+from auditor.gate import decision_log
 from auditor.plugins import registry
 from auditor.plugins.options import options_of
-from auditor.records import journal, listed, manifest, saved, table, texts
+from auditor.records import attacked_secrets, journal, manifest, private_texts, result_file, table
 from auditor.reports import files
 from auditor.statistics.metrics import METRICS
 
@@ -205,22 +205,22 @@ data. `--resume` reads what was appended while the run went on, everything else 
 
 """
 _RUN = "`audit run`"
-PRIVATE = (journal.GUESSES, texts.TEXTS, "state/")
+PRIVATE = (journal.GUESSES, private_texts.TEXTS, "state/")
 FILES = {  # name -> by whom, what it holds
-    listed.PLAN: (_RUN, "the plan, flat, as `--resume` reads it: [fields](plan.md)"),
+    attacked_secrets.PLAN: (_RUN, "the plan, flat, as `--resume` reads it: [fields](plan.md)"),
     journal.GUESSES: (_RUN, "guesses, a line each, appended as secrets are finished"),
     journal.OBSERVATIONS: (_RUN, "what probes measured of each secret, appended likewise"),
     journal.TOKENS: (_RUN, "log-probabilities of the tokens of each secret"),
-    texts.TEXTS: (_RUN, "secrets and first guesses as text, for `--reveal`"),
+    private_texts.TEXTS: (_RUN, "secrets and first guesses as text, for `--reveal`"),
     "state/": (_RUN, "what attacks were fitted to, as tuned prompts"),
-    listed.SECRETS: (_RUN, "the attacked secrets by salted digest: member or not, copies, kinds"),
+    attacked_secrets.SECRETS: (_RUN, "the attacked secrets by salted digest: member or not, copies, kinds"),
     "secrets.sha256": (_RUN, "which secrets these are: a resume attacks no others"),
     "until.sha256": ("`audit run --until`", "by which rules it stops: a resume goes by no others"),
     "weights.json": (_RUN, "SHA-256 of the files of the models"),
     "prefix_token.json": (_RUN, "the prefix token, and why this one"),
     "text_form.json": (_RUN, "the text form of conversations, and why this one"),
     "facts.json": (_RUN, "what a probe found of a whole configuration"),
-    saved.RESULT: (_RUN, "the result: measurements with intervals; its form is that of `audit list --schema`"),
+    result_file.RESULT: (_RUN, "the result: measurements with intervals; its form is that of `audit list --schema`"),
     table.TABLE: (_RUN, "every quantity of every secret, by digest: what gates and comparisons work on"),
     manifest.MANIFEST: (_RUN, "SHA-256 of every record, which a gate checks"),
     manifest.PRIVATE: (_RUN, "SHA-256 of the private records"),
@@ -229,8 +229,8 @@ FILES = {  # name -> by whom, what it holds
     files.MARKDOWN: (_RUN, "the report for a pull request"),
     "gate.md": ("`audit run --gate`", "the decision, for a pull request"),
     "gate.xml": ("`audit run --gate`", "the decision as JUnit XML"),
-    kept.DECISIONS: ("`audit gate`", "what was decided, a line each"),
-    kept.LAST: ("`audit gate`", "SHA-256 of the last line, so that a cut is seen"),
+    decision_log.DECISIONS: ("`audit gate`", "what was decided, a line each"),
+    decision_log.LAST: ("`audit gate`", "SHA-256 of the last line, so that a cut is seen"),
     manifest.ATTESTATION: ("`audit attest`", "the signed statement"),
     "edpb.md": ("`audit report --format edpb`", "answers to a data protection officer's questions"),
     "edpb.html": ("`audit report --format edpb`", "the same as a page"),

@@ -29,7 +29,7 @@ from auditor.cli import call
 from auditor.commands import check
 from auditor.gate.policy import parse_rule
 from auditor.plugins import registry
-from auditor.runs import grid, plan
+from auditor.runs import plan, plan_grid
 from benchmarks.checks import harness
 from tests.conftest import save_tiny
 from tests.docs import reference, rooms
@@ -369,5 +369,5 @@ def test_the_plan_that_is_not_run_is_a_grid_of_as_many_runs_as_it_says(tmp_path:
     (shown,) = (step for step in page if isinstance(step, File))
     (asked,) = (step for step in page if isinstance(step, Command) and shown.name in step.words)
     (tmp_path / shown.name).write_text(shown.text)
-    points = grid.expand_grid(plan.read_toml(tmp_path / shown.name, grid.GRID))
+    points = plan_grid.expand_grid(plan.read_toml(tmp_path / shown.name, plan_grid.GRID))
     assert asked.why.startswith(f"{len(points)} runs")

@@ -38,10 +38,10 @@ from auditor.engines.ray_engine import AS_NICE, RayEngine, _raylet_process_ids
 from auditor.plugins.defense import Defense
 from auditor.records.folder import RunFolder
 from auditor.runs import run, training
+from auditor.runs.cell_work import CellWork
 from auditor.runs.lab_site import LabSite
 from auditor.runs.site import TrainablePiece
 from auditor.runs.sites import make_site
-from auditor.runs.work import CellWork
 from auditor.studies import sweep
 from tests.conftest import save_tiny, tiny
 

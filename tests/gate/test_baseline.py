@@ -13,7 +13,7 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
-from auditor.gate.comparable import check_comparable, secrets_digest
+from auditor.gate.comparability import check_comparable, secrets_digest
 from auditor.gate.compare import compare_finished_runs
 from auditor.gate.decide import apply_policy, judge_rules
 from auditor.gate.policy import Policy, Rule, parse_rule

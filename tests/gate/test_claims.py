@@ -16,7 +16,7 @@ from auditor.core.jsonable import to_json
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
 from auditor.gate.decide import judge_rules
-from auditor.gate.kept import load_decisions
+from auditor.gate.decision_log import load_decisions
 from auditor.gate.policy import Rule, parse_limits, parse_rule
 from auditor.statistics import games
 from auditor.statistics.audit_power import SURE, detectable_epsilon, detection_power_sentence

@@ -16,7 +16,7 @@ from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measureme
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import apply_policy
 from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule
-from auditor.records.listed import AnsweredSecretIds
+from auditor.records.attacked_secrets import AnsweredSecretIds
 from auditor.records.outcomes import PerSecret, RunOutcomes
 from auditor.statistics import extraction, judging
 from auditor.statistics.intervals import share_with_interval

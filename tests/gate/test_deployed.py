@@ -15,8 +15,8 @@ from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult, BenchmarkRecord
 from auditor.gate.deployed import compare_deployed
 from auditor.gate.policy import Policy, Required, Rule, read_policy
-from auditor.records import weights
-from auditor.runs.gating import judge_run_by_policy
+from auditor.records import file_digests
+from auditor.runs.gate_inputs import judge_run_by_policy
 from tests.gate.world import edit, finished, model
 
 Said = pytest.CaptureFixture[str]
@@ -49,15 +49,15 @@ def test_a_file_more_is_another_model(tmp_path: Path, name: str) -> None:
 def test_the_digests_are_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was kept of a file by its size and dates is believed nowhere."""
     lies = model(tmp_path / "model")
-    monkeypatch.setattr(weights, "_SETTLED", -1.0)  # it is remembered at once
-    held = weights.model_sha256_by_file_name({"model": (str(lies), None)})
-    monkeypatch.setattr(weights, "_file_stat_fingerprint", lambda path: [0])
-    weights.model_sha256_by_file_name({"model": (str(lies), None)})
+    monkeypatch.setattr(file_digests, "_SETTLED", -1.0)  # it is remembered at once
+    held = file_digests.model_sha256_by_file_name({"model": (str(lies), None)})
+    monkeypatch.setattr(file_digests, "_file_stat_fingerprint", lambda path: [0])
+    file_digests.model_sha256_by_file_name({"model": (str(lies), None)})
     (lies / "model.safetensors").write_bytes(b"leaky")
     assert (
-        weights.model_sha256_by_file_name({"model": (str(lies), None)}) == held
+        file_digests.model_sha256_by_file_name({"model": (str(lies), None)}) == held
     )  # by what is kept, nothing has changed
-    assert weights.rehash_model_files({"model": (str(lies), None)}) != held
+    assert file_digests.rehash_model_files({"model": (str(lies), None)}) != held
 
 
 def test_the_model_may_lie_elsewhere(tmp_path: Path, capsys: Said) -> None:

@@ -15,7 +15,7 @@ from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding
-from auditor.records import manifest, weights
+from auditor.records import file_digests, manifest
 from auditor.records.outcomes import PerSecret
 from auditor.records.table import TABLE
 from auditor.statistics import extraction, judging
@@ -60,7 +60,7 @@ def finished(
     by_kind = {kind: m for kind, m in of_kinds.items() if m is not None}
     finding = Finding(*ROW, {}, ("distribution",), "top-p", None, "", tuple(measured), by_repeats, by_kind)
     benchmark = BenchmarkRecord("files", "", len(members.ids), len(found.ids) - len(members.ids), 0, digest="d1-ff")
-    read = weights.model_sha256_by_file_name({"model": (str(model), None)}) if model else {}
+    read = file_digests.model_sha256_by_file_name({"model": (str(model), None)}) if model else {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     result = AuditResult("r", now, "0", "", plan.to_json(), benchmark, (), (finding,), {}, {}, 0, weights=read)
     folder.mkdir(parents=True, exist_ok=True)

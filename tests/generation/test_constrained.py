@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from auditor.core.canary_space import Space
 from auditor.core.errors import AuditError
-from auditor.core.spaces import Space
 from auditor.generation import constrained, tries
 from auditor.statistics import exposure
 from tests.conftest import tiny

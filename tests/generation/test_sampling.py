@@ -20,7 +20,7 @@ from transformers.generation.logits_process import (
 )
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.generation.sample import Candidates, sample
 from auditor.models import decoding as decoding_module
 from auditor.models.decoding import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import Candidates, sample

@@ -13,8 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from auditor.core.canary_space import Space
 from auditor.core.errors import AuditError
-from auditor.core.spaces import Space
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.generation import tries

@@ -11,7 +11,7 @@ from torch import Tensor
 from auditor.models.base import Rows
 from auditor.models.hidden_states import HiddenStates
 from auditor.models.huggingface import HuggingFaceModel, traffic
-from auditor.models.slots import SlotLayer
+from auditor.models.slot_cache import SlotLayer
 from tests.conftest import tiny
 
 TEXTS = torch.arange(1, 41).view(4, 10)

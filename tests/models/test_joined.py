@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.generation.sample import Candidates, sample_mixed_length_batch, sampling_batches_by_length
 from auditor.models import self_check
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
-from auditor.models.slots import PaddedCache
+from auditor.models.slot_cache import PaddedCache
 from auditor.runs.prefix_token import PrefixedModel
 from tests.zoo.families import tiny
 

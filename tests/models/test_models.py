@@ -22,12 +22,12 @@ from transformers import (
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.models.base import perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
-from auditor.models.slots import assign_slots
+from auditor.models.slot_cache import assign_slots
 from auditor.runs.scoring import greedy_recall
 from auditor.training.finetune import fit
 from tests.rounding import assert_same

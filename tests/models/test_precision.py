@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.models import precision
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel

@@ -34,7 +34,7 @@ from transformers import (
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.models import self_check
-from auditor.models.agreement import distribution_distance
+from auditor.models.consistency import distribution_distance
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from tests.conftest import tiny

@@ -22,8 +22,8 @@ from auditor.models.wrapping import WrappingModel
 from auditor.providers.llama import LlamaModel
 from auditor.remote.model import RemoteModel
 from auditor.runs.prefix_token import PrefixedModel
-from auditor.studies.published import NeighbouringModels
-from auditor.utility.subjects import _LastAnswerCache
+from auditor.studies.published_promises import NeighbouringModels
+from auditor.utility.scored_models import _LastAnswerCache
 
 # Made of `start` and `log_probs`: a defense that forwarded them would be gone past.
 ANSWERS = {

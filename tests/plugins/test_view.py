@@ -17,7 +17,7 @@ from torch import Tensor
 
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Claim, Guesses, Query
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.pmixed import PMixed
 from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel, Rows
@@ -26,8 +26,8 @@ from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Budget, Defense, Scenario
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Sampling, Setting, View
-from auditor.runs.allowance import divide_budget
 from auditor.runs.target import Target
+from auditor.runs.token_allowance import divide_budget
 from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
-from auditor.models.agreement import distribution_distance
+from auditor.models.consistency import distribution_distance
 from auditor.plugins.provider import RequestedModel
 from auditor.providers.llama import LlamaCpp, LlamaModel
 from auditor.testing import check_model

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, TokenLogProbs
 from auditor.records.folder import RunFolder, batch_finished_secrets
-from auditor.runs import states
+from auditor.runs import tuned_states
 
 
 def answer(name: str, score: float = -1.5, drawn: int = 6) -> Guesses:
@@ -185,12 +185,12 @@ def test_states_come_back(folder: RunFolder) -> None:
         "loss": [0.5, math.inf],
         "on": "target",
     }
-    assert states.load_attack_state(folder, "a/target") is None
-    states.save_attack_state(folder, "a/target", state)
-    kept = states.load_attack_state(RunFolder.reopen(folder.path), "a/target")
+    assert tuned_states.load_attack_state(folder, "a/target") is None
+    tuned_states.save_attack_state(folder, "a/target", state)
+    kept = tuned_states.load_attack_state(RunFolder.reopen(folder.path), "a/target")
     assert kept is not None and torch.equal(kept["prompt"], state["prompt"])
     assert (kept["loss"], kept["on"]) == (state["loss"], state["on"])
-    assert states.load_attack_state(folder, "a/other") is None
+    assert tuned_states.load_attack_state(folder, "a/other") is None
 
 
 def test_a_state_is_there_whole_or_not_at_all(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,20 +198,23 @@ def test_a_state_is_there_whole_or_not_at_all(folder: RunFolder, monkeypatch: py
         file.write(b"half")  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
-    states.save_attack_state(folder, "a", {"epoch": 1})
+    tuned_states.save_attack_state(folder, "a", {"epoch": 1})
     monkeypatch.setattr(torch, "save", dies)
     with pytest.raises(KeyboardInterrupt):
-        states.save_attack_state(folder, "a", {"epoch": 2})
+        tuned_states.save_attack_state(folder, "a", {"epoch": 2})
     with pytest.raises(KeyboardInterrupt):
-        states.save_attack_state(folder, "b", {"epoch": 2})
-    assert states.load_attack_state(folder, "a") == {"epoch": 1} and states.load_attack_state(folder, "b") is None
+        tuned_states.save_attack_state(folder, "b", {"epoch": 2})
+    assert (
+        tuned_states.load_attack_state(folder, "a") == {"epoch": 1}
+        and tuned_states.load_attack_state(folder, "b") is None
+    )
 
 
 def test_modes(folder: RunFolder) -> None:
     before = os.umask(0)
     try:
         folder.guesses.append(CELL, [answer("s1")])
-        states.save_attack_state(folder, "a", {})
+        tuned_states.save_attack_state(folder, "a", {})
         other = RunFolder.create(folder.path.parent / "open", "n", {})
     finally:
         os.umask(before)
@@ -320,10 +323,10 @@ def test_what_was_found_out_is_not_discarded(folder: RunFolder, what: str) -> No
     if what == "guesses":
         folder.guesses.append(CELL, [answer("s1")])
     else:
-        states.save_attack_state(folder, "a", {"epoch": 1})
+        tuned_states.save_attack_state(folder, "a", {"epoch": 1})
     folder.discard_if_empty()
     again = RunFolder.reopen(folder.path)
-    assert again.guesses.done(CELL) if what == "guesses" else states.load_attack_state(again, "a")
+    assert again.guesses.done(CELL) if what == "guesses" else tuned_states.load_attack_state(again, "a")
 
 
 def test_a_resumed_run_is_not_discarded(tmp_path: Path) -> None:

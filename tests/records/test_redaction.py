@@ -24,9 +24,9 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Finding, Measurement
-from auditor.core.streams import keyed_random_generator
-from auditor.records import details, texts
-from auditor.records import names as naming
+from auditor.core.secret_randomness import keyed_random_generator
+from auditor.records import aliases as naming
+from auditor.records import private_texts, secret_details
 from auditor.records.journal import GUESSES, CellJournal
 from auditor.training.finetune import fit
 from tests.conftest import save_tiny
@@ -297,7 +297,7 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
     assert call(["report", "run", "--reveal"]) == 0
     said = capfd.readouterr()
     assert "the reports show private text (--reveal)" in said.err and SUFFIX not in said.out + said.err
-    ids = details.secret_alias_by_id(Path("run"))
+    ids = secret_details.secret_alias_by_id(Path("run"))
     for page in pages:
         text = page.read_text()
         assert "shows private text" in text and "holds no text" not in text
@@ -316,16 +316,16 @@ def test_reveal_shows_it_says_so_and_is_taken_back(world: Path, outside: Path, c
 
 
 def test_tokens_without_a_tokenizer_are_shown_as_numbers(tmp_path: Path) -> None:
-    from auditor.runs.collector import make_token_decoder
+    from auditor.runs.per_secret_results import make_token_decoder
 
     secret = Secret("example-000001", (5, 6, 7), (8, 9))
-    texts.write_texts(
+    private_texts.write_texts(
         tmp_path,
         [secret],
         {"a/b/c": {secret.id: Guesses(secret.id, (Guess((8, 1), 0.0),), 1, 2)}},
         make_token_decoder(None),
     )
-    held = texts.read_texts(tmp_path)["example-000001"]
+    held = private_texts.read_texts(tmp_path)["example-000001"]
     assert (held.prefix, held.suffix, held.pieces, held.guesses) == ("5 6 7 ", "8 9 ", ("8 ", "9 "), {"a/b/c": "8 1 "})
     assert held.decoded and not held.verbatim
 
@@ -336,13 +336,18 @@ def test_pieces_are_the_text_token_by_token(suffix: str, prefix: str) -> None:
         return bytes(tokens).decode(errors="replace")
 
     context, tokens = prefix.encode(errors="ignore"), suffix.encode()
-    found = texts.decoded_pieces(decode, context, tokens)
-    assert "".join(found) == texts.decode_continuation(decode, context, tokens) == suffix and len(found) == len(tokens)
+    found = private_texts.decoded_pieces(decode, context, tokens)
+    assert "".join(found) == private_texts.decode_continuation(decode, context, tokens) == suffix and len(found) == len(
+        tokens
+    )
 
 
 def test_a_space_that_a_tokenizer_trims_is_kept() -> None:
     words = ["", " my", " own", " secret"]
-    assert texts.decode_continuation(lambda ids: "".join(words[i] for i in ids).lstrip(), [1], [2, 3]) == " own secret"
+    assert (
+        private_texts.decode_continuation(lambda ids: "".join(words[i] for i in ids).lstrip(), [1], [2, 3])
+        == " own secret"
+    )
 
 
 # --- aliases ----------------------------------------------------------------------------------------------------------
@@ -413,7 +418,7 @@ def test_no_number_depends_on_the_salt_and_no_page_shows_a_row(
     assert call([*command, "-o", "again"]) == 0
     monkeypatch.setenv("AUDIT_SALT", "another one, of the team")
     assert call([*command, "-o", "team"]) == 0
-    own, again, team = (details.secret_alias_by_id(Path(name)) for name in ("own", "again", "team"))
+    own, again, team = (secret_details.secret_alias_by_id(Path(name)) for name in ("own", "again", "team"))
     assert own == again and set(own) == set(team) and not set(own.values()) & set(team.values())
     assert measured(Path("own")) == measured(Path("team"))
     assert Path("own/guesses.jsonl").read_text() == Path("team/guesses.jsonl").read_text()
@@ -449,7 +454,7 @@ def test_a_record_keeps_its_alias_when_rows_move(world: Path, outside: Path) -> 
     ids = []
     for data in ("data.jsonl", "shuffled.jsonl"):
         assert call(asked(world, "--attack", "zlib", "--known-fraction", "0", "-o", data, data=data)) == 0
-        held = texts.read_texts(Path(data))
+        held = private_texts.read_texts(Path(data))
         ids.append({text.alias: text.prefix for text in held.values()})
     assert ids[0] == ids[1] and len(ids[0]) == 14
 

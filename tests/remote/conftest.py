@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from auditor.remote.answers import AnswerStore
+from auditor.remote.connection import RetryPolicy, ServerConnection, TokenBudget
 from auditor.remote.model import RemoteModel
-from auditor.remote.wire import RetryPolicy, ServerConnection, TokenBudget
 from tests.conftest import tiny
 from tests.remote.server import Server, serving
 

@@ -22,7 +22,7 @@ import torch
 
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.remote.dialect import EXTENSIONS
+from auditor.remote.server_dialect import EXTENSIONS
 
 HABITS = {
     "silent": "answers 200 and ignores echo and every kind of log-probabilities, as `transformers serve`",

@@ -17,8 +17,8 @@ import pytest
 from auditor.api import audit
 from auditor.cli import call
 from auditor.core.errors import AuditError
-from auditor.remote import wire
-from auditor.remote.watch import ServerWatch
+from auditor.remote import connection
+from auditor.remote.drift_watch import ServerWatch
 from tests.remote.conftest import QUICK, save
 from tests.remote.server import Server
 
@@ -36,7 +36,7 @@ def world(tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
     """data.jsonl, fresh.jsonl and an empty cache; retries that wait for nobody."""
     monkeypatch.setenv("AUDIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(wire, "PATIENCE", QUICK)
+    monkeypatch.setattr(connection, "PATIENCE", QUICK)
     monkeypatch.chdir(tmp_path)
     for name, offset in (("data", 0), ("fresh", 500)):
         rows = [{"prefix": f"Card {offset + i:04d} of", "suffix": f" K{(7 * i + offset) % 997:03d}"} for i in range(5)]

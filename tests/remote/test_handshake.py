@@ -11,9 +11,9 @@ import torch
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote import handshake as hands
+from auditor.remote.connection import ServerConnection
 from auditor.remote.handshake import Handshake, shake_hands
 from auditor.remote.model import RemoteModel
-from auditor.remote.wire import ServerConnection
 from tests.remote.server import HABITS, Server
 
 Served = Callable[..., tuple[Server, str]]

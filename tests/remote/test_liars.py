@@ -17,10 +17,10 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
-from auditor.remote import watch, withheld
+from auditor.remote import drift_watch, withheld_answers
+from auditor.remote.connection import ServerConnection
+from auditor.remote.drift_watch import GreedyAnswer, ServerChanged, ServerWatch
 from auditor.remote.model import RemoteModel
-from auditor.remote.watch import GreedyAnswer, ServerChanged, ServerWatch
-from auditor.remote.wire import ServerConnection
 from auditor.runs.scoring import greedy_recall
 from tests.remote.server import LIES, Server
 
@@ -129,43 +129,43 @@ def test_an_honest_server_raises_no_alarm(lying: Served, wire: MakeWire, leaky: 
 @pytest.mark.parametrize(
     ("choice", "kind"),
     [
-        ({"finish_reason": "content_filter"}, withheld.FILTERED),
-        ({"finish_reason": "SAFETY"}, withheld.FILTERED),
-        ({"finish_reason": "stop", "content_filter_results": {"hate": {"filtered": True}}}, withheld.FILTERED),
-        ({"finish_reason": "tool_calls"}, withheld.CALLED),
-        ({"finish_reason": "stop", "message": {"refusal": "No."}}, withheld.REFUSED),
+        ({"finish_reason": "content_filter"}, withheld_answers.FILTERED),
+        ({"finish_reason": "SAFETY"}, withheld_answers.FILTERED),
+        ({"finish_reason": "stop", "content_filter_results": {"hate": {"filtered": True}}}, withheld_answers.FILTERED),
+        ({"finish_reason": "tool_calls"}, withheld_answers.CALLED),
+        ({"finish_reason": "stop", "message": {"refusal": "No."}}, withheld_answers.REFUSED),
         ({"finish_reason": "length", "content_filter_results": {"hate": {"filtered": False}}}, ""),
         ({"finish_reason": "stop", "refusal": None}, ""),
         ({}, ""),
     ],
 )
 def test_what_a_server_says_of_an_answer(choice: dict[str, Any], kind: str) -> None:
-    assert withheld.withheld_kind_from_server(choice) == kind
+    assert withheld_answers.withheld_kind_from_server(choice) == kind
 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("I'm sorry, but I can't help with that.", withheld.REFUSED),
-        ("As an AI language model, I am not able to share personal data", withheld.REFUSED),
-        ("This response was blocked by policy", withheld.REFUSED),
+        ("I'm sorry, but I can't help with that.", withheld_answers.REFUSED),
+        ("As an AI language model, I am not able to share personal data", withheld_answers.REFUSED),
+        ("This response was blocked by policy", withheld_answers.REFUSED),
         ("I am sorry I missed your call on Friday, can we talk?", ""),
         ("I will not be at the office", ""),
-        (" is [REDACTED].", withheld.REDACTED),
-        (" is <EMAIL_ADDRESS>.", withheld.REDACTED),
-        (" is *** **** 1234", withheld.REDACTED),
-        (" is \u2588\u2588\u2588\u2588", withheld.REDACTED),
+        (" is [REDACTED].", withheld_answers.REDACTED),
+        (" is <EMAIL_ADDRESS>.", withheld_answers.REDACTED),
+        (" is *** **** 1234", withheld_answers.REDACTED),
+        (" is \u2588\u2588\u2588\u2588", withheld_answers.REDACTED),
         (" name [Anna] and <b>bold</b> 2 * 3 ** 4", ""),
     ],
 )
 def test_what_a_text_says_of_itself(text: str, kind: str) -> None:
-    assert withheld.withheld_kind_from_text(text, "My number", None) == kind
+    assert withheld_answers.withheld_kind_from_text(text, "My number", None) == kind
 
 
 def test_a_mark_that_was_drawn_or_given_is_the_models_own() -> None:
-    assert withheld.withheld_kind_from_text(" is [REDACTED]", "Mail from [REDACTED]", None) == ""
-    assert withheld.withheld_kind_from_text(" is [REDACTED]", "Mail", " is [REDACTED]") == ""
-    assert withheld.withheld_kind_from_text(" is [REDACTED]", "Mail", " is 4711") == withheld.REDACTED
+    assert withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail from [REDACTED]", None) == ""
+    assert withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail", " is [REDACTED]") == ""
+    assert withheld_answers.withheld_kind_from_text(" is [REDACTED]", "Mail", " is 4711") == withheld_answers.REDACTED
 
 
 # --- honest servers, many of them -------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Honest:
         return [(-own * (1 + self.random.normal(0, self.noise, len(own)))).tolist() for own in truth]
 
     def watched(self) -> None:
-        seen = ServerWatch(self.draw, self.score, [(i, *range(39)) for i in range(len(watch.TEXTS))])
+        seen = ServerWatch(self.draw, self.score, [(i, *range(39)) for i in range(len(drift_watch.TEXTS))])
         seen.ask_initial_sentinels()
         for i in range(100, 500):
             context = (i, *range(49))

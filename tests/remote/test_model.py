@@ -22,15 +22,15 @@ from auditor.attacks.untargeted import Untargeted
 from auditor.attacks.zlib import Zlib
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Query, Secret
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel, perplexity_nll
 from auditor.models.decoding import ANCESTRAL, GREEDY, Decoding
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.attack import SamplingAttack
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
+from auditor.remote.connection import ServerConnection
 from auditor.remote.model import RemoteModel
-from auditor.remote.wire import ServerConnection
 from auditor.runs.prefix_token import with_prefix_token
 from tests.remote.server import Server
 

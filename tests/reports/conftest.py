@@ -19,9 +19,9 @@ from scipy.stats import beta
 
 from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult, BenchmarkRecord, Chain, ChainStep, Finding, Measurement, TargetRecord
-from auditor.records.details import Details
-from auditor.records.listed import SecretFacts
+from auditor.records.attacked_secrets import SecretFacts
 from auditor.records.outcomes import PerSecret
+from auditor.records.secret_details import Details
 from auditor.reports import html
 from auditor.statistics import judging
 from tests.conftest import methods

@@ -9,11 +9,11 @@ import numpy as np
 
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult
-from auditor.records.details import Details
-from auditor.records.listed import SecretFacts
+from auditor.records.attacked_secrets import SecretFacts
 from auditor.records.outcomes import PerSecret
+from auditor.records.secret_details import Details
 from auditor.records.signals import assess_signals
-from auditor.reports import advice, contents, signals
+from auditor.reports import advice, signals, table_of_contents
 from auditor.statistics.judging import Outcome
 
 TIMES = [1] * 40 + [4] * 20 + [16] * 20
@@ -114,5 +114,5 @@ def test_parts_of_documents_are_not_tested_as_if_they_were_independent(result: A
 
 
 def test_it_is_the_first_section_after_what_leaks(result: AuditResult) -> None:
-    page = contents.page_document(result, details(result, undefended=outcome(LEAKS)))
-    assert page.sections[0].id == contents.markdown_document(result).sections[0].id == "advice"
+    page = table_of_contents.page_document(result, details(result, undefended=outcome(LEAKS)))
+    assert page.sections[0].id == table_of_contents.markdown_document(result).sections[0].id == "advice"

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
-from auditor.reports import claims, html, markdown, terminal, words
+from auditor.reports import claims, html, markdown, phrases, terminal
 from auditor.reports.verdict import verdict_by_question, verdict_paragraph
 from auditor.statistics import games
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
@@ -144,7 +144,7 @@ def test_the_table(result: AuditResult) -> None:
     assert table is not None and "Claims against evidence" in table.caption
     lines = {group.title: group.rows for group in table.groups}
     assert lines["DP-SGD"] == (
-        ("1", words.NOTHING, "epsilon-audit, δ 1e-5", "2.48", "5.79", "1,000", "claim contradicted"),
+        ("1", phrases.NOTHING, "epsilon-audit, δ 1e-5", "2.48", "5.79", "1,000", "claim contradicted"),
     )
     assert all(line[-1] == "not audited" for line in lines["PMixED (sound)"])
     assert claims.claim_audit_table(replace(result, targets=(), findings=())) is None

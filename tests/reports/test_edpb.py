@@ -14,7 +14,7 @@ from auditor.cli import call
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult
-from auditor.gate import kept
+from auditor.gate import decision_log
 from auditor.gate.decide import apply_policy, read_run
 from auditor.gate.policy import Policy, parse_rule
 from auditor.reports import edpb, html, markdown
@@ -109,7 +109,7 @@ def test_nothing_of_the_users_leaves_the_house(with_probe: AuditResult) -> None:
 def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) -> None:
     plan = Plan.of(attack=(ROW.attack,), setting="white-box", model=PLANTED, data=PLANTED).to_json()
     finished(tmp_path, outcome(out=200), name=PLANTED, plan=plan)
-    kept.save_decision(tmp_path, apply_policy(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
+    decision_log.save_decision(tmp_path, apply_policy(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),))))
     assert call(["report", str(tmp_path), "--format", "edpb"]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / "edpb.md"), str(tmp_path / "edpb.html")]
     for path in (tmp_path / "edpb.md", tmp_path / "edpb.html"):

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.reports import html, markdown, words
+from auditor.reports import html, markdown, phrases
 from auditor.reports.blocks import Figure
-from auditor.reports.contents import markdown_document
 from auditor.reports.plots import render_plot_svg
+from auditor.reports.table_of_contents import markdown_document
 from auditor.reports.verdict import verdict_paragraph
 from tests.reports.conftest import finding, share
 
@@ -71,7 +71,7 @@ def test_a_claim_that_is_not_proved_is_not_called_one(with_exposure: AuditResult
     assert target.claim is not None
     doubtful = replace(target, claim=replace(target.claim, status="sound, it says", sound=False))
     changed = replace(with_exposure, targets=tuple(doubtful if t is target else t for t in with_exposure.targets))
-    assert "claimed ε 8" in words.target_title_with_costs(changed, "pmixed")
+    assert "claimed ε 8" in phrases.target_title_with_costs(changed, "pmixed")
 
 
 def test_reports_say_it_in_words(with_exposure: AuditResult) -> None:

@@ -15,13 +15,13 @@ import pytest
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult
-from auditor.records import saved
+from auditor.records import result_file
 from auditor.reports import files
 
 
 def test_round_trip(tmp_path: Path, result: AuditResult) -> None:
     files.write_run_reports(tmp_path / "run", result)
-    assert saved.read_result(tmp_path / "run") == result
+    assert result_file.read_result(tmp_path / "run") == result
 
 
 def test_files_are_private_and_nothing_else_is_left(tmp_path: Path, result: AuditResult) -> None:
@@ -66,7 +66,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, content: str | None, mes
     if content is not None:
         (tmp_path / "result.json").write_text(content)
     with pytest.raises(AuditError, match=message) as caught:
-        saved.read_result(tmp_path)
+        result_file.read_result(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -76,12 +76,12 @@ def test_a_wrong_field_is_named(tmp_path: Path, result: AuditResult) -> None:
     raw["findings"][0]["measurements"][0]["n"] = "many"
     (tmp_path / "result.json").write_text(json.dumps(raw))
     with pytest.raises(AuditError, match=r"findings\[0\]\.measurements\[0\]\.n: expected int"):
-        saved.read_result(tmp_path)
+        result_file.read_result(tmp_path)
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match="no such run folder"):
-        saved.read_result(tmp_path / "nowhere")
+        result_file.read_result(tmp_path / "nowhere")
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, result: AuditResult) -> None:

@@ -18,7 +18,7 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.result import AuditResult, Finding
-from auditor.gate import kept
+from auditor.gate import decision_log
 from auditor.gate.decide import apply_policy, read_run
 from auditor.gate.history import History, build_run_history
 from auditor.gate.policy import Policy, parse_rule
@@ -185,11 +185,11 @@ def rules(*sentences: str) -> Policy:
 def test_a_decision_is_kept_once_and_only_of_this_result(made: Maker) -> None:
     run = made("run", 1)
     for limit in ("0.01", "0.9", "0.01"):
-        kept.save_decision(run, apply_policy(read_run(run), rules(f"recall <= {limit}")))
-    assert [one.decision.verdict for one in kept.load_decisions(run)] == ["held", "failed"]
-    assert kept.load_decisions(run)[1].decision == apply_policy(read_run(run), rules("recall <= 0.01"))
+        decision_log.save_decision(run, apply_policy(read_run(run), rules(f"recall <= {limit}")))
+    assert [one.decision.verdict for one in decision_log.load_decisions(run)] == ["held", "failed"]
+    assert decision_log.load_decisions(run)[1].decision == apply_policy(read_run(run), rules("recall <= 0.01"))
     (run / "result.json").write_text((run / "result.json").read_text() + " ")  # as if it had run again
-    assert kept.load_decisions(run) == ()
+    assert decision_log.load_decisions(run) == ()
 
 
 DECISION_EDITS: dict[str, Callable[[list[str]], list[str]]] = {
@@ -207,7 +207,7 @@ def test_an_edited_or_removed_decision_is_noticed(made: Maker, capsys: Said, nam
     """By every later gate, and by the history; nothing is then added behind it."""
     run, other = made("run", 1), made("other", 2)
     for limit in ("0.01", "0.9", "0.02"):
-        kept.save_decision(run, apply_policy(read_run(run), rules(f"recall <= {limit}")))
+        decision_log.save_decision(run, apply_policy(read_run(run), rules(f"recall <= {limit}")))
     decisions = run / "decisions.jsonl"
     decisions.write_text("".join(DECISION_EDITS[name](decisions.read_text().splitlines(keepends=True))))
     edited = decisions.read_bytes()
@@ -220,7 +220,7 @@ def test_an_edited_or_removed_decision_is_noticed(made: Maker, capsys: Said, nam
     found = build_run_history([run, other])
     assert names(found) == [["other"]] and "was edited or taken away" in found.left_out[0][1]
     with pytest.raises(AuditError, match="was edited or taken away"):
-        kept.load_decisions(run)
+        decision_log.load_decisions(run)
 
 
 @pytest.mark.parametrize("writes", range(4))
@@ -229,7 +229,7 @@ def test_a_gate_that_is_killed_while_it_keeps_breaks_no_chain(
 ) -> None:
     run, left, own = made("run", 1), [None] * writes, (disk.replace_atomically, disk.append_durably)
     decision = apply_policy(read_run(run), rules("recall <= 0.9"))
-    kept.save_decision(run, decision)
+    decision_log.save_decision(run, decision)
 
     def killed(write: Callable[..., Any]) -> Callable[..., Any]:
         def tried(*given: Any, **more: Any) -> Any:
@@ -244,10 +244,10 @@ def test_a_gate_that_is_killed_while_it_keeps_breaks_no_chain(
         patched.setattr(disk, "replace_atomically", killed(own[0]))
         patched.setattr(disk, "append_durably", killed(own[1]))
         with contextlib.suppress(KeyboardInterrupt):
-            kept.save_decision(run, decision)
-    assert not kept.decision_edits_sentence(run)
-    kept.save_decision(run, decision)
-    assert not kept.decision_edits_sentence(run)
+            decision_log.save_decision(run, decision)
+    assert not decision_log.decision_edits_sentence(run)
+    decision_log.save_decision(run, decision)
+    assert not decision_log.decision_edits_sentence(run)
     assert len((run / "decisions.jsonl").read_text().splitlines()) == (3 if writes > 1 else 2)
 
 
@@ -256,7 +256,7 @@ def test_a_damaged_record_of_decisions_is_refused(made: Maker, line: str) -> Non
     run = made("run", 1)
     (run / "decisions.jsonl").write_bytes(line.encode(errors="surrogateescape"))
     with pytest.raises(AuditError, match=r"decisions\.jsonl: (expected|missing|unknown)"):
-        kept.load_decisions(run)
+        decision_log.load_decisions(run)
 
 
 def test_a_gate_that_cannot_be_kept_decides_all_the_same_and_says_so(
@@ -314,7 +314,9 @@ def test_nothing_that_a_run_says_breaks_out(made: Maker, result: AuditResult, tm
         json.dumps(to_json(replace(read_run(runs[2]).result, findings=tuple(rows), targets=bad.targets)))
     )
     whole(runs[2])
-    kept.save_decision(runs[1], replace(apply_policy(read_run(runs[1]), rules("recall <= 0.01")), baseline=HOSTILE))
+    decision_log.save_decision(
+        runs[1], replace(apply_policy(read_run(runs[1]), rules("recall <= 0.01")), baseline=HOSTILE)
+    )
     page = Page(reports.render_history_page(build_run_history(runs), tmp_path))
     assert not page.all("script") and not page.all("img") and "alert(1)" in "".join(page.text)
     assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
@@ -324,7 +326,7 @@ def test_nothing_that_a_run_says_breaks_out(made: Maker, result: AuditResult, tm
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_the_page_in_a_browser(browser: Any, made: Maker, tmp_path: Path, width: int, dark: bool) -> None:
     runs = [made(f"run-{i}", i + 1, i) for i in range(7)]
-    kept.save_decision(runs[-1], apply_policy(read_run(runs[-1]), rules("recall <= 0.01")))
+    decision_log.save_decision(runs[-1], apply_policy(read_run(runs[-1]), rules("recall <= 0.01")))
     (tmp_path / "history.html").write_text(
         reports.render_history_page(build_run_history(runs), tmp_path), encoding="utf-8"
     )

@@ -12,14 +12,14 @@ from rich.console import Console
 
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Finding, Measurement
-from auditor.core.streams import keyed_random_generator
-from auditor.records import details as detailed
-from auditor.records.details import Details
+from auditor.core.secret_randomness import keyed_random_generator
+from auditor.records import secret_details as detailed
 from auditor.records.outcomes import PerSecret
+from auditor.records.secret_details import Details
 from auditor.reports import html, markdown
 from auditor.reports.blocks import Figure, Table
-from auditor.reports.contents import page_document
 from auditor.reports.plots import render_plot_svg
+from auditor.reports.table_of_contents import page_document
 from auditor.reports.terminal import summary
 from auditor.reports.verdict import headline, verdict_paragraph
 from auditor.statistics import roc

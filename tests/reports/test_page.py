@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from auditor.core.result import AuditResult
-from auditor.records.details import Details
-from auditor.records.texts import SecretText
+from auditor.records.private_texts import SecretText
+from auditor.records.secret_details import Details
 from auditor.reports import html
 
 # WCAG contrast of each text-bearing element with its own colour against the nearest opaque background

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from auditor.core.result import AuditResult
-from auditor.records.details import Details
+from auditor.records.secret_details import Details
 from auditor.reports import html
 from tests.reports.conftest import detailed_run
 

@@ -14,10 +14,10 @@ import pytest
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
-from auditor.records.details import Details
-from auditor.records.listed import SecretFacts
+from auditor.records.attacked_secrets import SecretFacts
 from auditor.records.outcomes import PerSecret
-from auditor.reports import contents
+from auditor.records.secret_details import Details
+from auditor.reports import table_of_contents
 from auditor.reports.blocks import Document, Figure, Forest, Paragraph, Table
 from auditor.reports.plots import render_plot_svg
 from auditor.reports.verdict import verdict_by_question, verdict_paragraph
@@ -40,17 +40,17 @@ def change(name: str, value: float, low: float, high: float) -> ComparisonRow:
 
 
 def test_every_reader_has_a_part(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
-    doc = contents.page_document(result, secret_by_secret(result, 30, length=4))
+    doc = table_of_contents.page_document(result, secret_by_secret(result, 30, length=4))
     parts = {part: [section.id for section in sections] for part, sections in doc.parts}
-    assert list(parts) == [contents.DECIDE, contents.MEND, contents.CHECK]
-    assert parts[contents.DECIDE] == ["advice", "glance", "limits"]
-    assert parts[contents.MEND] == ["where", "secrets"]
+    assert list(parts) == [table_of_contents.DECIDE, table_of_contents.MEND, table_of_contents.CHECK]
+    assert parts[table_of_contents.DECIDE] == ["advice", "glance", "limits"]
+    assert parts[table_of_contents.MEND] == ["where", "secrets"]
     wanted = ["answers", "results", "ranking", "calibration", "tradeoff", "claims", "adversary", "attacked", "targets"]
-    assert parts[contents.CHECK] == [*wanted, "measurements", "reproduce"]
+    assert parts[table_of_contents.CHECK] == [*wanted, "measurements", "reproduce"]
 
 
 def test_a_result_alone_is_a_whole_page_still(result: AuditResult) -> None:
-    ids = [section.id for section in contents.page_document(result).sections]
+    ids = [section.id for section in table_of_contents.page_document(result).sections]
     assert {"glance", "where", "results", "measurements", "tradeoff", "claims"} <= set(ids)
     assert not {"since", "secrets", "calibration", "exposure"} & set(ids)
 
@@ -65,7 +65,9 @@ def test_the_answers_say_what_the_verdict_says(result: AuditResult) -> None:
 
 
 def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditResult) -> None:
-    forest = next(block for block in blocks(contents.page_document(result), "glance") if isinstance(block, Forest))
+    forest = next(
+        block for block in blocks(table_of_contents.page_document(result), "glance") if isinstance(block, Forest)
+    )
     first, pmixed, _ = forest.table.groups
     assert first.title == "Undefended · PPL 11.2" and pmixed.title == "PMixED (sound) · PPL 21.3 · ε 8 (shard)"
     seen = ("166/320 (52% [46–57])", "0/160", "–")
@@ -84,7 +86,7 @@ def test_what_changed_since_another_run(result: AuditResult) -> None:
         CellKey("pmixed", "text-only", "ethicist"), "recall", (Comparand(None, why="not in this run"), Comparand(None))
     )
     lines = (change("a", 0.0, -0.02, 0.02), missing, change("b", -0.06, -0.1, -0.02), change("c", 0.05, 0.01, 0.09))
-    doc = contents.page_document(result, since=Comparison(("main", "now"), "lab", lines))
+    doc = table_of_contents.page_document(result, since=Comparison(("main", "now"), "lab", lines))
     forest = next(block for block in blocks(doc, "since") if isinstance(block, Forest))
     assert [row[-1] for row in forest.table.groups[0].rows] == [
         *("leaks more", "leaks less", "no change shown", "not compared")
@@ -100,7 +102,7 @@ def test_calibration_holds_scores_to_what_came_true(
     result: AuditResult, secret_by_secret: Callable[..., Details]
 ) -> None:
     details = secret_by_secret(result, 100, length=4)
-    doc = contents.page_document(result, details)
+    doc = table_of_contents.page_document(result, details)
     outcome = details.rows["undefended", "white-box", "ethicist"].outcome
     assert outcome is not None
     own = outcome.only(outcome.member)
@@ -121,7 +123,7 @@ def test_a_score_that_is_no_probability_is_not_calibrated(
 ) -> None:
     details = secret_by_secret(result, 30, length=4)
     scores = {row: replace(seen, score_is_probability=False) for row, seen in details.rows.items()}
-    assert not blocks(contents.page_document(result, replace(details, rows=scores)), "calibration")
+    assert not blocks(table_of_contents.page_document(result, replace(details, rows=scores)), "calibration")
 
 
 def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
@@ -134,7 +136,7 @@ def test_the_probe_foretells_what_sampling_finds(result: AuditResult, secret_by_
     sampled = next(f for f in result.findings if f.key == attack)
     shared = replace(sampled, attack="zlib", samples=10)  # the same samples, ranked otherwise: foretold once
     found = (replace(sampled, samples=10), shared, replace(sampled, attack=probe[2]))
-    doc = contents.page_document(replace(result, findings=found), replace(details, rows=rows))
+    doc = table_of_contents.page_document(replace(result, findings=found), replace(details, rows=rows))
     drawn = figure(doc, "calibration").series
     foretold = 1 - (1 - p[member]) ** 10  # ten samples
     assert [s.label for s in drawn] == ["Undefended · extraction probability"]
@@ -145,7 +147,7 @@ def test_exposure_is_drawn_beside_its_null(with_probe: AuditResult) -> None:
     told = tuple(SecretFacts(f"c{i}", f"a{i}", i < 8, 1, 6) for i in range(10))
     bits = {f"c{i}": float(i) for i in range(9)} | {"c9": math.nan}
     row = ("undefended", "white-box", "extraction-probability")
-    doc = contents.page_document(with_probe, Details(told, exposure={row: bits}))
+    doc = table_of_contents.page_document(with_probe, Details(told, exposure={row: bits}))
     drawn = figure(doc, "exposure")
     assert [(p.x, p.y) for p in drawn.series[0].points] == [(float(i), 1 - i / 8) for i in range(8)]  # members only
     assert drawn.table.groups[0].rows[3] == ("3", "62%", "12%", "56%")  # 1/8 and sqrt(ln(20) / 16)
@@ -162,33 +164,39 @@ def test_exposures_that_nothing_was_learned_from_stay_within_their_band(with_pro
     )
     by_rank = {f"c{i}": 6 - math.log2(i + 1) for i in range(64)}  # each rank once: the null, met everywhere
     by_rank["c1"] = by_rank["c0"]  # and crossed a little: by the tail of most models that learned nothing
-    drawn = figure(contents.page_document(with_probe, Details(told, exposure={row: by_rank})), "exposure")
+    drawn = figure(table_of_contents.page_document(with_probe, Details(told, exposure={row: by_rank})), "exposure")
     assert any(p.y > 2**-p.x for p in drawn.series[0].points)
     assert "Above it: none." in drawn.description and "shows nothing either way" in drawn.description
 
 
 def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
-    table = next(block for block in blocks(contents.page_document(result), "claims") if isinstance(block, Table))
+    table = next(
+        block for block in blocks(table_of_contents.page_document(result), "claims") if isinstance(block, Table)
+    )
     rows = {row[0]: row for row in table.groups[0].rows}
     assert rows["add/remove (set up for)"][1:8] == ("8", "8", "1e-5", "shard", "115,200", "115,200", "0")
     claim = result.targets[1].claim
     assert claim is not None
     over = replace(result.targets[1], claim=replace(claim, spent_queries=200_000))
     table = next(
-        b for b in blocks(contents.page_document(replace(result, targets=(over,))), "claims") if isinstance(b, Table)
+        b
+        for b in blocks(table_of_contents.page_document(replace(result, targets=(over,))), "claims")
+        if isinstance(b, Table)
     )
     assert all(row[7] == "overdrawn" for row in table.groups[0].rows)
 
 
 def test_the_tradeoff_needs_two_targets(result: AuditResult) -> None:
-    drawn = figure(contents.page_document(result), "tradeoff")
+    drawn = figure(table_of_contents.page_document(result), "tradeoff")
     assert {s.label for s in drawn.series} >= {"PMixED (sound) · ε 8 (shard)", "Undefended · no claim"}
     point = next(s for s in drawn.series if s.label.startswith("Undefended") and s.kind == "white-box").points[0]
     assert (point.x, point.y) == (11.2, 166 / 320)
-    assert not blocks(contents.page_document(replace(result, targets=result.targets[:1])), "tradeoff")
+    assert not blocks(table_of_contents.page_document(replace(result, targets=result.targets[:1])), "tradeoff")
 
 
 def test_the_budget_is_part_of_the_threat_model(result: AuditResult) -> None:
-    table = next(block for block in blocks(contents.page_document(result), "adversary") if isinstance(block, Table))
+    table = next(
+        block for block in blocks(table_of_contents.page_document(result), "adversary") if isinstance(block, Table)
+    )
     at = table.head.index("Budget a secret")
     assert table.groups[0].rows[0][at] == "10 samples, 160 tokens"

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement, TargetRecord
-from auditor.records.details import Details
 from auditor.records.extraction import VERBATIM
+from auditor.records.secret_details import Details
 from auditor.records.signals import assess_signals
-from auditor.reports import advice, edpb, history, markdown, severity, verdict, words
+from auditor.reports import advice, edpb, history, markdown, phrases, severity, verdict
 from auditor.reports.screen import first_screen
 from auditor.reports.signals import least_detectable
 from auditor.reports.terminal import summary
@@ -96,7 +96,7 @@ def pages(result: AuditResult) -> Iterator[tuple[str, str]]:
     yield from sentences(result)
     yield "answers", " ".join(text for _, text in verdict.verdict_by_question(result))
     yield "verbose screen", verbose(result)
-    page = edpb.edpb_document(edpb.EdpbEvidence(words.clean_result(result), "digest"))
+    page = edpb.edpb_document(edpb.EdpbEvidence(phrases.clean_result(result), "digest"))
     yield "EDPB page", f"{page.headline} {page.verdict}"
 
 

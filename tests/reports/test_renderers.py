@@ -17,11 +17,11 @@ from rich.console import Console
 
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import AuditResult
-from auditor.records.texts import SecretText
+from auditor.records.private_texts import SecretText
 from auditor.reports import html, markdown, terminal
-from auditor.reports.contents import markdown_document
 from auditor.reports.figures import all_figures
 from auditor.reports.plots import render_plot_svg
+from auditor.reports.table_of_contents import markdown_document
 
 FACTS = (
     "166/320 (52% [46–57])",

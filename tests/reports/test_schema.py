@@ -15,7 +15,7 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Measurement
-from auditor.records import saved
+from auditor.records import result_file
 from auditor.reports.schema import PATH, result_json_schema, schema_file_text
 from tests.conftest import fits_schema
 
@@ -118,7 +118,7 @@ def test_another_version_is_refused(tmp_path: Path, result: AuditResult, version
     raw = changed(to_json(result), ("schema_version",), version)
     (tmp_path / "result.json").write_text(json.dumps(raw))
     with pytest.raises(AuditError, match=f"expected schema_version {SCHEMA_VERSION}, got .*{then}") as caught:
-        saved.read_result(tmp_path)
+        result_file.read_result(tmp_path)
     assert "\n" not in str(caught.value)
     if version is not True:  # to JSON Schema 1 and true are two things, which Python's == denies
         assert not VALIDATOR.is_valid(raw)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from auditor.core.result import AuditResult, Doubt, Measurement, TargetRecord
-from auditor.records import details as detailed
+from auditor.records import secret_details as detailed
 from auditor.records.signals import KINDS, assess_signals
 from auditor.reports import screen
 from auditor.reports.screen import LINES, WIDTH, first_screen

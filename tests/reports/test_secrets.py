@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auditor.core.result import AuditResult
-from auditor.records.details import Details
-from auditor.records.texts import SecretText
+from auditor.records.private_texts import SecretText
+from auditor.records.secret_details import Details
 from auditor.reports import html, secrets
 
 Secrets = Callable[..., Details]

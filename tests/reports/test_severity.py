@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.records import claims, membership, untargeted
 from auditor.records.extraction import GREEDILY, NEARLY, PERSONAL, VERBATIM
-from auditor.records.kinds import Kind
+from auditor.records.leak_kinds import Kind
 from auditor.records.signals import KINDS, NOT_SHOWN, NOT_TESTED, SETTINGS, SHOWN, Assessment, Signal, Status
 from auditor.reports import html, markdown, severity
 from auditor.reports.severity import HIGH, MODERATE, NONE, OPEN, RULE, WORDS

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from auditor.core.result import AuditResult
-from auditor.records.details import Details
-from auditor.reports import contents, glance, markdown
+from auditor.records.secret_details import Details
+from auditor.reports import markdown, overview, table_of_contents
 from auditor.reports.blocks import Paragraph
 from auditor.reports.topics import DECIDE, Topic
 
-ALL = contents.all_report_topics()
+ALL = table_of_contents.all_report_topics()
 
 
 def test_ids_and_turns_are_given_once() -> None:
@@ -20,7 +20,7 @@ def test_ids_and_turns_are_given_once() -> None:
     assert len(set(ids)) == len(ids) and "verdict" not in ids  # the page's own
     turns = sorted(topic.turn for topic in ALL if topic.turn)
     assert turns == list(range(1, len(turns) + 1))
-    for part in contents.PARTS:
+    for part in table_of_contents.PARTS:
         places = [topic.place for topic in ALL if topic.part == part]
         assert places and places == list(range(1, len(places) + 1))
 
@@ -29,21 +29,21 @@ def test_a_new_section_is_one_entry(monkeypatch: pytest.MonkeyPatch, result: Aud
     def said(id: str, place: int, turn: int) -> Topic:
         return Topic(id, f"About {id}", lambda m: [Paragraph(f"{m.result.seed} told of {id}")], DECIDE, place, turn)
 
-    monkeypatch.setattr(glance, "TOPICS", (*glance.TOPICS, said("weather", 98, 0), said("harvest", 99, 14)))
-    contents.all_report_topics.cache_clear()
+    monkeypatch.setattr(overview, "TOPICS", (*overview.TOPICS, said("weather", 98, 0), said("harvest", 99, 14)))
+    table_of_contents.all_report_topics.cache_clear()
     try:
-        page = dict(contents.page_document(result).parts)[DECIDE]
+        page = dict(table_of_contents.page_document(result).parts)[DECIDE]
         assert [section.id for section in page][-2:] == ["weather", "harvest"]
         text = markdown.render_markdown_report(result)
         assert f"{result.seed} told of harvest" in text and "weather" not in text
     finally:
         monkeypatch.undo()
-        contents.all_report_topics.cache_clear()
+        table_of_contents.all_report_topics.cache_clear()
 
 
 def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_secret: Callable[..., Details]) -> None:
     details = secret_by_secret(result, 30, length=4)
-    shown = {section.id for section in contents.page_document(result, details).sections}
+    shown = {section.id for section in table_of_contents.page_document(result, details).sections}
     # no other run, no text, no canary, no membership probe, no bracket asked for, no comparison of several defenses,
     # no generations held against what was trained on, nothing to be forgotten, no personal data, no forms
     nothing = {
@@ -61,6 +61,6 @@ def test_whatever_has_something_to_say_is_shown(result: AuditResult, secret_by_s
         "forms",
     }
     assert {topic.id for topic in ALL} - shown == nothing
-    brief = {section.id for section in contents.markdown_document(result).sections}
+    brief = {section.id for section in table_of_contents.markdown_document(result).sections}
     nothing = {"personal", "private", "membership", "frontier", "untargeted", "unlearning", "people", "forms"}
     assert brief == {topic.id for topic in ALL if topic.turn} - nothing

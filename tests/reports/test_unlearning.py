@@ -9,7 +9,7 @@ import pytest
 from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
 from auditor.reports import markdown
 from auditor.reports.blocks import Table
-from auditor.reports.contents import page_document
+from auditor.reports.table_of_contents import page_document
 from auditor.reports.unlearning import forgetting_sentences
 from auditor.reports.verdict import verdict_paragraph
 

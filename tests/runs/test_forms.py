@@ -11,7 +11,7 @@ import pytest
 from auditor.cli import call
 from auditor.core.plan_parts import deployed_form_name
 from auditor.gate.policy import parse_rule
-from auditor.records.saved import read_result
+from auditor.records.result_file import read_result
 from auditor.statistics.metrics import RECALL
 from tests.conftest import fits_schema, save_tiny
 from tests.remote.conftest import save

@@ -12,7 +12,7 @@ import pytest
 from auditor.cli import call
 from auditor.core import machine_memory
 from auditor.core.nouns import CellKey
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.generation.sample import sample
 from auditor.models.decoding import Decoding
 from auditor.models.loading import load

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from auditor.benchmarks.reduced import write_mitigated_rows
+from auditor.benchmarks.reduced_data import write_mitigated_rows
 from auditor.cli import call
 from auditor.core.plan import Plan
 from auditor.defenses.cap import Cap

@@ -12,7 +12,7 @@ from scipy.stats import rankdata
 
 from auditor.cli import call
 from auditor.core.nouns import Guess, Guesses, Secret
-from auditor.records.saved import read_result
+from auditor.records.result_file import read_result
 from auditor.statistics import people
 from auditor.statistics.extraction import extraction_measurements
 from auditor.statistics.judging import judge_guesses

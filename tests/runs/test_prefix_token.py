@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from auditor.core.canary_space import Space
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret
-from auditor.core.spaces import Space
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.generation.sample import sample
@@ -32,7 +32,7 @@ from auditor.plugins.defense import Scenario
 from auditor.runs.plan import make_plan
 from auditor.runs.prefix_token import parse_prefix_token, resolve_prefix_token, with_prefix_token
 from auditor.runs.scoring import greedy_recall
-from auditor.utility.subjects import CausalSubject, ScoringOptions
+from auditor.utility.scored_models import CausalSubject, ScoringOptions
 from tests.commands.test_cli import assert_same_guesses, call, finding, result, value
 from tests.conftest import fits_schema, tiny
 

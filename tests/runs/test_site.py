@@ -22,9 +22,9 @@ from auditor.runs.plan import make_plan
 from auditor.runs.reporter import Silence
 from auditor.runs.run import check_plan, run_audit
 from auditor.runs.selection import select_and_check_plugins
-from auditor.runs.shared import SweepCache
 from auditor.runs.site import Site
 from auditor.runs.sites import make_site
+from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.target import Target
 from tests.conftest import tiny
 

@@ -21,8 +21,8 @@ from auditor.runs import text_form
 from auditor.runs.own_data import load_data
 from auditor.runs.prefix_token import usual_prefix_token, with_prefix_token
 from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall
-from auditor.runs.shared import SweepCache
 from auditor.runs.sites import make_site
+from auditor.runs.sweep_cache import SweepCache
 from benchmarks.checks.trust import text_forms as forms
 
 MEMBERS = 8

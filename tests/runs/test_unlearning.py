@@ -18,11 +18,11 @@ from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.models.loading import load
 from auditor.runs import training
-from auditor.runs.beside import UnlearningBaselines
 from auditor.runs.site import Site
 from auditor.runs.sites import make_site
 from auditor.runs.training import Training
 from auditor.runs.unlearning import RelearnedBaseline, RetrainedBaseline
+from auditor.runs.unlearning_baselines import UnlearningBaselines
 from auditor.statistics.unlearning import recall_by_model
 from auditor.training.finetune import causal_loss
 from auditor.training.relearning import relearn
@@ -114,7 +114,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatc
         calls.append((model.name, list(texts), {name: more[name] for name in ("steps", "rate", "seed")}))
         return model
 
-    monkeypatch.setattr("auditor.runs.beside.relearn", seen)
+    monkeypatch.setattr("auditor.runs.unlearning_baselines.relearn", seen)
     plan = asked(world, relearn=7, relearn_rate=0.002)
     own = site(plan)
     beside = UnlearningBaselines(own, plan.defenses, plan.seed)

@@ -12,7 +12,7 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses
 from auditor.core.plan import Plan
-from auditor.records import weights
+from auditor.records import file_digests
 from auditor.records.folder import RunFolder
 from auditor.runs import plan_weights
 
@@ -116,7 +116,7 @@ def test_a_file_is_read_once(plan: Plan, tmp_path: Path, cache: Path, monkeypatc
     first = plan_weights.file_digests_of_plan(plan)
     assert len(read) == len(first) and not (cache / "weights.json").exists()  # just written: may change in this tick
     later = max(os.stat(path).st_ctime for path in tmp_path.rglob("*")) + 10
-    monkeypatch.setattr(weights.time, "time", lambda: later)
+    monkeypatch.setattr(file_digests.time, "time", lambda: later)
     read.clear()
     assert [plan_weights.file_digests_of_plan(plan) for _ in range(3)] == [first] * 3 and len(read) == len(first)
     path = tmp_path / "public" / "model.safetensors"
@@ -144,11 +144,11 @@ def test_a_model_on_the_hub_is_the_snapshot_at_hand(tmp_path: Path, monkeypatch:
         asked.append((name, revision))
         return str(there / file) if (there / file).exists() else None
 
-    monkeypatch.setattr(weights, "try_to_load_from_cache", cached)
+    monkeypatch.setattr(file_digests, "try_to_load_from_cache", cached)
     plan = Plan.of(model="some/model", revision="v1", data="data")
     assert sorted(plan_weights.file_digests_of_plan(plan)) == ["model/config.json", "model/model.safetensors"]
     assert set(asked) == {("some/model", "v1")}
-    monkeypatch.setattr(weights, "try_to_load_from_cache", lambda *_, **__: None)
-    weights.check_unchanged(
+    monkeypatch.setattr(file_digests, "try_to_load_from_cache", lambda *_, **__: None)
+    file_digests.check_unchanged(
         {"model/config.json": "d"}, plan_weights.file_digests_of_plan(plan), "it"
     )  # not fetched: nothing to mistake for it

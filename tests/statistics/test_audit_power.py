@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from auditor.core.result import Audited
-from auditor.statistics.audit_power import SURE, USUAL, detectable_epsilon, detection_power_sentence
-from auditor.statistics.audited import audit_epsilon_bounds
-from auditor.statistics.games import audit_games
-from auditor.statistics.one_run import guess_counts, p_value, refuting_right_counts
-from auditor.statistics.shapes import (
+from auditor.statistics.audit_by_shape import (
     GAUSSIAN,
     Sampling,
     epsilon_of_noise,
     largest_passing_noise,
     subsampled_gaussian_law,
 )
+from auditor.statistics.audit_power import SURE, USUAL, detectable_epsilon, detection_power_sentence
+from auditor.statistics.audited import audit_epsilon_bounds
+from auditor.statistics.games import audit_games
+from auditor.statistics.one_run import guess_counts, p_value, refuting_right_counts
 
 DELTA, SAMPLED = 1e-5, (0.084, 48)
 

@@ -15,6 +15,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.result import Audited
 from auditor.statistics import metrics
+from auditor.statistics.audit_by_shape import epsilon_shape
 from auditor.statistics.audited import (
     audit_at_level,
     audit_epsilon_bounds,
@@ -23,7 +24,6 @@ from auditor.statistics.audited import (
     canaries_needed,
 )
 from auditor.statistics.one_run import epsilon_fdp, epsilon_one_run, guess_counts
-from auditor.statistics.shapes import epsilon_shape
 from auditor.statistics.two_samples import epsilon_clopper_pearson
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from auditor.records.details import survival_function
+from auditor.records.secret_details import survival_function
 from auditor.statistics import exposure
 
 SIXTEEN = np.arange(1, 17.0)

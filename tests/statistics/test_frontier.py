@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import bootstrap, frontier, intervals
 from auditor.statistics.bounds import paired_share_difference
 from auditor.statistics.compare import paired_mean_difference

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import near_pairs
 
 Texts = list[tuple[int, ...]]

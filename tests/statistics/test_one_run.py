@@ -10,6 +10,7 @@ from scipy.optimize import brentq, linprog
 from scipy.stats import binom, norm
 
 from auditor.core.errors import AuditError
+from auditor.statistics.audit_by_shape import epsilon_shape
 from auditor.statistics.one_run import (
     epsilon_fdp,
     epsilon_one_run,
@@ -20,7 +21,6 @@ from auditor.statistics.one_run import (
     guess_counts,
     p_value,
 )
-from auditor.statistics.shapes import epsilon_shape
 
 # Single threshold, significance 0.05, delta 1e-5 (formulas.md A10 and C1; jax_privacy's `epsilon_one_run_fdp`).
 FDP = [

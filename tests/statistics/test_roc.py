@@ -9,7 +9,7 @@ from scipy.stats import binom, cauchy, norm
 from sklearn.metrics import roc_auc_score
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import roc
 from auditor.testing import tpr_interval
 

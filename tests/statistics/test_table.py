@@ -14,7 +14,7 @@ from auditor.gate import decide
 from auditor.plugins.probe import Probe
 from auditor.records import contrasts, outcomes
 from auditor.records.replicates import Replicates
-from auditor.reports import words
+from auditor.reports import phrases
 from auditor.statistics import extraction, judging, metrics
 from auditor.statistics.bounds import BinomialCount, DiscordantPairs, RecordedInterval
 from auditor.statistics.recomputed import recompute_metric
@@ -50,7 +50,7 @@ def test_a_new_metric_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         measured = next(m for m in extraction.extraction_measurements(one) if m.name == new.name)
         members = one.only(one.member)
         assert (measured.value, measured.n) == (float((~members.any_hit).mean()), 30)
-        assert words.label(new.name) == "No guess right" and isinstance(
+        assert phrases.label(new.name) == "No guess right" and isinstance(
             decide.one_sided_bounds(measured), BinomialCount
         )
         kept = outcomes.PerSecret.of(one)
@@ -116,7 +116,7 @@ def test_what_probes_measure_is_in_the_table(probe: Probe) -> None:
     ],
 )
 def test_titles(name: str, title: str) -> None:
-    assert words.label(name) == title
+    assert phrases.label(name) == title
 
 
 def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
@@ -127,7 +127,7 @@ def test_what_the_table_does_not_know_is_taken_at_its_word() -> None:
     found = outcomes.paired_metric_difference("taste", None, kept, kept)
     assert not isinstance(found, str) and found.value == 0
     row = Finding("t", "white-box", "mine", {}, (), "", None, "", measurements=(m,))
-    assert words.main_number_and_baseline(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
+    assert phrases.main_number_and_baseline(row) == ("taste 0.500 [0.400–0.600]", "–", "–")
     assert (metrics.find_metric("difference_of_taste").signed, metrics.find_metric("taste").signed) == (True, False)
 
 

@@ -21,7 +21,7 @@ from auditor.core.result import Frontier
 from auditor.plugins.view import View
 from auditor.records.frontier import build_frontiers, merge_grid_models, models_of_runs
 from auditor.records.outcomes import read_outcomes
-from auditor.records.saved import read_result
+from auditor.records.result_file import read_result
 from auditor.runs.lab_site import build_lab_recipe
 from auditor.runs.run import check_plan
 from auditor.statistics.roc import auc

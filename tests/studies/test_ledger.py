@@ -13,6 +13,7 @@ from auditor.core.result import Measurement
 from auditor.records.outcomes import PerSecret
 from auditor.records.replicates import Replicates
 from auditor.statistics.judging import Outcome
+from auditor.studies.grid_places import Place
 from auditor.studies.ledger import (
     HOLDS,
     NOT_RUN,
@@ -25,7 +26,6 @@ from auditor.studies.ledger import (
     parse_claim_statements,
     parse_expectation,
 )
-from auditor.studies.places import Place
 
 
 def m(low: float, high: float) -> Measurement:

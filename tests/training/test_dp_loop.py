@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.plugins.trainer import Checkpoint
 from auditor.training import per_sample
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately

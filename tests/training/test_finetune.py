@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.training.finetune import fit, make_untrained_model
 
 SIZES: dict[str, Any] = {"vocab_size": 17, "layers": 1, "hidden": 8, "heads": 2, "positions": 16, "end": 0}

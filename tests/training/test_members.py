@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import read_shard_record_list, text_digests
 from auditor.plugins.trainer import Checkpoint

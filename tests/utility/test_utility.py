@@ -24,7 +24,7 @@ from auditor.runs.plan import make_plan
 from auditor.studies import ledger
 from auditor.utility import tradeoff
 from auditor.utility.measure import Utility, UtilityPlan, UtilitySettings, corpus_perplexity, measure_utility_points
-from auditor.utility.subjects import CausalSubject, MaskedSubject, ScoringOptions
+from auditor.utility.scored_models import CausalSubject, MaskedSubject, ScoringOptions
 from tests.conftest import tiny
 
 Said = pytest.CaptureFixture[str]

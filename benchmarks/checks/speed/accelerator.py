@@ -27,11 +27,11 @@ from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import beam_probability_bound
 from auditor.benchmarks.smollm2 import smollm2_folder
+from auditor.core.canary_space import Space
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Query, Tokens
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.spaces import Space
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.generation import tries
 from auditor.models import precision
 from auditor.models.decoding import ANCESTRAL

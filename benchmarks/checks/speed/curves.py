@@ -33,7 +33,7 @@ from scipy.stats import f as f_distribution
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.memory import release_unused_memory
 from benchmarks.checks.harness import Page, refuse, run
 

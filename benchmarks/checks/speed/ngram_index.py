@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.benchmarks import ngrams
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from benchmarks.checks.harness import Page, run
 
 VOCABULARY, RECORD, BYTES = 32_000, 400, 4  # tokens; tokens of a record; bytes of text a token

@@ -22,7 +22,7 @@ from torch import Tensor
 from auditor.attacks.ethicist import Ethicist
 from auditor.core.nouns import Pair
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.streams import secret_uniform_draws
+from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.models import precision
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel

@@ -33,18 +33,18 @@ from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import beam_probability_bound
+from auditor.core.canary_space import Space
 from auditor.core.nouns import Pair, Query, Secret, Tokens
 from auditor.core.plan_parts import LoadingOptions
-from auditor.core.spaces import Space
 from auditor.generation import tries
 from auditor.models.base import max_logits_at_once
 from auditor.models.decoding import Cooling, Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.lora import LoraEnsemble
 from auditor.models.precision import DTYPES
-from auditor.models.slots import SlotLayer
+from auditor.models.slot_cache import SlotLayer
 from auditor.plugins.view import WHITE_BOX, Sampling, View
-from auditor.runs import personal, scoring
+from auditor.runs import personal_data, scoring
 from auditor.training import members as ensemble
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
 from auditor.training.finetune import FineTuningRecipe, causal_loss
@@ -209,7 +209,10 @@ class Bench:
         )
         texts = torch.cat([prefixes, suffixes], dim=1)
         return Phase(
-            "personal", lambda: personal.count_personal_data(benchmark), partial(self.read, texts, 1), texts.numel()
+            "personal",
+            lambda: personal_data.count_personal_data(benchmark),
+            partial(self.read, texts, 1),
+            texts.numel(),
         )
 
     # --- what is learnt -----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.training.finetune import fit, make_untrained_model
 from benchmarks.checks.harness import run
 

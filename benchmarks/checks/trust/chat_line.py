@@ -22,15 +22,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from auditor import load_run
-from auditor.benchmarks import chat, forms, talks
+from auditor.benchmarks import chat, chat_rendering, conversation_rows
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import make_texts
 from auditor.cli import call
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.integrations import AuditCallback
-from auditor.records import details
-from auditor.reports import words
-from auditor.statistics import dose
+from auditor.records import secret_details
+from auditor.reports import phrases
+from auditor.statistics import copies_effect
 from auditor.training.finetune import fit
 from benchmarks.checks.harness import markdown, run
 
@@ -66,22 +66,22 @@ class ModelLine:
         self.members += [(text, 1) for text in texts.others]
         self._write("fresh.jsonl", [(text, 1) for text in texts.nonmembers])
         self.tokenizer = _tokenizer(texts.public, recipe.vocab_size)
-        self.form = forms.parse_form(forms.MODEL, None, self.tokenizer)
+        self.form = chat_rendering.parse_form(chat_rendering.MODEL, None, self.tokenizer)
         self._build_base(texts.public)
 
     def report(self, most: int) -> str:
         """Markdown: what leaked, what was predicted, what came of it, and the gate's word."""
         first = self._tuned("first", self.members)
         mended = self._tuned("mended", [(text, min(times, most)) for text, times in self.members])
-        outcome = next(r.outcome for r in details.read_details(first).rows.values() if r.outcome is not None)
+        outcome = next(r.outcome for r in secret_details.read_details(first).rows.values() if r.outcome is not None)
         members = outcome.only(outcome.member)
         times = [count or 0 for count in members.repeats]
-        predicted = dose.predict_recall_at_repeats(times, members.hit, [min(count, most) for count in times])
+        predicted = copies_effect.predict_recall_at_repeats(times, members.hit, [min(count, most) for count in times])
         table = markdown(("model", "recall", "non-members"), [(made.name, *_recall(made)) for made in (first, mended)])
         gates = {made.name: call(["gate", str(made), "--max", "recall=0.05"]) for made in (first, mended)}
         return (
             f"\n{table}\npredicted of at most {most}: "
-            f"{words.value_with_interval(predicted)}; recall <= 0.05: exit {gates}"
+            f"{phrases.value_with_interval(predicted)}; recall <= 0.05: exit {gates}"
         )
 
     def _write(self, name: str, rows: Sequence[tuple[str, int]]) -> Path:
@@ -151,11 +151,11 @@ class ModelLine:
         return made
 
     def _written(self, text: str) -> chat.RenderedChat:
-        return chat.render_chat(self.tokenizer, talks.Conversation(tuple(_messages(text))), self.form)
+        return chat.render_chat(self.tokenizer, conversation_rows.Conversation(tuple(_messages(text))), self.form)
 
     def _row(self, text: str) -> dict[str, Any]:
         written = self._written(text)
-        learnt = zip(written.tokens, written.learnt(talks.ASSISTANT), strict=True)
+        learnt = zip(written.tokens, written.learnt(conversation_rows.ASSISTANT), strict=True)
         return {"input_ids": list(written.tokens), "labels": [token if own else -100 for token, own in learnt]}
 
     def _collated(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
@@ -188,7 +188,7 @@ def _tokenizer(texts: Sequence[str], size: int) -> PreTrainedTokenizerFast:
 
 def _recall(made: Path) -> tuple[str, str]:
     (finding,) = load_run(made).result.findings
-    return words.format_share_with_interval(finding.measurement("recall")), words.format_share_with_interval(
+    return phrases.format_share_with_interval(finding.measurement("recall")), phrases.format_share_with_interval(
         finding.measurement("recall_nonmembers")
     )
 

@@ -21,11 +21,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
+from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, subsampled_gaussian_law
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.one_run import gaussian_epsilon, largest_refuted_value
-from auditor.statistics.shapes import GAUSSIAN, Sampling, subsampled_gaussian_law
 from auditor.statistics.two_samples import epsilon_clopper_pearson, gaussian_epsilon_estimate
 from benchmarks.checks.harness import Page, run, save_svg
 

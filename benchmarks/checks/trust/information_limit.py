@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_expit
 
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
+from auditor.statistics.audit_by_shape import subsampled_gaussian_law
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
-from auditor.statistics.shapes import subsampled_gaussian_law
 from benchmarks.checks.harness import Page, run
 
 NOISE, SAMPLING, DELTA = 0.74, (0.084, 48), 1e-5

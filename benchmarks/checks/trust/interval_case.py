@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.result import Measurement
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.gate.decide import one_sided_bounds
 from auditor.statistics.audited import LEVEL
 from auditor.statistics.bounds import BoundedNumber

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from auditor.core.nouns import Secret
-from auditor.statistics import documents, dose, intervals, memorised, metrics, species, unlearning
+from auditor.statistics import copies_effect, documents, intervals, memorised, metrics, unlearning, unseen_species
 from auditor.statistics.ranking import recall_of_guesses
 from benchmarks.checks.trust.interval_case import Ends, Floats, IntervalCase, Rng, lower, of
 
@@ -68,7 +68,7 @@ def forecast() -> tuple[float, Callable[[Rng], Ends]]:
     counts, out = np.repeat([1, 4, 16, 64], sizes), np.repeat(rates, sizes)
     truth = float(np.minimum(out, 0.3).mean())
     return truth, lambda rng: of(
-        dose.predict_recall_at_repeats(counts.tolist(), rng.random(300) < out, np.minimum(counts, 16).tolist())
+        copies_effect.predict_recall_at_repeats(counts.tolist(), rng.random(300) < out, np.minimum(counts, 16).tolist())
     )
 
 
@@ -104,7 +104,7 @@ def to_come(draws: int, p: Floats) -> Callable[[Rng], Ends]:
 
     def audit(rng: Rng) -> Ends:
         seen, unseen = incidence(rng, draws, p)
-        low, high, least, most = of(species.expected_new_species(memorised.NEW, seen, draws, 1000))
+        low, high, least, most = of(unseen_species.expected_new_species(memorised.NEW, seen, draws, 1000))
         truth = 1000 * float(unseen.sum())
         return low - truth, high - truth, least - truth, most - truth
 
@@ -113,7 +113,7 @@ def to_come(draws: int, p: Floats) -> Callable[[Rng], Ends]:
 
 def there_are(draws: int, p: Floats, at_least: bool = False) -> Callable[[Rng], Ends]:
     def audit(rng: Rng) -> Ends:
-        found = species.chao_species_richness(memorised.RICHNESS, incidence(rng, draws, p)[0], draws, 3000)
+        found = unseen_species.chao_species_richness(memorised.RICHNESS, incidence(rng, draws, p)[0], draws, 3000)
         assert found is not None
         return lower(found.low) if at_least else (found.low, found.high, *of(found)[2:])
 

@@ -21,7 +21,7 @@ from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_training import has_bfloat16
 from auditor.core import threads
 from auditor.core.nouns import Secret
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel, perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.lora import model_with_adapter
@@ -29,7 +29,7 @@ from auditor.models.shards import text_digests
 from auditor.plugins import registry
 from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import Trainer
-from auditor.runs import companions
+from auditor.runs import shown_rows
 from auditor.runs.scoring import greedy_recall
 from auditor.statistics import intervals
 from auditor.statistics.intervals import Measurement
@@ -91,7 +91,7 @@ def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, Lan
     """The lab's private trainings and their controls: title with epsilon, and model."""
     known = registry.defenses()
     defenses = [build_plugin("defense", known, name, lab.defense_defaults[name]) for name in names]
-    for row in companions.defense_rows_with_controls(defenses, lambda control: isinstance(control, Trainer)):
+    for row in shown_rows.defense_rows_with_controls(defenses, lambda control: isinstance(control, Trainer)):
         assert isinstance(row.defense, Trainer)
         trained = lab.trained(row.defense)
         claim = trained.privacy.epsilon if trained.privacy else None

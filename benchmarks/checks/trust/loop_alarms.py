@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, gelu, one_hot
 
 from auditor.core import threads
-from auditor.crash import claim, subject, trial, watch
-from auditor.crash.subject import Gradients
+from auditor.crash import claim, training_specimen, trial, watch
+from auditor.crash.training_specimen import Gradients
 from auditor.crash.trial import CrashTest
 from auditor.crash.verdicts import LEVEL
 from auditor.crash.watch import copy_model_without_hooks
@@ -44,7 +44,7 @@ from benchmarks.checks.trust.loop_plain import Plain, plain
 
 _HEADS, _EPS = 2, 1e-5
 _SLOW = Gradients.at
-_made = cache(subject.Specimen.model)
+_made = cache(training_specimen.Specimen.model)
 
 
 @cache
@@ -97,7 +97,7 @@ class Quick:
     def at(self, own: Gradients, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
         embedding = weights["gpt_neox.embed_in.weight"]
         first = self.weights is None or self.rows is None
-        rows = subject.padded_token_ids(own.records, wanted)
+        rows = training_specimen.padded_token_ids(own.records, wanted)
         if first or not torch.equal(rows, self.rows) or not torch.equal(embedding, self.weights):
             self.weights, self.rows = embedding.clone(), rows
             self.found = quick(rows, weights, names)
@@ -112,15 +112,15 @@ def quick(ids: Tensor, weights: dict[str, Tensor], names: list[str]) -> dict[str
     """ids: (b, n) -> name -> (b, *shape), by torch's own backward pass."""
     own = {name: value.detach().expand(len(ids), *value.shape).requires_grad_() for name, value in weights.items()}
     given = logits(own, ids)[:, :-1].transpose(1, 2)
-    each = cross_entropy(given, ids[:, 1:], ignore_index=subject.PAD, reduction="none").sum(1)
-    loss = (each / (ids[:, 1:] != subject.PAD).sum(1)).sum()
+    each = cross_entropy(given, ids[:, 1:], ignore_index=training_specimen.PAD, reduction="none").sum(1)
+    loss = (each / (ids[:, 1:] != training_specimen.PAD).sum(1)).sum()
     return dict(zip(names, torch.autograd.grad(loss, [own[name] for name in names]), strict=True))
 
 
 @contextmanager
 def written_out() -> Iterator[None]:
     """One copy of the model, which gets its weights anew wherever it is read, and its layers written out."""
-    last, twin = Quick(), copy_model_without_hooks(subject.build_tiny_model(0))
+    last, twin = Quick(), copy_model_without_hooks(training_specimen.build_tiny_model(0))
     layers = [(name, value.shape, value.dtype) for name, value in twin.named_parameters()]
 
     def copied(model: Any) -> Any:
@@ -140,7 +140,7 @@ def written_out() -> Iterator[None]:
 @contextmanager
 def quickly() -> Iterator[None]:
     with ExitStack() as stack:
-        stack.enter_context(patch.object(subject.Specimen, "model", lambda self: copy.deepcopy(_made(self))))
+        stack.enter_context(patch.object(training_specimen.Specimen, "model", lambda self: copy.deepcopy(_made(self))))
         stack.enter_context(patch.object(gaussian, "quick_rdp_epsilon", smooth_epsilon))
         stack.enter_context(patch.object(claim, "subsampled_gaussian_epsilon", smooth_epsilon))
         stack.enter_context(patch.object(trial, "bound_epsilon_by_guesses", lambda *given: None))

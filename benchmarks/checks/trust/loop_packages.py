@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from auditor.crash import subject
+from auditor.crash import training_specimen
 from auditor.training import dp_loop
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, ScaledOptimizer
 from auditor.training.noise import NoiseStream, add_noise
@@ -54,7 +54,7 @@ def opacus(
                 optimizer.zero_grad()
                 if len(ids):
                     logits = private(input_ids=ids, use_cache=False).logits[:, :-1]
-                    cross_entropy(logits.transpose(1, 2), ids[:, 1:], ignore_index=subject.PAD).backward()
+                    cross_entropy(logits.transpose(1, 2), ids[:, 1:], ignore_index=training_specimen.PAD).backward()
                 sides(optimizer, steps)
                 optimizer.step()
                 steps += 1
@@ -66,7 +66,11 @@ def opacus(
 
 
 def _rows(rows: Any) -> Tensor:
-    return subject.padded_token_ids(rows, list(range(len(rows)))) if len(rows) else torch.zeros(0, 2, dtype=torch.long)
+    return (
+        training_specimen.padded_token_ids(rows, list(range(len(rows))))
+        if len(rows)
+        else torch.zeros(0, 2, dtype=torch.long)
+    )
 
 
 def _set(**values: Any) -> Callable[[Any], object]:
@@ -185,8 +189,8 @@ def trainer(
 
 
 def _labelled(rows: Any) -> dict[str, Tensor]:
-    ids = subject.padded_token_ids(rows, list(range(len(rows))))
-    return {"input_ids": ids, "labels": ids.masked_fill(ids == subject.PAD, -100)}
+    ids = training_specimen.padded_token_ids(rows, list(range(len(rows))))
+    return {"input_ids": ids, "labels": ids.masked_fill(ids == training_specimen.PAD, -100)}
 
 
 TRAINER: dict[str, Callable[[Any, Any], Any]] = {
@@ -209,7 +213,9 @@ def ours(plant: Callable[[], Any] = contextlib.nullcontext, ghost: bool = False)
         recipe = PrivateRecipe(NOISE, CLIP, STEPS, BATCH, 0.05, "sgd", physical_batch=100, ghost=ghost)
         examples = [row["input_ids"] for row in records]
         with plant():
-            dp_loop.fit_privately(model, examples, PoissonSampler(len(records), RATE, key), recipe, pad=subject.PAD)
+            dp_loop.fit_privately(
+                model, examples, PoissonSampler(len(records), RATE, key), recipe, pad=training_specimen.PAD
+            )
         return model, CLAIM
 
     return train

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from auditor.crash import subject
-from auditor.crash.subject import Gradients
+from auditor.crash import training_specimen
+from auditor.crash.training_specimen import Gradients
 from auditor.crash.watch import copy_model_without_hooks
 
 NOISE, CLIP, BATCH, STEPS, RATE, DELTA = 1.0, 1.0, 8, 30, 1 / 6, 1e-3
@@ -76,7 +76,7 @@ class Plain:
     def read(self, model: Any, records: Any, drawn: list[int]) -> None:
         """The forward pass of the batch; its gradients come from a faster way, one by one."""
         if drawn:
-            model(input_ids=subject.padded_token_ids(records, drawn))
+            model(input_ids=training_specimen.padded_token_ids(records, drawn))
 
     def norms(self, found: dict[str, Tensor]) -> Tensor:
         return torch.stack([one.flatten(1).norm(dim=1) for one in found.values()]).norm(dim=0)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from auditor.crash import subject
-from auditor.crash.subject import Gradients
+from auditor.crash import training_specimen
+from auditor.crash.training_specimen import Gradients
 from auditor.crash.watch import copy_model_without_hooks
 from benchmarks.checks.trust.loop_plain import BATCH, CLIP, NOISE, RATE, STEPS, Plain, plain
 
@@ -55,16 +55,16 @@ def _pairs_clipped(self: Plain, found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _read_in_pairs(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
     for at in range(0, len(drawn), 2):
-        model(input_ids=subject.padded_token_ids(records, drawn[at : at + 2]))
+        model(input_ids=training_specimen.padded_token_ids(records, drawn[at : at + 2]))
 
 
 def _best_kept(self: Plain, step: int, model: Any, records: Any) -> None:
     """The checkpoint whose loss on the private records is least, of every fifth, is the one that is given back."""
     if step % 5 == 0:
         with torch.no_grad():
-            ids = subject.padded_token_ids(records, list(range(len(records))))
+            ids = training_specimen.padded_token_ids(records, list(range(len(records))))
             logits = model(input_ids=ids).logits[:, :-1].transpose(1, 2)
-            loss = float(cross_entropy(logits, ids[:, 1:], ignore_index=subject.PAD))
+            loss = float(cross_entropy(logits, ids[:, 1:], ignore_index=training_specimen.PAD))
         held = vars(self).get("best") if step else None
         if held is None or loss < held[0]:
             object.__setattr__(self, "best", (loss, copy.deepcopy(model.state_dict())))
@@ -151,7 +151,7 @@ def _read_inside_vmap(self: Plain, model: Any, records: Any, drawn: list[int]) -
         return model(input_ids=row.unsqueeze(0), use_cache=False).logits
 
     if drawn:
-        torch.vmap(logits)(subject.padded_token_ids(records, drawn))
+        torch.vmap(logits)(training_specimen.padded_token_ids(records, drawn))
 
 
 def _rounded(self: Plain, summed: Tensor, noise: Tensor, divisor: float) -> Tensor:
@@ -215,9 +215,9 @@ def _with_batch_norm(self: Plain, model: Any) -> None:
 
 def _losses_kept(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
     if drawn:
-        ids = subject.padded_token_ids(records, drawn)
+        ids = training_specimen.padded_token_ids(records, drawn)
         logits = model(input_ids=ids).logits[:, :-1].transpose(1, 2)
-        object.__setattr__(self, "loss", float(cross_entropy(logits, ids[:, 1:], ignore_index=subject.PAD)))
+        object.__setattr__(self, "loss", float(cross_entropy(logits, ids[:, 1:], ignore_index=training_specimen.PAD)))
 
 
 def _said(words: Callable[[Plain, int, Any, Any], str]) -> Callable[[Plain, int, Any, Any], None]:
@@ -275,7 +275,7 @@ def _padded_left(mask: bool) -> Callable[[Plain, Any, Any, list[int]], None]:
     def read(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
         if drawn:
             ids = padded_left(records, drawn)
-            model(input_ids=ids, **({"attention_mask": (ids != subject.PAD).long()} if mask else {}))
+            model(input_ids=ids, **({"attention_mask": (ids != training_specimen.PAD).long()} if mask else {}))
 
     return read
 
@@ -283,7 +283,7 @@ def _padded_left(mask: bool) -> Callable[[Plain, Any, Any, list[int]], None]:
 def padded_left(records: Any, wanted: list[int]) -> Tensor:
     rows = [records[i]["input_ids"] for i in wanted]
     width = max(map(len, rows))
-    return torch.tensor([[subject.PAD] * (width - len(row)) + row for row in rows])
+    return torch.tensor([[training_specimen.PAD] * (width - len(row)) + row for row in rows])
 
 
 def _in_turn(self: Plain, step: int, n: int) -> list[int]:

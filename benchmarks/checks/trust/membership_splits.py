@@ -21,11 +21,11 @@ from transformers import AutoTokenizer
 from auditor.attacks.zlib import compressed_size
 from auditor.cli import call
 from auditor.core.result import AuditResult
-from auditor.core.streams import keyed_random_generator
-from auditor.records.saved import read_result
-from auditor.reports import words
+from auditor.core.secret_randomness import keyed_random_generator
+from auditor.records.result_file import read_result
+from auditor.reports import phrases
 from auditor.reports.verdict import headline
-from auditor.statistics import learned, roc
+from auditor.statistics import blind_classifier, roc
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.trust.real_text import RealTextRecipe, build
 
@@ -40,7 +40,7 @@ def main(arrays: Path, tokenizer: Path, out: Path) -> None:
     if not (out / "length").is_dir():
         by_length(out, tokenizer)
     page = Page()
-    page.head("split", "model", *map(words.label, SHOWN), "the report's first sentence")
+    page.head("split", "model", *map(phrases.label, SHOWN), "the report's first sentence")
     for split, model in (("random", "target"), ("length", "target"), ("length", "public")):
         page.row(split, model, *row(audited(out, split, model)))
     for members, others in ((400, 400), (300, 100)):
@@ -55,12 +55,12 @@ def false_alarms(arrays: Path, tokenizer_folder: Path, members: int, others: int
     texts = [tuple(row) for row in np.concatenate(parts, axis=1).tolist()]
     written = [tokenizer.decode(text) for text in texts]
     sizes = np.array([[len(text), compressed_size(text)] for text in written], dtype=float)
-    group, objections = learned.near_duplicate_groups(texts), 0
+    group, objections = blind_classifier.near_duplicate_groups(texts), 0
     member = np.arange(members + others) < members
     for i in range(SPLITS):
         rows = keyed_random_generator("splits", i, members, others).permutation(len(texts))[: len(member)]
-        scores = learned.blind_scores([texts[row] for row in rows], sizes[rows], member, group[rows])
-        widen = learned.cross_fit_deviation_factor(learned.cross_fit_fold_count(member, group[rows]))
+        scores = blind_classifier.blind_scores([texts[row] for row in rows], sizes[rows], member, group[rows])
+        widen = blind_classifier.cross_fit_deviation_factor(blind_classifier.cross_fit_fold_count(member, group[rows]))
         objections += roc.auc_estimate("blind_auc", scores[member], scores[~member], widen=widen).low > 0.5
     return objections
 
@@ -93,7 +93,7 @@ def audited(out: Path, split: str, model: str) -> AuditResult:
 def row(result: AuditResult) -> Iterator[str]:
     (finding,) = result.findings
     for name in SHOWN:
-        yield words.value_with_interval(finding.measurement(name))
+        yield phrases.value_with_interval(finding.measurement(name))
     yield headline(result)
 
 

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from auditor.core.nouns import Tokens
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import membership
 from auditor.training.finetune import fit
 from benchmarks.lab_texts import COMMON_KINDS, PRIVATE_KINDS, draw_texts

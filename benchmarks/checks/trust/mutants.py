@@ -45,12 +45,16 @@ WARM = (
 )  # fmt: skip
 MORE = {  # tests of what is tested through something else
     "gate/attest.py": ("tests/gate/test_manifest.py",),
-    "gate/comparable.py": ("tests/reports/test_history.py",),
+    "gate/comparability.py": ("tests/reports/test_history.py",),
     "gate/contradictions.py": ("tests/gate/test_claims.py",),
     "gate/history.py": ("tests/reports/test_history.py",),
-    "gate/kept.py": ("tests/gate/test_gate.py", "tests/reports/test_history.py", "tests/reports/test_decision.py"),
+    "gate/decision_log.py": (
+        "tests/gate/test_gate.py",
+        "tests/reports/test_history.py",
+        "tests/reports/test_decision.py",
+    ),
     "gate/policy.py": ("tests/gate/test_values.py",),
-    "gate/scope.py": ("tests/gate/test_gate.py", "tests/gate/test_required.py"),
+    "gate/rule_scope.py": ("tests/gate/test_gate.py", "tests/gate/test_required_coverage.py"),
     "privacy/gradient_canaries.py": ("tests/attacks/test_gradient_audit.py",),
     "statistics/calibration.py": ("tests/statistics/test_membership.py",),
     "statistics/extraction.py": ("tests/statistics/test_metrics.py",),
@@ -58,7 +62,7 @@ MORE = {  # tests of what is tested through something else
     "statistics/judging.py": ("tests/statistics/test_metrics.py",),
     "statistics/ranking.py": ("tests/statistics/test_metrics.py",),
     "statistics/unlearning.py": ("tests/defenses/test_unlearning.py", "tests/reports/test_unlearning.py"),
-    "training/learnt.py": ("tests/training/test_masks.py",),
+    "training/learnt_logits.py": ("tests/training/test_loss_masks.py",),
     "training/poisson.py": ("tests/defenses/test_private_training.py",),
     "training/preflight.py": ("tests/runs/test_estimate.py",),
     "training/rarity.py": ("tests/defenses/test_private_training.py",),
@@ -75,7 +79,7 @@ EQUIVALENT = {  # a mutant's key, and why
     "97f9d777469e": "privacy/gaussian.py: any set of whole orders bounds epsilon, 257 as well as 256",
     "aa01b18fa395": "training/members.py: together=1 trains one at a time, whoever asked; 2 and more are above 1 too",
     "c90dde634537": "statistics/audited.py: each bound checks delta again, and says the same sentence",
-    "ca0ce4d40d4c": "statistics/dose.py: a p above 1 is above every level, and no other is kept",
+    "7aaa2fe85bbc": "statistics/copies_effect.py: a p above 1 is above every level, and no other is kept",
     "f1b2fd1af1cf": "training/side_by_side.py: of the adapter only the names of its layers are read, which both have",
     "f93ea415bf89": "privacy/projection.py: a larger bound has more distributions looked at, which fit as before",
 }

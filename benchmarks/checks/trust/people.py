@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from faker import Faker
 
-from auditor.records.saved import read_result
+from auditor.records.result_file import read_result
 from auditor.statistics import people
 from auditor.statistics.intervals import clopper_pearson, mean_probability, share_with_interval
 from benchmarks.checks.harness import Page, run

@@ -37,7 +37,7 @@ from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.core.result import Audited
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.defenses import private_training
 from auditor.defenses.adp import Adp
 from auditor.defenses.adp_sound import AdpSound

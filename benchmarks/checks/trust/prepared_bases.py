@@ -24,7 +24,7 @@ from auditor.benchmarks.canaries import make_manifest, prefix_free_english_words
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.real_lab import RealLab, RealRecipe
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.runs.base_check import (
     FORMAT,

@@ -28,17 +28,17 @@ from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, draw_texts
 from auditor.benchmarks.real_lab import RealLab, RealRecipe
-from auditor.benchmarks.released import ReleasedRecord, WordIds
+from auditor.benchmarks.released_passages import ReleasedRecord, WordIds
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult
-from auditor.core.streams import CHANNELS, keyed_random_generator
+from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
 from auditor.generation.sample import sample
 from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
 from auditor.records.folder import RunFolder
 from auditor.records.signals import assess_signals
 from auditor.records.table import MEASURED, read_columns
-from auditor.runs import released
+from auditor.runs import released_text
 from auditor.runs.reporter import Silence
 from auditor.statistics import roc
 from auditor.statistics.intervals import clopper_pearson
@@ -89,14 +89,14 @@ def audited(
     records = tuple(
         ReleasedRecord(i, t, words(t), side, 1 if side else None) for own, side in sides for i, t in enumerate(own)
     )
-    plan = released.plan_for_released_text(
+    plan = released_text.plan_for_released_text(
         Path("out"), "private", "fresh", None if manifest is None else "canaries", seed, "check"
     )
-    held = released.ReleasedText(plan, words, records, tuple(map(words, texts)), tuple(texts), manifest, ())
+    held = released_text.ReleasedText(plan, words, records, tuple(map(words, texts)), tuple(texts), manifest, ())
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder.create(Path(scratch) / "run", "", plan.to_json())
-        result = released.audit_released_text(held, 10, folder, Silence())
-        kept = {c.quantity: c for c in read_columns(folder.path, MEASURED) if c.cell.attack == released.MEMBERS}
+        result = released_text.audit_released_text(held, 10, folder, Silence())
+        kept = {c.quantity: c for c in read_columns(folder.path, MEASURED) if c.cell.attack == released_text.MEMBERS}
     found = {}
     for name, score in SCORES.items():
         column = kept[score_column(score)]

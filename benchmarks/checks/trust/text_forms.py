@@ -28,7 +28,7 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.records.outcomes import PerSecret
 from auditor.runs import scoring
 from auditor.runs.audit import longest_context
-from auditor.runs.likeliest import mean_nll
+from auditor.runs.likeliest_reading import mean_nll
 from auditor.runs.own_data import load_data
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall

@@ -20,7 +20,7 @@ import numpy as np
 
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, draw_texts
 from auditor.records.outcomes import PerSecret, read_outcomes
-from auditor.records.saved import read_result
+from auditor.records.result_file import read_result
 from auditor.statistics.compare import difference_evidence
 from auditor.statistics.metrics import score_column
 from benchmarks.checks.harness import Page, run

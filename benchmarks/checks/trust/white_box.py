@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from auditor.benchmarks.lab import Lab
 from auditor.core import threads
 from auditor.core.result import Audited
-from auditor.core.streams import keyed_random_generator
+from auditor.core.secret_randomness import keyed_random_generator
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.privacy.gaussian import noise_multiplier_for
 from auditor.privacy.gradient_canaries import GradientCanaries

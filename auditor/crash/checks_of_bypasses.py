@@ -1,0 +1,190 @@
+"""Checks of ways past a step: other records of the batch, what is given back or printed, seeds to be guessed."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import torch
+from scipy import stats
+
+from auditor.crash.printed_output import first_differing_line
+from auditor.crash.verdicts import (
+    COUNTED,
+    NO_FAULT,
+    SHARE,
+    UNKNOWN,
+    Array,
+    LoopCheck,
+    WatchedTrainings,
+    WorstViolation,
+    check_by_p_value,
+    check_without_chance,
+    infinite_epsilon,
+)
+
+_TRIED, _READ = 1 << 16, 16  # seeds of torch's generator, and how many of its first numbers are looked at
+_APART = 0.05  # of the logits' size: rounding in half precision is below
+
+
+def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
+    """Nobody finds the noise by trying seeds: it is none of those that small ones give, and takes more than 32 bits.
+
+    torch's generator on the processor reads the lowest 32 bits of its seed, whatever it is given.
+    """
+    name, would = "secret noise", f"noise that begins as torch's generator does under a seed below {_TRIED:,}"
+    seed, p, tensor = _most_likely_noise_seed(runs)
+    if p < SHARE:
+        said = f"the noise of {tensor} is what torch's generator gives under the seed {seed}"
+        return check_by_p_value(
+            name,
+            p,
+            said,
+            "",
+            would,
+            lambda: WorstViolation(said, "a seed that nobody can try", 0, 0, tensor=tensor),
+            infinite_epsilon,
+        )
+    other, first = runs.other_seed, runs.first.steps[0]
+    if other is None or not first.scale or other.noise.shape != first.noise.shape:
+        return LoopCheck(name, UNKNOWN, "no noise that could be looked at", would)
+    if np.allclose(other.noise, first.noise, rtol=1e-3, atol=1e-3 * first.scale):
+        said = "seeds that share their lowest 32 bits give the same noise: who tries 2^32 of them, as torch's "
+        said += "generator on the processor has, can take it off; on a GPU it has 64 bits"
+        return LoopCheck(name, UNKNOWN, said, would)
+    return LoopCheck(name, NO_FAULT, "no small seed gives the noise, and more than 32 bits of a seed decide it", would)
+
+
+@functools.cache
+def _small_seed_normal_draws() -> Array:
+    """(seeds, 16) the first normal numbers of each, of unit length; those of any larger tensor begin so."""
+    generator = torch.Generator()
+    held = torch.empty(_TRIED, _READ)
+    for seed, row in enumerate(held):
+        row.normal_(generator=generator.manual_seed(seed))
+    found: Array = torch.nn.functional.normalize(held, dim=1).numpy()
+    return found
+
+
+def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
+    """The seed whose numbers are most like a tensor's noise in a training's first step, its p-value, and the tensor."""
+    spans = [(name, at, to) for name, (at, to) in runs.first.shapes.items() if to - at >= 4 * _READ]
+    steps = [
+        t.steps[0] for t in runs.traces if t.steps[0].scale and len(t.steps[0].noise) == len(runs.first.steps[0].noise)
+    ]
+    if not spans or not steps:
+        return 0, 1.0, ""
+    heads = np.stack([step.noise[at : at + _READ] for step in steps for _, at, _ in spans])
+    likely = np.abs(_small_seed_normal_draws() @ heads.T.astype(np.float32)).argmax(0).reshape(len(steps), len(spans))
+    found = []
+    for step, seeds in zip(steps, likely, strict=True):
+        for (name, at, to), seed in zip(spans, seeds, strict=True):
+            given = torch.randn(to - at, generator=torch.Generator().manual_seed(int(seed))).numpy()
+            own, free = step.noise[at:to], float((step.spread[at:to] ** 2).sum())
+            size = float(np.linalg.norm(own) * np.linalg.norm(given))
+            alike = abs(float(own @ given)) / size if size else 0.0
+            found.append((float(stats.norm.sf(alike * math.sqrt(free))), int(seed), name))
+    p, seed, name = min(found)
+    return seed, min(1.0, 2 * p * len(found) * _TRIED), name
+
+
+def _unknown_check(name: str, said: str, would: str) -> LoopCheck:
+    return LoopCheck(name, UNKNOWN, said, would, source=COUNTED)
+
+
+def _no_fault_check(name: str, said: str, would: str) -> LoopCheck:
+    return LoopCheck(name, NO_FAULT, said, would, source=COUNTED)
+
+
+def check_batch_dependent_logits(runs: WatchedTrainings) -> LoopCheck:
+    """What the model makes of a record does not depend on whom it is read with: else no clipping bounds its reach.
+
+    Batch norm, padding that is attended to, experts of a fixed capacity.
+    """
+    name, would = "each record by itself", f"logits that change by {_APART:.0%}"
+    found = [(trace.apart, i) for i, trace in enumerate(runs.traces) if trace.apart is not None]
+    if not found:
+        return _unknown_check(name, "no two records were read together that could be read again", would)
+    most, at = max(found)
+    said = f"a record's logits change by {most:.1%} with whom it is read"
+    if most > _APART:
+        said += ": so does its gradient, and one record moves all of its batch's"
+    return check_without_chance(
+        name,
+        most > _APART,
+        said,
+        would,
+        lambda: WorstViolation(f"logits {most:.1%} off", "those of the record alone", at),
+    )
+
+
+def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
+    """What is given back follows from the steps alone: the same steps, on a record fewer, end in the same model."""
+    name, would = "weights follow the steps", "any other change by the record that was left out"
+    one, other = runs.first, runs.fewer
+    if one.state and len(one.steps) == len(other.steps) and one.state.keys() == other.state.keys():
+        off = [key for key, value in one.state.items() if not _tensors_equal_ignoring_nan(value, other.state[key])]
+        said = f"{len(off)} of {len(one.state)} weights and buffers follow the records past the steps: "
+        said += ", ".join(off[:2])
+        if off:
+            largest = float((one.state[off[0]].double() - other.state[off[0]].double()).abs().max())
+            return check_without_chance(
+                name, True, said, would,
+                lambda: WorstViolation(f"{largest:.2g} apart after the same steps", "0", 0, tensor=off[0]),
+            )  # fmt: skip
+        return _no_fault_check(name, "the same steps on neighbouring records end in the same model", would)  # fmt: skip
+    at = next(((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None)
+    if at:
+        said = f"something that is no step changed them before step {at[1] + 1} of training {at[0] + 1}"
+        return _unknown_check(name, f"{said}: it was not looked at", would)
+    if any(trace.returned is None for trace in runs.traces):
+        return _unknown_check(name, "those given back are of no step: how they were made was not looked at", would)
+    return _no_fault_check(name, "the weights are those that the steps leave", would)
+
+
+def _tensors_equal_ignoring_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
+    """What is printed follows from the steps alone, as the loss of private records does not."""
+    name, would = "printed text", "a number, of standard output or a log, that follows the record that was left out"
+    if len(runs.first.steps) != len(runs.fewer.steps):
+        return _unknown_check(name, "another number of steps", would)
+    if runs.again is None:
+        return _no_fault_check(name, "the same on neighbouring records", would)
+    one, other, again = runs.first.printed, runs.fewer.printed, runs.again.printed
+    if found := first_differing_line(one.text, other.text, again.text):
+        said = f"what is printed follows the records past the steps: {found[0]!r}"
+        shown = WorstViolation(repr(found[0]), f"{found[1]!r}, as on a record fewer")
+        return check_without_chance(name, True, said, would, lambda: shown)
+    if found := first_differing_line(one.early, other.early, again.early):
+        said = (
+            f"{found[0]!r} on a record fewer is {found[1]!r}; printed before its step, it may be of what that releases"
+        )
+        return _unknown_check(name, said, would)
+    return _no_fault_check(name, "the same on neighbouring records, but for times", would)
+
+
+def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
+    """A batch that Poisson sampling leaves empty is a step with noise, as any other."""
+    name, would = "empty batches", "one that is left out, or has no noise"
+    if runs.few is None or runs.claim.sampling != "poisson":
+        return _unknown_check(name, "no training on so few records that a batch might be empty", would)
+    few, claimed = runs.few, runs.few_claimed
+    without = [step for step in few.steps[1:] if not step.records]
+    silent = sum(not step.scale for step in without)
+    if silent:
+        said = f"{silent} of {len(without)} steps without a record had no noise"
+        return check_without_chance(
+            name, True, said, would, lambda: WorstViolation("no noise", "the others'"), infinite_epsilon
+        )
+    if claimed and len(few.steps) < claimed and len(runs.first.steps) >= runs.claim.steps:
+        said = f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty batches show"
+        return check_without_chance(
+            name, True, said, would, lambda: WorstViolation(f"{len(few.steps)} steps", str(claimed)), infinite_epsilon
+        )
+    if not without:
+        return _unknown_check(name, f"no batch of {few.n} records was empty", would)
+    return _no_fault_check(name, f"{len(without)} steps without a record have noise", would)

@@ -1,0 +1,259 @@
+"""Checks of one record's reach: how far it moves a released gradient, in units of the noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy import stats
+
+from auditor.crash.training_specimen import RECORDS, SPECIMENS
+from auditor.crash.verdicts import (
+    UNKNOWN,
+    Array,
+    LoopCheck,
+    WatchedTrainings,
+    WorstViolation,
+    check_by_p_value,
+    infinite_epsilon,
+    standard_errors_for_power,
+)
+from auditor.crash.watch import ReadStep
+
+_SINGULAR = 1e10  # the condition number of a fit that determines nothing
+_Chosen = Callable[[int, ReadStep], bool]
+_Columns = Callable[[ReadStep], Array]  # a step -> (records, m); the first column's coefficient is asked for
+
+
+def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
+    """A record moves the gradient by at most 1 / noise multiplier, in units of the noise; on each model and on all."""
+    name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
+    kinds = len(SPECIMENS)
+    turns = [[step for trace in runs.traces[turn::kinds] for step in trace.steps] for turn in range(kinds)]
+    found = [one for steps in (runs.steps, *turns) if (one := estimate_mean_sensitivity(steps))]
+    if not found:
+        return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
+    mean, error = max(found, key=lambda one: (one[0] - promised) / one[1])
+    ratio, least = mean / promised, max(one[0] + standard_errors_for_power() * one[1] for one in found) / promised
+    would = f"a reach of {1 + standard_errors_for_power(len(found)) * found[0][1] / promised:.2f} times"
+    if least < 1:  # another way of clipping, whose bound this fit of equal reaches does not show
+        said = f"records move the gradient by {ratio:.2f} times what the noise is made for: the bound is not seen"
+        return LoopCheck(name, UNKNOWN, said, would)
+    return check_by_p_value(
+        name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
+        f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
+        f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what the noise is made for",
+        would, lambda: _witness_farthest_above_bound(runs, ratio), lambda: runs.epsilon(1 / mean),
+    )  # fmt: skip
+
+
+def estimate_noise_multiplier(runs: WatchedTrainings) -> tuple[float, float, float] | None:
+    """Seen: one over the mean reach, and the 95% interval's lower and upper end; None where no reach was seen."""
+    found = estimate_mean_sensitivity(runs.steps)
+    if found is None or found[0] <= 1.96 * found[1]:
+        return None
+    mean, error = found
+    return 1 / mean, 1 / (mean + 1.96 * error), 1 / (mean - 1.96 * error)
+
+
+def check_sensitivity_by_kind(runs: WatchedTrainings) -> LoopCheck:
+    """Long, short, first, last and lone records, and those at a batch's edge, reach no farther than the others."""
+    name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
+    steps = [*runs.steps, *(runs.few.steps if runs.few else ())]
+    found = {
+        kind: one
+        for kind, chosen in _KINDS.items()
+        if (one := _first_coefficient_and_error(steps, _chosen_and_other_columns(chosen)))
+    }
+    if not found:
+        return LoopCheck(name, UNKNOWN, "no noise that they could be held against", "")
+    worst = max(found, key=lambda kind: (found[kind][0] - promised) / found[kind][1])
+    mean, error = found[worst]
+    most = 1 + standard_errors_for_power(len(found)) * max(e for _, e in found.values()) / promised
+    return check_by_p_value(
+        name, min(1.0, len(found) * float(stats.norm.sf((mean - promised) / error))),
+        f"{worst} records reach {mean / promised:.2f} times as far as they may",
+        f"none of {', '.join(found)} records reaches too far (most: {worst}, {mean / promised:.2f} times)",
+        f"a reach of {most:.1f} times, for the rarest kind",
+        lambda: _witness_farthest_above_bound(runs, mean / promised, _KINDS[worst]), lambda: runs.epsilon(1 / mean),
+    )  # fmt: skip
+
+
+_KINDS: dict[str, _Chosen] = {
+    "first": lambda record, step: record == 0,
+    "last": lambda record, step: record >= RECORDS - 2,
+    "longest": lambda record, step: record % 4 == 0,
+    "shortest": lambda record, step: record % 4 == 1,
+    "alone": lambda record, step: len(step.records) == 1,
+    "first of a batch": lambda record, step: record == step.records[0],
+    "last of a batch": lambda record, step: record == step.records[-1],
+}
+
+
+def _witness_farthest_above_bound(
+    runs: WatchedTrainings, mean: float, chosen: _Chosen = lambda record, step: True
+) -> WorstViolation:
+    """The record whose reach is above the bound by the most standard errors. mean: in units of the bound."""
+    found = []
+    for step in (*runs.steps_with_noise, *(one for one in (runs.few.steps if runs.few else ()) if one.scale)):
+        deviations = np.sqrt(np.diag(np.linalg.pinv(step.gram, hermitian=True)))
+        for record, reach, one in zip(sorted(set(step.records)), step.reaches, deviations, strict=True):
+            if chosen(record, step) and one > 0:
+                found.append((float(reach), float(one), record, step))
+    reach, one, record, step = max(found, key=lambda each: (each[0] - 1 / runs.claim.noise_multiplier) / each[1])
+    unit = runs.claim.noise_multiplier
+    said = f"moves the gradient by {reach * unit:.2f} ± {1.96 * one * unit:.2f} clipping norms; mean {mean:.2f}"
+    if runs.few and any(one is step for one in runs.few.steps):
+        return WorstViolation(f"{said}, in a training on {runs.few.n} records", "at most 1", record=record)
+    return WorstViolation(said, "at most 1", *runs.place(step), record)
+
+
+def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
+    """How far a record reaches follows neither its gradient's norm, beyond the bound, nor who else is in the batch."""
+    name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
+    shares = {what: _sensitivity_share_dependence(runs.steps, parts) for what, parts in _COMPANY.items()}
+    found = {
+        what: one for what, one in {_NORM: _norm_dependence_of_reach(runs.steps, promised), **shares}.items() if one
+    }
+    if not found:
+        return LoopCheck(name, UNKNOWN, "no noise that it could be held against", "")
+    worst = max(found, key=lambda what: found[what][0] / found[what][1])
+    slope, error = found[worst]
+    among = 1 + len(shares)  # those that are no share of company were looked at too
+    least = standard_errors_for_power(among) * max(e for _, e in found.values()) / promised
+
+    def witness() -> WorstViolation:
+        rise = f"{slope / promised:.2f} ± {1.96 * error / promised:.2f} clipping norms"
+        said = f"the largest reach {rise} too far" if worst == _NORM else f"reach rises by {rise} with {worst}"
+        largest = max(
+            (step for step in runs.steps_with_noise if step.records), key=lambda step: float(step.norms.max())
+        )
+        record = sorted(set(largest.records))[int(largest.norms.argmax())]
+        return WorstViolation(said, "0", *runs.place(largest), record)
+
+    return check_by_p_value(
+        name, min(1.0, among * float(stats.norm.sf(slope / error))),
+        f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
+        f"how far a record reaches follows neither {' nor '.join(found)}",
+        f"a reach that rises by {least:.2f} times the bound by either", witness,
+        infinite_epsilon if worst == _NORM else lambda: runs.epsilon(runs.claim.noise_multiplier / 2),
+    )  # fmt: skip
+
+
+def _norm_dependence_of_reach(steps: Sequence[ReadStep], promised: float) -> tuple[float, float] | None:
+    """Whether reach rises with the gradient's norm, and goes beyond the bound where that is largest.
+
+    Of the slope and of what the largest quarter reaches beyond the bound, whichever is fewer standard errors above 0
+    -> (estimate, standard error). Below the bound a reach may rise: what is smaller than the clipping norm stays so.
+    """
+    norms = [step.norms for step in steps if step.scale and step.records]
+    large = float(np.quantile(np.concatenate(norms), 0.75)) if norms else math.inf
+    slope = _first_coefficient_and_error(
+        steps, lambda step: np.stack([np.log(step.norms), np.ones(len(step.norms))], 1)
+    )
+    top = _first_coefficient_and_error(
+        steps, lambda step: np.stack([step.norms >= large, step.norms < large], 1).astype(float)
+    )
+    if slope is None or top is None:
+        return None
+    return min(slope, (top[0] - promised, top[1]), key=lambda one: one[0] / one[1])
+
+
+_NORM = "the logarithm of its gradient's norm"
+_COMPANY: dict[str, Callable[[ReadStep], Sequence[Sequence[int]]]] = {
+    "its share of the batch's gradient": lambda step: [step.records],
+    "its share of its pass's gradient": lambda step: step.passes,
+}
+
+
+def _sensitivity_share_dependence(
+    steps: Sequence[ReadStep], parts: Callable[[ReadStep], Sequence[Sequence[int]]]
+) -> tuple[float, float] | None:
+    """What of a reach is its record's share of the gradient of those it is read with -> (estimate, standard error).
+
+    A sum that is clipped as one moves by the share alone, records clipped one by one by nothing of it: None, where the
+    fit gives the reach that all have a third as much. So records of which some are clipped harder are not taken for it.
+    None too where the record's own norm, or its logarithm, explains as much, as of records below the clipping norm; and
+    where the shares are all alike, as those of records read one by one.
+    """
+    found = _fit_column_and_constant(steps, lambda step: _gradient_norm_shares(step, parts(step)))
+    own = [
+        _fit_column_and_constant(steps, lambda step: step.norms),
+        _fit_column_and_constant(steps, lambda step: np.log(step.norms)),
+    ]
+    if found is None or any(
+        other and _explained_squared_deviation(other) >= _explained_squared_deviation(found) for other in own
+    ):
+        return None
+    (share, common), covariance = found
+    return (float(share), float(covariance[0, 0] ** 0.5)) if share > 3 * abs(common) else None
+
+
+def _fit_column_and_constant(
+    steps: Sequence[ReadStep], column: Callable[[ReadStep], Array]
+) -> tuple[Array, Array] | None:
+    """`_least_squares_sensitivity_fit` on this column and on what all reach."""
+    return _least_squares_sensitivity_fit(steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1))
+
+
+def _explained_squared_deviation(fit: tuple[Array, Array]) -> float:
+    """What a fit takes off the sum of squared deviations, in units of the noise."""
+    coefficients, covariance = fit
+    return float(coefficients @ np.linalg.solve(covariance, coefficients))
+
+
+def _gradient_norm_shares(step: ReadStep, parts: Sequence[Sequence[int]]) -> Array:
+    """(records,) each one's norm over that of the gradient of those in its part."""
+    records, found = sorted(set(step.records)), np.ones(len(step.norms))
+    inner = step.gram * np.outer(step.norms, step.norms)
+    for part in parts:
+        at = [records.index(record) for record in sorted(set(part))]
+        found[at] = step.norms[at] / math.sqrt(max(inner[np.ix_(at, at)].sum(), 1e-300))
+    return found
+
+
+def _chosen_and_other_columns(chosen: _Chosen) -> _Columns:
+    def columns(step: ReadStep) -> Array:
+        held = np.array([chosen(record, step) for record in sorted(set(step.records))], dtype=float)
+        return np.stack([held, 1 - held], axis=1)
+
+    return columns
+
+
+def estimate_mean_sensitivity(steps: Sequence[ReadStep]) -> tuple[float, float] | None:
+    """The reach that all records share -> (estimate, its standard error); None: no noise to hold it against.
+
+    A step's released gradient has length |u| * reach along u, the sum of its records' unit gradients, and noise of
+    standard deviation 1 there, whatever the steps before did to u. So the sum over T steps of (length - |u| * reach) is
+    normal with variance T, exactly. Least squares would weigh noise by |u|, which earlier noise moves.
+    """
+    held = [(step.gram.sum(), step.gram.sum(0) @ step.reaches) for step in steps if step.scale and step.records]
+    lengths = [(math.sqrt(square), along / math.sqrt(square)) for square, along in held if square > 0]
+    if not lengths:
+        return None
+    whole = sum(length for length, _ in lengths)
+    return float(sum(along for _, along in lengths) / whole), math.sqrt(len(lengths)) / float(whole)
+
+
+def _first_coefficient_and_error(steps: Sequence[ReadStep], columns: _Columns) -> tuple[float, float] | None:
+    """The first column's coefficient of `_least_squares_sensitivity_fit`, and its standard error."""
+    found = _least_squares_sensitivity_fit(steps, columns)
+    return found and (float(found[0][0]), float(found[1][0, 0] ** 0.5))
+
+
+def _least_squares_sensitivity_fit(steps: Sequence[ReadStep], columns: _Columns) -> tuple[Array, Array] | None:
+    """Generalised least squares of all reaches on these columns -> coefficients of those that are not 0, covariance.
+
+    A step's reaches have the inverse Gram matrix of its records' unit gradients for covariance. None: not determined.
+    """
+    held = [(columns(step), step.gram, step.reaches) for step in steps if step.scale and step.records]
+    if not held:
+        return None
+    a = sum((x.T @ gram @ x for x, gram, _ in held), np.zeros(()))
+    b = sum((x.T @ gram @ reaches for x, gram, reaches in held), np.zeros(()))
+    used = np.diag(a) > 0
+    if not used[0] or np.linalg.cond(a[used][:, used]) > _SINGULAR:
+        return None
+    covariance: Array = np.linalg.inv(a[used][:, used]).astype(np.float64)
+    return covariance @ b[used], covariance

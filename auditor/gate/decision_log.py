@@ -1,0 +1,134 @@
+"""What gates decided of a run, kept in its folder: which rules, against what, with what verdict, about which result.
+
+Each line holds the SHA-256 of the one before it, and a file beside them that of the last: an edited or removed line is
+noticed. Whoever writes all of it anew is not: against that stands a signature (`audit attest`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from auditor.core import disk, locks
+from auditor.core.errors import AuditError
+from auditor.core.jsonable import from_json, to_json
+from auditor.gate.rulings import Decision, Ruling
+from auditor.records.result_file import RESULT
+
+DECISIONS, LAST = "decisions.jsonl", "decisions.sha256"
+_FIRST = "0" * 64  # before the first line
+_PATIENCE = 30.0  # seconds that another gate may take to write its line
+
+
+@dataclass(frozen=True)
+class KeptDecision:
+    """A decision, and the SHA-256 of the `result.json` that it is about: a folder may have been run again since."""
+
+    decided: str  # UTC, ISO 8601
+    result: str
+    decision: Decision
+    before: str  # SHA-256 of the line before this one
+
+
+def save_decision(folder: Path, decision: Decision) -> None:
+    """Adds a decision to the folder. Raises AuditError where it cannot be written, and behind edited ones."""
+    lock = locks.acquire_lock(folder, _PATIENCE)
+    try:
+        if why := decision_edits_sentence(folder):
+            raise AuditError(why)
+        now, before = datetime.now(UTC).isoformat(timespec="seconds"), _digest_of_last_line(_decision_lines(folder))
+        line = (
+            json.dumps(to_json(KeptDecision(now, _result_file_digest(folder), decision, before)), allow_nan=False)
+            + "\n"
+        )
+        last = hashlib.sha256(line.encode()).hexdigest()
+        disk.replace_atomically(folder / LAST, f"{before} {last}", sync=True)  # killed here, either is the last
+        disk.append_durably(folder / DECISIONS, line)
+        disk.replace_atomically(folder / LAST, last)
+    finally:
+        lock.release()
+
+
+def decision_edits_sentence(folder: Path) -> str:
+    """What happened to the decisions that gates left in the folder, in a sentence; "" where nothing did."""
+    ends, lines = _recorded_last_digests(folder), _decision_lines(folder)
+    ends |= _recorded_last_digests(folder)  # another gate may just have written
+    path, before = folder / DECISIONS, _FIRST
+    mend = "restore it, or audit again"
+    for number, line in enumerate(lines, 1):
+        try:
+            said = json.loads(line)["before"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            said = None
+        if said != before:
+            return f"{path}: a decision at or before line {number} was edited or taken away: {mend}"
+        before = hashlib.sha256(line).hexdigest()
+    return "" if before in ends else f"{path}: the last decision was edited or taken away: {mend}"
+
+
+def edited_decisions_ruling(folder: Path) -> Ruling | None:
+    """That the decisions were edited, which fails a gate; None where they were not."""
+    if not (why := decision_edits_sentence(folder)):
+        return None
+    nan = math.nan
+    return Ruling("", "", "", "", nan, nan, nan, "failed", why, "earlier decisions are as gates left them")
+
+
+def _recorded_last_digests(folder: Path) -> set[str]:
+    """What may be the digest of the last line: two while one is written."""
+    return {*_bytes_or_empty(folder / LAST).decode(errors="replace").split()} or {_FIRST}
+
+
+def _digest_of_last_line(lines: Sequence[bytes]) -> str:
+    return hashlib.sha256(lines[-1]).hexdigest() if lines else _FIRST
+
+
+def _decision_lines(folder: Path) -> list[bytes]:
+    return _bytes_or_empty(folder / DECISIONS).splitlines(keepends=True)
+
+
+def _bytes_or_empty(path: Path) -> bytes:
+    """Empty where there is no such file. Raises AuditError where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def load_decisions(folder: Path) -> tuple[KeptDecision, ...]:
+    """The decisions on the result that the folder holds now: of one that was made several times, the last.
+
+    Raises AuditError for a file that holds something else, or was edited.
+    """
+    path, now = folder / DECISIONS, _result_file_digest(folder)
+    found: dict[object, KeptDecision] = {}
+    try:
+        read = [from_json(KeptDecision, json.loads(line), str(path)) for line in _decision_lines(folder)]
+    except (ValueError, RecursionError) as error:
+        raise AuditError(f"{path}: expected a decision of a gate on every line: the file is damaged") from error
+    if why := decision_edits_sentence(folder):
+        raise AuditError(why)
+    for one in read:
+        if one.result == now:
+            asked = (one.decision.baseline, one.decision.inconclusive, _ruled_rows_and_rules(one.decision))
+            found.pop(asked, None)  # the last one stands where it was made
+            found[asked] = one
+    return tuple(found.values())
+
+
+def _ruled_rows_and_rules(decision: Decision) -> frozenset[tuple[str, str]]:
+    return frozenset((ruling.row, ruling.rule) for ruling in decision.rulings)
+
+
+def _result_file_digest(folder: Path) -> str:
+    try:
+        return hashlib.sha256((folder / RESULT).read_bytes()).hexdigest()
+    except OSError as error:
+        raise AuditError(f"{folder / RESULT}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,234 @@
+"""Asks one model of one server for samples and for log-probabilities: nothing twice, and only while it stays the same.
+
+Every answer is kept (`answers.py`), by the seed and the index of its sample. Knows tokens and requests; no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Tokens
+from auditor.models.decoding import GREEDY, Decoding
+from auditor.remote import drift_watch, withheld_answers
+from auditor.remote.answers import digest_of_question
+from auditor.remote.connection import MalformedAnswer, RequestRefused, ServerConnection, ServerRequest, TokenBudget
+from auditor.remote.drift_watch import GreedyAnswer, ServerChanged, ServerWatch
+from auditor.remote.handshake import Handshake
+from auditor.remote.server_dialect import WrittenAnswer
+from auditor.remote.token_text import TokenTextCodec
+
+_FORM = 2  # of what is kept of an answer: what an older version kept does not say what became of it
+
+
+class Asker:
+    """name: of the model, as sentences say it. Raises AuditError for a server that two answers cannot be held to."""
+
+    def __init__(self, wire: ServerConnection, handshake: Handshake, spelling: TokenTextCodec, name: str) -> None:
+        self.wire, self.dialect, self.spelling, self.name = wire, handshake.dialect, spelling, name
+        self._runs = [wire.ledger.run]
+        # By which it is known again; another one once it was found to answer otherwise.
+        self.identity = digest_of_question(handshake.answer, wire.ledger.answers.invalidation_count).hex()
+        contexts = [(*self.dialect.adds, *spelling.tokens(text)) for text in drift_watch.TEXTS]
+        scored = self._rescore_texts if self.dialect.scored else None
+        self.watch = ServerWatch(self._redraw_greedy_texts, scored, contexts)
+        self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
+
+    def charge(self, ledger: TokenBudget) -> None:
+        """From here on another run pays."""
+        self.wire.ledger = ledger
+        self._runs.append(ledger.run)
+
+    # --- samples ---
+
+    def sampled(
+        self, contexts: Sequence[Tokens], length: int, decoding: Decoding, seeds: Sequence[Sequence[int]]
+    ) -> list[list[WrittenAnswer]]:
+        """The samples of each context, those of them asked for that were not answered before."""
+        answers = self.wire.ledger.answers
+        keys = [
+            self._sample_cache_keys(context, length, decoding, own)
+            for context, own in zip(contexts, seeds, strict=True)
+        ]
+        found = {key: answer for own in keys for key in own if (answer := answers.get(key)) is not None}
+        questions = [
+            question
+            for context, own, seed in zip(contexts, keys, seeds, strict=True)
+            for question in self._draws(context, length, decoding, own, seed, found)
+        ]
+        for answered in self._asked(questions):
+            found |= answered
+        written = [[_written_answer_from_json(found[key]) for key in own] for own in keys]
+        self._note_written_answers(contexts, keys, written)
+        if decoding == GREEDY:
+            for context, own in zip(contexts, written, strict=True):
+                if own[0].kind in ("", withheld_answers.ENDED):
+                    self.watch.note_greedy_answer(context, length, own[0].text)
+        return written
+
+    def _note_written_answers(
+        self, contexts: Sequence[Tokens], keys: Sequence[Sequence[bytes]], written: Sequence[Sequence[WrittenAnswer]]
+    ) -> None:
+        """What became of each answer, for this run and one that goes on from it."""
+        every = [
+            (key, digest_of_question(context), one.kind)
+            for context, own_keys, own in zip(contexts, keys, written, strict=True)
+            for key, one in zip(own_keys, own, strict=True)
+        ]
+        self.wire.ledger.answers.note(self.wire.ledger.run, every)
+
+    def _sample_cache_keys(self, context: Tokens, length: int, decoding: Decoding, seeds: Sequence[int]) -> list[bytes]:
+        body = self.dialect.draw(self.spelling.prompt(context), length, decoding, 1, None)
+        return [self._key(body, seed, index) for index, seed in enumerate(seeds)]
+
+    def _key(self, body: Mapping[str, Any], *sample: int) -> bytes:
+        return digest_of_question(_FORM, self.wire.url, self.identity, body, sample)
+
+    def _draws(
+        self,
+        context: Tokens,
+        length: int,
+        decoding: Decoding,
+        keys: Sequence[bytes],
+        seeds: Sequence[int],
+        found: Mapping[bytes, Any],
+    ) -> Iterator[ServerRequest]:
+        """Requests for the samples that are missing, several of them in one where the server draws them apart."""
+        missing = [index for index, key in enumerate(keys) if key not in found]
+        for start in range(0, len(missing), self.dialect.several):
+            mine = missing[start : start + self.dialect.several]
+            seed = None if decoding == GREEDY else seeds[mine[0]]
+            body = self.dialect.draw(self.spelling.prompt(context), length, decoding, len(mine), seed)
+
+            def read(answer: Any, of: Sequence[int] = mine) -> Mapping[bytes, Any]:
+                every = zip(of, self.dialect.written(answer, len(of), length), strict=True)
+                kinds = [(i, one, self.spelling.withheld_kind_of_answer(context, one, length)) for i, one in every]
+                return {keys[i]: [one.text, one.tokens, one.log_probs, kind] for i, one, kind in kinds}
+
+            yield ServerRequest(body, len(context) + 8 + len(mine) * length, read)
+
+    # --- given tokens ---
+
+    def scored(self, pairs: Sequence[tuple[Tokens, Tokens]], likeliest: int = 0) -> list[tuple[list[Any], ...]]:
+        """(log-probabilities, ranks) of all tokens of each text; nothing is known of the first.
+
+        likeliest: with (id, log-probability) of so many tokens at each place.
+        """
+        answers, texts = self.wire.ledger.answers, [(*prefix, *suffix) for prefix, suffix in pairs]
+        shortest, hidden = min((len(prefix) for prefix, _ in pairs), default=1), self.dialect.hidden
+        if not shortest:
+            raise NotApplicable("nothing stands before the first token of a text: give --prefix-token eos, for example")
+        if shortest <= hidden:
+            raise NotApplicable(f"{self.name} does not say how likely the first token of a text is")
+        self.spelling.check(texts)
+        keys = {text: self._key(self.dialect.score(self.spelling.prompt(text), likeliest)) for text in texts}
+        found = {key: answer for key in keys.values() if (answer := answers.get(key)) is not None}
+        questions = [self._scoring_question(text, key, likeliest) for text, key in keys.items() if key not in found]
+        for answered in self._asked(questions):
+            found |= answered
+        for text, key in keys.items():
+            self.watch.note_scored_text(text, found[key][0])
+        return [tuple(found[keys[text]]) for text in texts]
+
+    def _scoring_question(self, text: Tokens, key: bytes, likeliest: int = 0) -> ServerRequest:
+        def read(answer: Any) -> Mapping[bytes, Any]:
+            given = self.dialect.given(answer, text, likeliest)
+            if given.tokens is not None and given.tokens[1:] != text[1:]:
+                raise MalformedAnswer("log-probabilities of other tokens came")
+            log_probs = [0.0 if i <= self.dialect.hidden else value for i, value in enumerate(given.log_probs)]
+            if None in log_probs:
+                raise MalformedAnswer("log-probabilities are missing")
+            if self.dialect.ranked and given.ranks is None:
+                raise MalformedAnswer("ranks are missing")
+            told = [log_probs, [1, *(given.ranks or ())[1:]]]
+            return {key: [*told, given.likeliest] if likeliest else told}
+
+        return ServerRequest(self.dialect.score(self.spelling.prompt(text), likeliest), len(text) + 9, read)
+
+    # --- asking ---
+
+    def _asked(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
+        """All of them, and between them whether the server is still the same one."""
+        answered = list[Mapping[bytes, Any]]()
+        for start in range(0, len(questions), drift_watch.EVERY):
+            some = questions[start : start + drift_watch.EVERY]
+            answered += self._answered(some)
+            self._give_up_if_server_changed(partial(self.watch.asked, len(some)))
+        return answered
+
+    def _answered(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
+        try:
+            return self.wire.ask_all(questions)
+        except (RequestRefused, MalformedAnswer) as error:
+            raise AuditError(f"expected {self.wire.url} to answer as it did in the handshake, but {error}") from None
+
+    def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
+        """Raises AuditError where the server does not answer as it did; nothing that it answered is used again."""
+        try:
+            looks()
+        except ServerChanged as why:
+            self.wire.ledger.answers.invalidate_stored_answers()
+            raise AuditError(
+                f"expected {self.wire.url} to stay the same model from the first answer to the last, but {why}. "
+                "What was answered stays in the store, but none of it is used again: this run cannot be resumed, and a "
+                "new one asks anew"
+            ) from None
+
+    def _redraw_greedy_texts(self, asked: Sequence[GreedyAnswer]) -> list[str]:
+        """Greedy texts, asked anew."""
+        texts = dict[int, str]()
+
+        def question(i: int, one: GreedyAnswer) -> ServerRequest:
+            body = self.dialect.draw(self.spelling.prompt(one.context), one.length, GREEDY, 1, None)
+
+            def read(answer: Any) -> Mapping[bytes, Any]:
+                texts[i] = self.dialect.written(answer, 1, one.length)[0].text
+                return {}
+
+            return ServerRequest(body, len(one.context) + 8 + one.length, read)
+
+        self._answered([question(i, one) for i, one in enumerate(asked)])
+        return [texts[i] for i in range(len(asked))]
+
+    def _rescore_texts(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
+        """Log-probabilities of all tokens of each text, asked anew; None where it would be read as other tokens."""
+        found = dict[int, Sequence[float]]()
+
+        def question(i: int, text: Tokens) -> ServerRequest:
+            key = b""
+            whole = self._scoring_question(text, key)
+
+            def read(answer: Any) -> Mapping[bytes, Any]:
+                found[i] = whole.read(answer)[key][0]
+                return {}
+
+            return ServerRequest(whole.body, whole.at_most, read)
+
+        self._answered(
+            [question(i, text) for i, text in enumerate(asked) if self.spelling.can_score_exact_tokens(text)]
+        )
+        return [found.get(i) for i in range(len(asked))]
+
+    def finish(self) -> None:
+        self._give_up_if_server_changed(self.watch.finish)
+
+    # --- what became of the answers ---
+
+    def kinds(self) -> dict[str, int]:
+        """How many answers these runs have used, by what became of them."""
+        return self.wire.ledger.answers.kinds(self._runs)
+
+    def held_back(self, contexts: Sequence[Tokens]) -> list[bool]:
+        """Whether an answer to each may have hidden a leak."""
+        held = self.wire.ledger.answers.held_back(
+            self._runs, list(withheld_answers.leak_hiding_answer_counts(self.kinds()))
+        )
+        return [digest_of_question(context) in held for context in contexts]
+
+
+def _written_answer_from_json(answer: Any) -> WrittenAnswer:
+    text, tokens, log_probs, kind = answer
+    values = None if log_probs is None else tuple(log_probs)
+    return WrittenAnswer(text, None if tokens is None else tuple(tokens), values, kind=kind)

@@ -1,0 +1,342 @@
+"""Asks a completions endpoint, many questions at once: paced, tried again, paid for out of a budget, kept.
+
+The official `openai` client speaks HTTP; what it is sent and what comes back are JSON objects here. Knows no tokens, no
+models and no attacks. The key comes from the environment and is in no message: what a server says is not quoted, since
+it may quote the key or private text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from auditor.core.errors import AuditError
+from auditor.remote.answers import AnswerStore, ServerUsage
+from auditor.remote.request_pacing import RequestPacing, rate_limit_reset_seconds, retry_after
+
+KEY = "OPENAI_API_KEY"
+
+_AGAIN = (408, 409, 425, 429)  # and every 5xx: worth another try
+_NOBODY = 3  # refused connections, of a server that never answered
+_REFUSES = 3  # of 500, which llama-cpp-python answers to a field that it does not take
+_FILTERED = "content_filter"  # 400 of Azure's, where the prompt itself is withheld from the model
+_TOO_MUCH = (429, 503, 529)  # signs of too many requests
+_NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")  # 429 as well, and no wait helps
+
+
+class MalformedAnswer(Exception):
+    """An answer that is not what was asked for: worth another try."""
+
+
+class RequestRefused(Exception):
+    """The server does not take this request, whoever sends it again."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"it answers {status}")
+        self.status = status
+
+
+class _RetryableFailure(Exception):
+    """This attempt failed, the next may not. billed: whether the tokens may have been paid for all the same.
+
+    status: of HTTP, 0 where no answer came; nobody: whether no connection came about.
+    """
+
+    def __init__(
+        self,
+        why: str,
+        *,
+        wait: float = 0.0,
+        slower: bool = False,
+        billed: bool = False,
+        status: int = 0,
+        nobody: bool = False,
+    ) -> None:
+        super().__init__(why)
+        self.wait, self.slower, self.billed, self.status, self.nobody = wait, slower, billed, status, nobody
+
+
+@dataclass(frozen=True)
+class ServerRequest:
+    """A request, and what reads its answer. at_most: tokens that it may cost, prompt and answer.
+
+    read: makes of the JSON object what is kept, by key (empty: nothing); it raises Malformed.
+    """
+
+    body: Mapping[str, Any]
+    at_most: int
+    read: Callable[[Any], Mapping[bytes, Any]]
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How long to wait for one answer, how often to try, and between tries at first, in seconds.
+
+    A server that never answered is no server that restarts: it is tried a few times, in a few seconds.
+    """
+
+    answer: float = 600.0
+    connect: float = 20.0
+    tries: int = 8
+    first_wait: float = 0.5
+    longest_wait: float = 60.0
+
+
+PATIENCE = RetryPolicy()
+
+
+class TokenBudget:
+    """What one run spends. Raises AuditError before `most` tokens would be exceeded, whatever is in flight."""
+
+    def __init__(self, answers: AnswerStore, run: str, most: int | None) -> None:
+        self.answers, self.run, self.most = answers, run, most
+        self._reserved, self._lock = 0, threading.Lock()
+
+    @property
+    def spent(self) -> ServerUsage:
+        return self.answers.spent(self.run)
+
+    @contextmanager
+    def reserve_tokens(self, tokens: int) -> Iterator[None]:
+        with self._lock:
+            spent = self.spent.tokens
+            if self.most is not None and spent + self._reserved + tokens > self.most:
+                raise AuditError(
+                    f"expected --max-tokens-total to pay for all requests, but {spent:,} of {self.most:,} tokens are "
+                    f"spent and the next may take {tokens + self._reserved:,}: what was answered is kept, and a run "
+                    "with a larger budget pays for the rest"
+                )
+            self._reserved += tokens
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reserved -= tokens
+
+
+@dataclass
+class ServerConnection:
+    """One server. Raises AuditError where it cannot be reached, takes no key, or fails again and again."""
+
+    url: str
+    ledger: TokenBudget
+    patience: RetryPolicy = field(default_factory=lambda: PATIENCE)
+    pace: RequestPacing = field(default_factory=RequestPacing)
+    _client: Any = None
+    _answered: bool = False  # whether anybody ever did
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def models(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the server says of each model that it serves, by name; empty where it does not say."""
+        try:
+            found = self._result_with_retries(self._listed_models)
+            return {str(one["id"]): dict(one) for one in found["data"]}
+        except (RequestRefused, KeyError, TypeError):
+            return {}
+
+    def _listed_models(self) -> Any:
+        """A server that cannot list its models (`transformers serve` fails without a cache folder) may serve one."""
+        try:
+            return self._answer_of_one_request(None, lambda answer: answer)
+        except _RetryableFailure as error:
+            if error.status >= 500:
+                raise RequestRefused(error.status) from error
+            raise
+
+    def ask(self, question: ServerRequest) -> Mapping[bytes, Any]:
+        """What is kept of the answer. Raises Refused, Malformed where the server keeps to it, and AuditError."""
+        return self._result_with_retries(lambda: self._once(question))
+
+    def ask_untested_request(self, question: ServerRequest) -> Mapping[bytes, Any]:
+        """As `ask`, of what a server may not know: one that fails within at it again and again (500) refuses it."""
+        failures = 0
+
+        def once() -> Mapping[bytes, Any]:
+            nonlocal failures
+            try:
+                return self._once(question)
+            except _RetryableFailure as error:
+                failures += error.status == 500
+                if failures == _REFUSES:
+                    raise RequestRefused(error.status) from error
+                raise
+
+        return self._result_with_retries(once)
+
+    def ask_all(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
+        """As `ask`, several at once. The first failure ends all that have not begun; what was answered is kept."""
+        if len(questions) < 2:
+            return [self.ask(question) for question in questions]
+        self._stopped.clear()
+        pool = ThreadPoolExecutor(min(self.pace.most, len(questions)), "asking")
+        try:
+            return list(pool.map(self.ask, questions))
+        except BaseException:
+            self._stopped.set()  # whoever waits between two tries gives up
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            self._stopped.clear()
+
+    # --- one attempt ---
+
+    def _once(self, question: ServerRequest) -> Mapping[bytes, Any]:
+        ledger = self.ledger
+        with ledger.reserve_tokens(question.at_most):
+            try:
+                answer, kept = self._answer_of_one_request(question.body, lambda a: (a, question.read(a)))
+            except _RetryableFailure as error:
+                read = question.at_most if error.billed else 0
+                ledger.answers.put(ledger.run, ServerUsage(again=1, read=read), {})
+                raise
+            except RequestRefused:
+                ledger.answers.put(ledger.run, ServerUsage(requests=1), {})
+                raise
+            ledger.answers.put(ledger.run, _tokens_spent_on_answer(answer, question.at_most), kept)
+        return dict(kept)
+
+    def _answer_of_one_request(self, body: Mapping[str, Any] | None, read: Callable[[Any], Any]) -> Any:
+        """One request, None for the list of models, and what `read` makes of its JSON.
+
+        Raises _Again, Refused and AuditError.
+        """
+        import openai
+
+        with self.pace.slot() as of_round:
+            try:
+                answer = self._sent(body)
+                self._answered = True
+                self.pace.pause(rate_limit_reset_seconds(answer.headers))
+                try:
+                    found = read(json.loads(answer.text))
+                except (ValueError, MalformedAnswer) as error:
+                    why = str(error) if isinstance(error, MalformedAnswer) else "its answer is not JSON"
+                    raise _RetryableFailure(why, billed=True) from error
+                self.pace.faster()
+                return found
+            except openai.APIStatusError as error:
+                self._answered = True
+                failed = self._status(error)
+                if body is not None and getattr(error, "code", None) == _FILTERED:
+                    with suppress(MalformedAnswer):  # no log-probabilities came
+                        return read(_withheld_answer(int(body["n"])))
+            except openai.APIConnectionError as error:
+                failed = self._retryable_connection_error(error)
+            if isinstance(failed, _RetryableFailure):
+                self.pace.pause(failed.wait)
+                if failed.slower:
+                    self.pace.slower(of_round)
+            raise failed
+
+    def _retryable_connection_error(self, error: Any) -> _RetryableFailure:
+        import openai
+
+        if _is_connection_failure(error):
+            return _RetryableFailure(
+                "no connection comes about", slower=isinstance(error, openai.APITimeoutError), nobody=True
+            )
+        if isinstance(error, openai.APITimeoutError):
+            return _RetryableFailure(f"no answer in {self.patience.answer:g} s", slower=True, billed=True)
+        return _RetryableFailure("no whole answer comes back", billed=True)
+
+    def _sent(self, body: Mapping[str, Any] | None) -> Any:
+        import openai
+
+        if self._client is None:
+            timeout = openai.Timeout(self.patience.answer, connect=self.patience.connect)
+            key = os.environ.get(KEY) or "none"  # servers of one's own ask for none, and the client for some
+            client = openai.OpenAI(api_key=key, base_url=self.url, max_retries=0, timeout=timeout)
+            weakref.finalize(self, client.close)  # left to the garbage collector, its connections stay open
+            self._client = client
+        if body is None:
+            return self._client.models.with_raw_response.list()
+        first = {name: body[name] for name in ("model", "prompt")}
+        return self._client.completions.with_raw_response.create(**first, extra_body=dict(body))
+
+    def _status(self, error: Any) -> Exception:
+        status = error.status_code
+        if status in (401, 403):
+            given = f"the one in {KEY}" if os.environ.get(KEY) else f"none: set {KEY}"
+            return AuditError(f"expected a key that {self.url} takes, got {given} (it answers {status})")
+        if getattr(error, "code", None) in _NO_MONEY:
+            return AuditError(f"{self.url} answers {status}: the account has no quota left")
+        if status in _AGAIN or status >= 500:
+            wait = retry_after(error.response.headers)
+            return _RetryableFailure(f"it answers {status}", wait=wait, slower=status in _TOO_MUCH, status=status)
+        return RequestRefused(status)
+
+    # --- many attempts ---
+
+    def _sleep(self, seconds: float) -> None:
+        """Unless all is given up meanwhile."""
+        self._stopped.wait(seconds)
+
+    def _result_with_retries(self, attempt: Callable[[], Any]) -> Any:
+        import tenacity
+
+        patience = self.patience
+        jittered = tenacity.wait_random_exponential(patience.first_wait, patience.longest_wait)
+
+        def wait(state: Any) -> float:  # a time that the server named is waited for in `pace`, by all
+            if nobody(state):
+                return patience.first_wait
+            return 0.0 if state.outcome.exception().wait else float(jittered(state))
+
+        def nobody(state: Any) -> bool:
+            return state.outcome.exception().nobody and not self._answered
+
+        def in_vain(state: Any) -> bool:
+            tries = min(_NOBODY, patience.tries) if nobody(state) else patience.tries
+            return bool(state.attempt_number >= tries)
+
+        attempts = 0
+
+        def counted() -> Any:
+            nonlocal attempts
+            attempts += 1
+            return attempt()
+
+        given_up: Any = in_vain  # tenacity names a class where it takes any callable
+        trying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_RetryableFailure),
+            stop=tenacity.stop_any(given_up, tenacity.stop_when_event_set(self._stopped)),
+            wait=wait,
+            sleep=self._sleep,
+            reraise=True,
+        )
+        try:
+            return trying(counted)
+        except _RetryableFailure as error:
+            if isinstance(error.__cause__, MalformedAnswer):
+                raise error.__cause__ from None
+            raise AuditError(f"cannot ask {self.url}: {error}, {attempts} times") from None
+
+
+def _is_connection_failure(error: BaseException) -> bool:
+    """Whether nothing was sent: no connection came about. By name, as the client brings an HTTP library of its own."""
+    return type(error.__cause__).__name__.startswith("Connect")
+
+
+def _withheld_answer(count: int) -> Mapping[str, Any]:
+    """The answer that a filter of prompts stands for: so many samples of nothing, for which nothing was paid."""
+    choices = [{"index": i, "text": "", "finish_reason": _FILTERED} for i in range(count)]
+    return {"choices": choices, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
+
+
+def _tokens_spent_on_answer(answer: Any, at_most: int) -> ServerUsage:
+    """As the server counts; all that it may have been where it does not."""
+    usage = answer.get("usage") if isinstance(answer, Mapping) else None
+    counts = [
+        usage.get(name) if isinstance(usage, Mapping) else None for name in ("prompt_tokens", "completion_tokens")
+    ]
+    read, written = (count if isinstance(count, int) and count >= 0 else None for count in counts)
+    if read is None:
+        return ServerUsage(1, read=at_most)
+    return ServerUsage(1, read=read, written=written or 0)

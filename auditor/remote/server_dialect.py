@@ -1,0 +1,263 @@
+"""How one server is spoken to: in which words it is asked, and what its answers say.
+
+Completions endpoints share a schema (OpenAI's, with vLLM's extensions) and little else: they ignore in silence what
+they do not know. Knows the schema and token ids; sends nothing, and believes what a handshake found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from auditor.core.errors import NotApplicable
+from auditor.core.nouns import Tokens
+from auditor.models.decoding import Decoding
+from auditor.remote import withheld_answers
+from auditor.remote.connection import MalformedAnswer
+
+# What vLLM takes beside OpenAI's fields: ids of the tokens that come back, end of text as a token like any other, and
+# nothing in place of what is asked for. What is left out is taken from the model's generation_config.json there, and
+# llama.cpp has defaults of its own (top_k 40, min_p 0.05; llama-cpp-python also repeat_penalty 1.1, even when greedy).
+_IDS: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+_OFF: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0}
+EXTENSIONS: dict[str, Any] = {**_IDS, "ignore_eos": True, **_OFF}
+
+Scored = Literal["prompt_logprobs", "echo"]  # how the log-probabilities of given tokens are asked for
+_NAMED = "token_id:"  # how vLLM writes a token of which ids are asked for
+
+
+class IgnoredParameter(MalformedAnswer):
+    """Nothing came of what was asked for."""
+
+
+@dataclass(frozen=True)
+class WrittenAnswer:
+    """One sample. tokens, log_probs: None where the server does not say.
+
+    spelled: the text of the drawn tokens, one by one; drawn: how many they were; None where it does not say. ended:
+    whether it says that the model ended the text; kind: what became of it (`withheld`), "" where it came through.
+    """
+
+    text: str
+    tokens: Tokens | None = None
+    log_probs: tuple[float, ...] | None = None
+    spelled: str | None = None
+    drawn: int | None = None
+    ended: bool = False
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class PromptLogProbs:
+    """What a server says of the tokens of a text. log_probs: None for the first, which nothing stands before, and for
+    those that it does not echo and the one behind them.
+
+    ranks: from 1, None where it gives none; tokens: its own ids, None where it does not say; likeliest: (id,
+    log-probability) of the likeliest tokens at each place, falling, none at the first.
+    """
+
+    log_probs: tuple[float | None, ...]
+    ranks: tuple[int | None, ...] | None = None
+    tokens: Tokens | None = None
+    likeliest: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What a server understands, as far as a handshake could tell.
+
+    ids: takes token ids as a prompt; returned: whether ids that come back are believed; extended: is sent `EXTENSIONS`;
+    scored: how it scores given tokens; ranked: whether with ranks; likeliest: how many of the likeliest tokens it tells
+    beside them; reported: whether the log-probabilities of what it draws are the distribution's own; several: how many
+    samples one request may ask for; top_p, top_k: are obeyed; adds: tokens that it puts before a text; hidden: how many
+    of these it does not echo, so that it says nothing of the token behind them;
+    ends: whether it scores the end of text as a token of a text like any other.
+    """
+
+    model: str
+    ids: bool = False
+    returned: bool = True
+    extended: bool = False
+    scored: Scored | None = None
+    ranked: bool = False
+    likeliest: int = 0
+    reported: bool = False
+    several: int = 1
+    top_p: bool = False
+    top_k: bool = False
+    adds: Tokens = ()
+    hidden: int = 0
+    ends: bool = True
+
+    # --- what is asked ---
+
+    def draw(self, prompt: Any, length: int, decoding: Decoding, count: int, seed: int | None) -> dict[str, Any]:
+        """Samples of `length` tokens. Raises NotApplicable for a decoding that the server does not do."""
+        if decoding.forbidden:
+            raise NotApplicable(f"needs end of text masked; {self.model} cannot be told so")
+        for name, wanted, done in (("top_k", decoding.top_k, self.top_k), ("top_p", decoding.top_p < 1, self.top_p)):
+            if wanted and not done:
+                raise NotApplicable(
+                    f"draws with {name}, which the server of {self.model} ignores: -A {_disabled_filter_setting(name)}"
+                )
+        body = {"model": self.model, "prompt": prompt, "max_tokens": length, "temperature": decoding.temperature}
+        body |= {"top_p": decoding.top_p, "n": count, "logprobs": 1}
+        body |= {} if seed is None else {"seed": seed}
+        body |= EXTENSIONS if self.extended else {}
+        return body | ({"top_k": decoding.top_k} if decoding.top_k else {})
+
+    def score(self, prompt: Any, likeliest: int = 0) -> dict[str, Any]:
+        """The log-probabilities of the prompt's own tokens; one more is drawn, as not every server writes nothing.
+
+        likeliest: so many tokens are asked for beside each, of those who speak as vLLM does.
+        """
+        body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 1.0, "n": 1}
+        body |= {"prompt_logprobs": likeliest} if self.scored == "prompt_logprobs" else {"echo": True, "logprobs": 1}
+        return body | (_IDS if self.extended else {})
+
+    # --- what is answered ---
+
+    def written(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
+        """So many samples, each of so many tokens or fewer, in the order of their index. Raises Malformed."""
+        choices = _required_list_field(answer, "choices")
+        if len(choices) != count or {_required_field(choice, "index") for choice in choices} != set(range(count)):
+            raise MalformedAnswer(f"{count} samples were asked for, and {len(choices)} came, or one twice")
+        counted = _completion_token_count(answer)
+        each = counted if count == 1 else length if counted == count * length else None
+        every = [_parse_sample_choice(choice, each) for choice in sorted(choices, key=lambda choice: choice["index"])]
+        return every if self.returned else [replace(one, tokens=None) for one in every]
+
+    def given(self, answer: Any, prompt: Tokens, likeliest: int = 0) -> PromptLogProbs:
+        """Of a prompt of these tokens. Raises Malformed."""
+        choice = _required_list_field(answer, "choices")[:1]
+        if not choice:
+            raise MalformedAnswer("no answer came")
+        ours = self.scored == "prompt_logprobs"
+        found = (
+            _prompt_log_probs(choice[0], prompt, likeliest)
+            if ours
+            else _log_probs_of_echoed_prompt(choice[0], _drawn_tokens_behind_prompt(answer), self.adds[: self.hidden])
+        )
+        if len(found.log_probs) != len(prompt):
+            raise MalformedAnswer(f"log-probabilities of {len(found.log_probs)} tokens came, not of {len(prompt)}")
+        return found
+
+
+def _disabled_filter_setting(name: str) -> str:
+    return "top_k=0" if name == "top_k" else "top_p=1"
+
+
+def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
+    """counted: how many tokens of it were drawn, as the answer counts them."""
+    kind, own = withheld_answers.withheld_kind_from_server(choice), choice.get("logprobs")
+    text = choice.get("text", "") or "" if kind else _required_field(choice, "text")
+    if not isinstance(text, str):
+        raise MalformedAnswer("a sample without text came")
+    tokens, log_probs, spelled = choice.get("token_ids"), None, None
+    if isinstance(own, Mapping) and isinstance(own.get("token_logprobs"), list):
+        log_probs = tuple(_parsed_log_prob(value) for value in own["token_logprobs"])
+        words = own.get("tokens")
+        if tokens is None:
+            tokens = _token_ids_from_names(words)
+        if tokens is None and isinstance(words, list) and all(isinstance(word, str) for word in words):
+            spelled = "".join(words)
+    if tokens is not None:
+        tokens = tuple(map(_parsed_token_id, tokens))
+        if log_probs is not None and len(log_probs) != len(tokens):
+            raise MalformedAnswer(f"{len(tokens)} tokens came with {len(log_probs)} log-probabilities")
+    drawn = next((len(column) for column in (tokens, log_probs) if column is not None), counted)
+    return WrittenAnswer(text, tokens, log_probs, spelled, drawn, withheld_answers.model_ended_text(choice), kind)
+
+
+def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
+    """vLLM's: the token that stands at each place and the likeliest there, by ids, with ranks; nothing at the first."""
+    entries = choice.get("prompt_logprobs")
+    if not isinstance(entries, list) or not entries:
+        raise IgnoredParameter("no log-probabilities of the prompt came")
+    log_probs, ranks, tokens = list[float | None](), list[Any](), list[int]()
+    beside = list[tuple[tuple[int, float], ...]]()
+    for place, entry in enumerate(entries):
+        every = {} if entry is None else _parse_token_scores(entry)
+        if every and len(every) not in (likeliest, likeliest + 1):
+            raise MalformedAnswer(f"{len(every)} tokens came at a place, not its own and the {likeliest} likeliest")
+        here = prompt[place] if place < len(prompt) else -1
+        token = here if here in every else next(iter(every), -1)
+        value, rank = every.get(token, (None, None))
+        log_probs.append(value)
+        ranks.append(rank)
+        tokens.append(token)
+        falling = sorted(every, key=lambda one: (-every[one][0], one))
+        beside.append(tuple((one, every[one][0]) for one in falling[:likeliest]))
+    known = all(isinstance(rank, int) and rank >= 1 for rank in ranks[1:])
+    return PromptLogProbs(tuple(log_probs), tuple(ranks) if known else None, tuple(tokens), tuple(beside))
+
+
+def _parse_token_scores(entry: Any) -> dict[int, tuple[float, Any]]:
+    """Log-probability and rank of each token that is told of at one place, by its id."""
+    if not isinstance(entry, Mapping):
+        raise MalformedAnswer("log-probabilities of the prompt came that are no tokens'")
+    return {
+        _parsed_token_id(token): (_parsed_log_prob(_required_field(own, "logprob")), own.get("rank"))
+        for token, own in entry.items()
+    }
+
+
+def _log_probs_of_echoed_prompt(choice: Any, drawn: int, hidden: Tokens) -> PromptLogProbs:
+    """OpenAI's: the prompt is sent back, but for what is hidden, before so many drawn tokens; each is scored."""
+    own = choice.get("logprobs")
+    if not isinstance(own, Mapping) or not isinstance(own.get("token_logprobs"), list):
+        raise IgnoredParameter("no log-probabilities came")
+    values = own["token_logprobs"]
+    values = values[: len(values) - drawn]
+    log_probs = tuple(None if value is None else _parsed_log_prob(value) for value in values)
+    tokens = _token_ids_from_names(own.get("tokens"))
+    tokens = None if tokens is None else (*hidden, *tokens[: len(values)])
+    return PromptLogProbs((*[None] * len(hidden), *log_probs), None, tokens)
+
+
+def _drawn_tokens_behind_prompt(answer: Any) -> int:
+    """How many tokens were drawn behind a prompt that is scored; the one that was asked for where nothing says it."""
+    counted = _completion_token_count(answer)
+    return counted if counted in (0, 1) else 1
+
+
+def _completion_token_count(answer: Any) -> int | None:
+    """Tokens drawn, all samples together; None where nothing says it."""
+    usage = answer.get("usage") if isinstance(answer, Mapping) else None
+    counted = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
+    return counted if isinstance(counted, int) else None
+
+
+def _token_ids_from_names(words: Any) -> Tokens | None:
+    """The ids of tokens that a server names by them; None where it names one by its text."""
+    if not isinstance(words, list) or not all(isinstance(word, str) and word.startswith(_NAMED) for word in words):
+        return None
+    return tuple(_parsed_token_id(word.removeprefix(_NAMED)) for word in words)
+
+
+def _parsed_log_prob(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value > 1e-3:
+        raise MalformedAnswer("a log-probability came that is none")
+    return min(0.0, float(value))
+
+
+def _parsed_token_id(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise MalformedAnswer("a token id came that is none") from None
+
+
+def _required_field(answer: Any, name: str) -> Any:
+    if not isinstance(answer, Mapping) or name not in answer:
+        raise MalformedAnswer(f"an answer without {name} came")
+    return answer[name]
+
+
+def _required_list_field(answer: Any, name: str) -> Sequence[Mapping[str, Any]]:
+    found = _required_field(answer, name)
+    if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
+        raise MalformedAnswer(f"{name} came that are no list")
+    return found

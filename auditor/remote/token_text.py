@@ -1,0 +1,96 @@
+"""Tokens and texts as a server reads and writes them: what it is sent, what it would read otherwise, what came back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from auditor.core.errors import NotApplicable
+from auditor.core.nouns import Tokens
+from auditor.models.vocabulary import decode_exactly
+from auditor.remote import withheld_answers
+from auditor.remote.server_dialect import Dialect, WrittenAnswer
+
+_READ_AS_FEWER = 2  # a text alone may be read as fewer tokens than were drawn, but hardly as so many times fewer
+
+
+@dataclass(frozen=True)
+class TokenTextCodec:
+    """Between the tokenizer that the user names and a server that may take and give texts alone."""
+
+    tokenizer: Any
+    dialect: Dialect
+    eos: Tokens
+    name: str  # of the model, in sentences
+
+    # --- what it is sent ---
+
+    def can_score_exact_tokens(self, text: Tokens) -> bool:
+        """Whether the server reads these very tokens, and says how likely some of them are."""
+        try:
+            self.check([text])
+        except NotApplicable:
+            return False
+        return len(text) > self.dialect.hidden + 1
+
+    def prompt(self, context: Tokens) -> list[int] | str:
+        """As the server takes it. A text goes without the tokens that the server itself puts before it."""
+        if self.dialect.ids:
+            return list(context)
+        adds = self.dialect.adds
+        if context[: len(adds)] != adds:
+            raise NotApplicable(
+                f"the server puts {self.text(adds)!r} before every text that it is sent: give --prefix-token auto"
+            )
+        return self.text(context[len(adds) :])
+
+    def check(self, texts: Sequence[Tokens]) -> None:
+        """Refuses to score what a server that takes text alone would read as other tokens."""
+        if self.dialect.ids:
+            return
+        adds = self.dialect.adds
+        ended = sum(any(token in self.eos for token in text[len(adds) :]) for text in texts)
+        if ended and not self.dialect.ends:
+            raise NotApplicable(
+                f"{ended} of {len(texts)} texts hold the end of text, which the server of {self.name} does not score"
+            )
+        others = sum((*adds, *self.tokens(self.text(text[len(adds) :]))) != text for text in texts)
+        if others:
+            raise NotApplicable(
+                f"{others} of {len(texts)} texts would be read as other tokens by a server that takes no token ids"
+            )
+
+    def tokens(self, text: str) -> Tokens:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return decode_exactly(self.tokenizer, tokens)
+
+    # --- what came back ---
+
+    def tokens_of(self, context: Tokens, one: WrittenAnswer) -> Tokens:
+        """What the sample is made of: as the server says, or as the tokenizer reads its text behind the context's."""
+        if one.tokens is not None:
+            return one.tokens
+        whole = self.tokens(self.text(context) + one.text)
+        return whole[len(context) :] if whole[: len(context)] == context else self.tokens(one.text)
+
+    def withheld_kind_of_answer(self, context: Tokens, one: WrittenAnswer, length: int) -> str:
+        """What became of an answer (`withheld`), "" where all of it came through."""
+        if one.kind:
+            return one.kind
+        drawn = one.spelled if one.tokens is None else self.text(one.tokens)
+        if kind := withheld_answers.withheld_kind_from_text(one.text, self.text(context), drawn):
+            return kind
+        if one.drawn is not None:
+            short = one.drawn < length
+        else:  # the server counts nothing
+            read = len(self.tokens_of(context, one))
+            short = read < length if one.ended else read * _READ_AS_FEWER < length
+        if not short:
+            return ""
+        goes_on = self.dialect.extended and self.dialect.scored == "prompt_logprobs"  # vLLM obeys ignore_eos
+        if goes_on or not one.ended:
+            return withheld_answers.CUT
+        return withheld_answers.ENDED if one.text else withheld_answers.EMPTY

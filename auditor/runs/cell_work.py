@@ -1,0 +1,167 @@
+"""The work of a cell, as it can be done in this process or on a worker elsewhere, and the place it is done at."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from platform import node
+from typing import Any, ClassVar, Generic, TypeVar
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query, Secret
+from auditor.core.plan import Plan
+from auditor.engines.engine import WorkerStart
+from auditor.gate.comparability import secrets_digest
+from auditor.plugins.attack import Attack
+from auditor.plugins.probe import Probe
+from auditor.plugins.view import SETTINGS, Meter, View
+from auditor.records.folder import batch_finished_secrets
+from auditor.runs import plan_weights
+from auditor.runs.audit import RunContext
+from auditor.runs.selection import Selection, select_and_check_plugins
+from auditor.runs.site import Site, TrainablePiece
+from auditor.runs.sites import make_site
+from auditor.runs.target import Target
+from auditor.runs.targets import Targets
+
+_AT_ONCE = 16  # secrets, between two writes to the run folder
+Asked = TypeVar("Asked", Query, Secret)
+Answer = TypeVar("Answer", Guesses, Observation)
+
+
+@dataclass(frozen=True)
+class CellWorkResult(Generic[Answer]):
+    """What came of some secrets, with the tokens drawn inside the claim for it and the seconds that it took."""
+
+    of: list[Answer]
+    drawn: dict[tuple[str, str], int]  # see `Meter`
+    seconds: float
+
+
+class Workplace:
+    """The targets of a scene, of which the last one is kept, with a view for each setting."""
+
+    def __init__(self, scene: RunContext, targets: Targets) -> None:
+        self.scene, self.targets = scene, targets
+        self._target: Target | None = None
+        self._views: dict[str, View] = {}
+
+    def take(self, target: Target) -> None:
+        """A target that is built already; the one before goes."""
+        self._target, self._views = target, {}
+
+    def method(self, name: str) -> Any:
+        """The attack or probe of this name, as the plan sets it."""
+        return self.scene.selection.named[name]
+
+    def view(self, target: str, setting: str) -> View:
+        """Shared by all that is asked of one target in one setting: passes with the same recipe are run once."""
+        if self._target is None or self._target.name != target:
+            self.take(self.targets.named(target))
+        assert self._target is not None  # just taken
+        if setting not in self._views:
+            self._views[setting] = self.scene.view(self._target, SETTINGS[setting])
+        return self._views[setting]
+
+
+@dataclass(frozen=True)
+class CellWork(ABC, Generic[Asked, Answer]):
+    """What one cell asks. allowance: tokens that each (recipe, secret) may still draw, shared out by the run's owner.
+
+    meter: what was drawn inside the target's claim until now, and what the claim was charged for it.
+    """
+
+    key: CellKey
+    allowance: Mapping[tuple[str, str], int] | None
+    meter: Meter
+    portion: ClassVar[int] = 64
+
+    @abstractmethod
+    def answers(self, method: Any, view: View, items: Sequence[Asked]) -> Iterator[Answer]:
+        """What the attack or probe of the cell finds, secret by secret."""
+
+    def at(self, place: Workplace, items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
+        view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
+        view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent, self.meter.lots)
+        start, known = time.perf_counter(), len(drawn)
+        for batch in batch_finished_secrets(self.answers(place.method(self.key.attack), view, items), _AT_ONCE):
+            now = time.perf_counter()
+            yield CellWorkResult(batch, dict(islice(drawn.items(), known, None)), now - start)
+            start, known = time.perf_counter(), len(drawn)
+
+
+@dataclass(frozen=True)
+class AttackWork(CellWork[Query, Guesses]):
+    """state: what the attack tuned."""
+
+    state: dict[str, Any] = field(repr=False)
+
+    def answers(self, method: Attack, view: View, items: Sequence[Query]) -> Iterator[Guesses]:
+        return method.guess(view, self.state, items)
+
+
+@dataclass(frozen=True)
+class ProbeWork(CellWork[Secret, Observation]):
+    """It sees the answers, and tunes nothing."""
+
+    def answers(self, method: Probe, view: View, items: Sequence[Secret]) -> Iterator[Observation]:
+        return method.measure(view, items)
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """Trains models that do not depend on each other, one a task; yields each piece when its model is trained."""
+
+    portion: ClassVar[int] = 1
+
+    def at(self, place: tuple[Site, Selection], items: Sequence[TrainablePiece]) -> Iterator[TrainablePiece]:
+        site, selection = place
+        for piece in items:
+            site.train(piece, selection.defenses)
+            yield piece
+
+
+# --- places of workers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerSite:
+    """A worker's own site of a plan, with what the plan chooses: weights, data and plug-ins are read on its machine."""
+
+    plan: Plan
+    there: WorkerStart = field(default_factory=WorkerStart)
+
+    def __call__(self) -> tuple[Site, Selection]:
+        self.there.enter_folder_checking_version()
+        plan = self.plan.with_fields(submission=None)
+        site = make_site(plan)
+        return site, select_and_check_plugins(plan, site)
+
+
+def fingerprints_of_inputs(plan: Plan, site: Site) -> dict[str, str]:
+    """Of all inputs, once the model is loaded; a worker whose fingerprints differ is refused."""
+    return {**plan_weights.file_and_memory_digests(plan, site), "the data": secrets_digest(site.benchmark.secrets)}
+
+
+@dataclass(frozen=True)
+class WorkerWorkplace:
+    """A worker's own place to work at cells, at which everything is as it is at the run's; read: what that read."""
+
+    site: WorkerSite
+    prefix_token: PrefixToken
+    read: Mapping[str, str]
+
+    def __call__(self) -> Workplace:
+        """Raises AuditError where something else lies there."""
+        site, selection = self.site()
+        site.only_read()
+        plan = self.site.plan
+        scene = RunContext(site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size)
+        place, found = Workplace(scene, Targets(scene)), fingerprints_of_inputs(plan, site)
+        for name, digest in self.read.items():
+            if found.get(name) != digest:
+                raise AuditError(f"expected every worker to read what the run does, but {name} is another on {node()}")
+        return place

@@ -1,0 +1,75 @@
+"""Which rows of a run are the steps of each defense's chain of causes, and what they add to its findings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import Chain, Finding, TargetRecord
+from auditor.plugins.defense import Cause
+from auditor.plugins.options import title_of
+from auditor.records.outcomes import PerSecret
+from auditor.runs import chain_steps, shown_rows
+from auditor.runs.per_secret_results import Collector
+from auditor.runs.scoring import LIKELIHOOD
+from auditor.runs.selection import Selection
+from auditor.runs.shown_rows import ShownRow
+from auditor.runs.site import Site
+
+Lookup = Callable[[str], PerSecret | None]  # what a target answered, by its name
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The chains of one run, from what its cells found."""
+
+    site: Site
+    selection: Selection
+    collector: Collector
+
+    def with_cause_chain(self, finding: Finding) -> Finding:
+        """With the steps of its defense's chain, in the setting that the controls were attacked in."""
+        rows = self.selection.rows
+        row = next((row for row in rows if row.name == finding.target and not row.companion), None)
+        if row is None or finding.setting != self.selection.settings[-1].name:
+            return finding
+        if any((key.setting, key.attack) == (finding.setting, finding.attack) for key in self.collector.stopped):
+            return finding  # its steps have intervals of a fixed size
+        if (main := finding.main) is None:
+            return finding
+        answers = self.collector.answers
+
+        def of(target: str) -> PerSecret | None:
+            return answers.get(finding.key._replace(target=target))
+
+        return dataclasses.replace(finding, chain=self._cause_chain_of_row(row, of, main.name, main.unit))
+
+    def with_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
+        """With the steps that make its members' true tokens less likely."""
+        row = next((row for row in self.selection.rows if row.name == target.name and not row.companion), None)
+        if row is None:
+            return target
+        chain = self._cause_chain_of_row(row, self.collector.likelihoods.get, LIKELIHOOD, "nats a token")
+        return dataclasses.replace(target, likelihood=chain)
+
+    def _cause_chain_of_row(self, row: ShownRow, answers: Lookup, name: str, unit: str) -> Chain | None:
+        base = answers(UNDEFENDED)
+        if base is None or not (steps := row.defense.chain()):
+            return None
+        chain_rows = [self._chain_row_for_cause(row, cause, answers) for cause in steps]
+        return chain_steps.build_cause_chain(row.name, (UNDEFENDED, base), chain_rows, name, unit)
+
+    def _chain_row_for_cause(self, row: ShownRow, cause: Cause, answers: Lookup) -> chain_steps.ChainRow:
+        control = cause.row
+        if control is None:
+            name = row.name
+        elif self.site.defense_parts.is_undefended(control):
+            name = UNDEFENDED
+        else:
+            name = shown_rows.row_name_of_defense(self.selection.rows, control)
+        found = answers(name)
+        title = title_of(type(control or row.defense))
+        absent = f"{title!r} ({'not measured' if name else cause.needs})"
+        return chain_steps.ChainRow(cause, name, found, "" if found else absent)

@@ -1,0 +1,69 @@
+"""A finished run as a gate judges it: its record, and the model that lies where the run read one. Loads no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from auditor import __version__
+from auditor.core.errors import AuditError
+from auditor.gate import decision_log
+from auditor.gate.decide import apply_policy, read_run
+from auditor.gate.deployed import ANSWERS, Deployed, compare_deployed, judge_deployed
+from auditor.gate.policy import Policy
+from auditor.gate.rulings import Decision, Ruling
+from auditor.records import file_digests, result_file
+from auditor.records.manifest import MANIFEST
+from auditor.records.outcomes import RunOutcomes
+from auditor.runs import plan_weights
+
+Said = Callable[[str, int, int], None]
+
+
+def judge_run_by_policy(
+    folder: Path,
+    policy: Policy,
+    baseline: RunOutcomes | None = None,
+    *,
+    model: str | None = None,
+    said: Said = lambda *told: None,
+    target: str | None = None,
+    setting: str | None = None,
+    attack: str | None = None,
+    attested: Ruling | None = None,
+) -> Decision:
+    """All that a policy says of a run. Raises AuditError for what cannot be judged.
+
+    model: where the judged model lies now, if not where the run read it; said: is told what of it is read. The others:
+    as `apply_policy` takes them.
+    """
+    run = read_run(folder)
+    for one in (run, baseline):
+        _check_run_has_manifest(one)
+    run = replace(run, listed=run.listed.whole())
+    found = _comparison_with_deployed(run, model, said)
+    decision = apply_policy(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
+    bound = [*judge_deployed(found, policy.require), *filter(None, (decision_log.edited_decisions_ruling(folder),))]
+    return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
+
+
+def _check_run_has_manifest(run: RunOutcomes | None) -> None:
+    if run is not None and run.edits is None:
+        raise AuditError(
+            f"{run.name}: no {MANIFEST}, which lists what the run wrote: it was removed, or audit "
+            f"{run.result.tool_version} wrote none; run the audit again with {__version__}"
+        )
+
+
+def _comparison_with_deployed(run: RunOutcomes, model: str | None, said: Said) -> Deployed:
+    target, places = plan_weights.target_and_model_locations(run.result.plan, run.name, model)
+    if model is not None and (target.uses_builtin_lab or ANSWERS in run.result.weights):
+        what = target.model or target.lab
+        raise AuditError(f"--model says where a judged model lies, and {run.name} read none: it is about {what}")
+    if model is not None and not Path(model).exists():
+        raise AuditError(f"expected --model to be the folder or the file of the judged model, got {model!r}")
+    now = file_digests.rehash_model_files(places, said)
+    made = result_file.creation_time(run.result, run.name)
+    return compare_deployed(run.result, target, now, model or target.model or "", made, datetime.now(UTC))

@@ -1,0 +1,118 @@
+"""Gathers what cells find out secret by secret, for the run folder and for the chains of causes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from auditor.core.nouns import CellKey, Observation, Secret, Tokens
+from auditor.core.result import Measurement, StoppedEarly
+from auditor.models.vocabulary import decode_exactly
+from auditor.plugins.probe import Observed, Probe
+from auditor.records import private_texts, table
+from auditor.records.folder import RunFolder
+from auditor.records.outcomes import PerSecret
+from auditor.records.table import Column
+from auditor.runs.generations import JudgedGenerations
+from auditor.statistics import judging
+from auditor.statistics.metrics import RECALL
+
+
+class Collector:
+    """answers: the main number of each member, by cell, and of each non-member where what it has is no memory.
+
+    likelihoods: mean log-probability of their true tokens, nats, by target. stopped: rows that asked in random order;
+    rows: all of them.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.answers: dict[CellKey, PerSecret] = {}
+        self.likelihoods: dict[str, PerSecret] = {}
+        self.heldout: dict[str, Mapping[str, Sequence[float]]] = {}  # nll of each text, by target
+        self.stopped: dict[CellKey, StoppedEarly] = {}
+        self.rows: dict[CellKey, PerSecret] = {}
+        self._columns: list[Column] = []
+        self._attacks: list[CellKey] = []
+        self._texts: dict[str, Mapping[str, tuple[Tokens, Tokens]]] = {}
+
+    def judged(
+        self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Mapping[str, Mapping[str, float]]
+    ) -> PerSecret:
+        """What an attack's cell came to.
+
+        probable: its scores are probabilities; kinds: `PersonalDataOfSecrets.extracted`.
+        """
+        of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
+        row = self._kept(key, PerSecret.of(outcome, of_kinds, probable))
+        self.answers[key] = row.only(RECALL, others=False)
+        self._columns += row.columns(key)
+        self._attacks.append(key)
+        return row
+
+    def probed(
+        self,
+        key: CellKey,
+        probe: Probe,
+        secrets: Sequence[Secret],
+        observations: Observed,
+        main: Measurement,
+    ) -> None:
+        """What a probe's cell came to; main: its first measurement."""
+        kept = probe.per_secret(secrets, observations).items()
+        numbers = {name: np.array(values, dtype=float) for name, values in kept}
+        ids, member, repeats = (tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats"))
+        row = self._kept(key, PerSecret(ids, np.array(member, dtype=bool), repeats, numbers))
+        self._columns += [*row.columns(key), *_observation_columns(key, secrets, observations)]
+        if main.name in row.values:
+            # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
+            answers = row.only(main.name, others=probe.of == "secrets")
+            if answers.member.any() and np.isfinite(answers.values[main.name]).all():
+                self.answers[key] = answers
+
+    def _kept(self, key: CellKey, row: PerSecret) -> PerSecret:
+        self.rows[key] = replace(row, anytime=key in self.stopped)
+        return self.rows[key]
+
+    def written(self, key: CellKey, found: JudgedGenerations) -> None:
+        """What the generations of a cell came to."""
+        self._columns += found.columns
+        self._texts[str(key)] = found.texts
+
+    def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
+        """All of it that is kept, to the run folder."""
+        table.write_columns(self.folder.path, [*self._columns, *self._likelihood_columns()])
+        guesses = {str(key): self.folder.guesses.done(key) for key in self._attacks}
+        private_texts.write_texts(self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts)
+
+    def _likelihood_columns(self) -> Iterator[Column]:
+        for target in self.likelihoods:
+            scored = self.folder.tokens.done(target)
+            ids = [id for id, seen in scored.items() for _ in seen.log_probs]
+            values = [value for seen in scored.values() for value in seen.log_probs]
+            yield Column(table.TOKENS, CellKey(target, "", ""), "log_prob", ids, values)
+        for target, losses in self.heldout.items():
+            for name, numbers in losses.items():
+                ids = [f"heldout-{i}" for i in range(len(numbers))]
+                yield Column(table.HELDOUT, CellKey(target, "", ""), name, ids, numbers)
+
+
+def _observation_columns(
+    key: CellKey, secrets: Sequence[Secret], observations: Sequence[Observation]
+) -> Iterator[Column]:
+    for name in dict.fromkeys(name for one in observations for name in one.values):
+        own = [(s, o.values[name]) for s, o in zip(secrets, observations, strict=True) if name in o.values]
+        ids, member, repeats = ([getattr(s, field) for s, _ in own] for field in ("id", "member", "repeats"))
+        yield Column(table.OBSERVED, key, name, ids, [value for _, value in own], member, repeats)
+
+
+def make_token_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Tokens as text, as they are; their ids where there is no tokenizer."""
+    if tokenizer is None:
+        return lambda tokens: "".join(f"{token} " for token in tokens)
+    return partial(decode_exactly, tokenizer)

@@ -1,0 +1,142 @@
+"""Personal data in what is attacked, followed into the guesses: how much of each kind was extracted.
+
+Followed is what lies whole in a suffix and is not in its prefix: what an attacker is told, nobody extracts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from auditor.benchmarks import pii
+from auditor.benchmarks.occurrences import occurrences
+from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
+from auditor.core.result import KindCount
+from auditor.plugins.benchmark import Benchmark
+from auditor.records.private_texts import CONTEXT, Decode, decode_continuation
+from auditor.runs.per_secret_results import make_token_decoder
+
+Fate = Literal["members", "nonmembers", "held", "cut", "trained"]  # a field of KindCount
+
+
+@dataclass(frozen=True)
+class PersonalDataOfSecrets:
+    """of: what is followed of each secret, a kind and a text each; counts: by kind; said: what a reader must know."""
+
+    of: Mapping[str, tuple[Mark, ...]]
+    counts: Mapping[str, KindCount]
+    said: tuple[str, ...] = ()
+
+    def extracted_shares(
+        self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
+    ) -> dict[str, dict[str, float]]:
+        """By kind and secret that holds some: the share of it that its first guess holds."""
+        found: dict[str, dict[str, float]] = {}
+        for answer in guesses:
+            if answer.secret not in self.of:
+                continue
+            secret = secrets[answer.secret]
+            right = answer.ranked[0].suffix == secret.suffix
+            text = "" if right else _decoded_suffix(secret.prefix, answer.ranked[0].suffix, decode)
+            for kind, marks in _texts_by_kind(self.of[answer.secret]).items():
+                out = [right or any(pii.places_in_text(said, text)) for said in marks]
+                found.setdefault(kind, {})[answer.secret] = sum(out) / len(out)
+        return dict(sorted(found.items()))
+
+
+def parse_phone_regions(asked: str | None) -> tuple[str, ...]:
+    """Whose telephone numbers are looked for, of `--phone-region`. Raises AuditError where they cannot be."""
+    regions = () if asked is None else tuple(asked.split(","))
+    if regions:
+        pii.Recognisers(regions)
+    return regions
+
+
+def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> PersonalDataOfSecrets:
+    """What is followed of a benchmark. Raises AuditError where numbers of these regions cannot be looked for."""
+    if benchmark.tokenizer is None or not benchmark.secrets:  # token ids alone are no text to look at
+        return PersonalDataOfSecrets({}, {})
+    recognisers, said = _recognisers_and_limits(benchmark, regions)
+    decode = make_token_decoder(benchmark.tokenizer)
+    worded = {secret.id: _wording_or_decoded_text(secret, decode) for secret in benchmark.secrets}
+    found = {id: list(_personal_spans_with_fate(wording, recognisers)) for id, wording in worded.items()}
+    members = {secret.id for secret in benchmark.secrets if secret.member}
+    trained = _strings_in_training_texts(
+        {text for id, spans in found.items() if id not in members for _, text, _ in spans},
+        (*(worded[id].whole for id in members), *(decode(pair.prefix + pair.suffix) for pair in benchmark.known)),
+    )
+    of: dict[str, tuple[Mark, ...]] = {}
+    counts: dict[str, Counter[str]] = {}
+    for id, spans in found.items():
+        fates = [
+            (kind, text, fate if id in members else _nonmember_span_fate(text, fate, trained))
+            for kind, text, fate in spans
+        ]
+        kept = tuple((kind, text) for kind, text, fate in fates if fate in ("members", "nonmembers"))
+        if kept:
+            of[id] = kept
+        for kind, _, fate in fates:
+            if fate is not None:
+                counts.setdefault(kind, Counter())[fate] += 1
+    return PersonalDataOfSecrets(of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, said)
+
+
+def _nonmember_span_fate(text: str, fate: Fate, trained: Collection[str]) -> Fate | None:
+    """What becomes of a span of a non-member; None: nobody counts it."""
+    if fate != "members":
+        return None
+    return "trained" if text in trained else "nonmembers"
+
+
+def _recognisers_and_limits(
+    benchmark: Benchmark, regions: Sequence[str]
+) -> tuple[pii.Recognisers | None, tuple[str, ...]]:
+    """What looks for personal data here, and what it does not see, in words."""
+    if benchmark.marks_all:
+        return None, ()
+    if not pii.pii_packages_installed() and not regions:
+        return None, (
+            f"personal data: only what the data mark is followed ({pii.INSTALL} to have the rest recognised)",
+        )
+    said = "personal data: telephone numbers without a country code are not looked for without --phone-region"
+    return pii.Recognisers(regions), () if regions else (said,)
+
+
+def _wording_or_decoded_text(secret: Secret, decode: Decode) -> Wording:
+    """As its owner wrote it, or as its tokens are decoded."""
+    if secret.wording is not None:
+        return secret.wording
+    return Wording(decode(secret.prefix), _decoded_suffix(secret.prefix, secret.suffix, decode), ())
+
+
+def _decoded_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
+    return decode_continuation(decode, prefix[-CONTEXT:], suffix)
+
+
+def _personal_spans_with_fate(wording: Wording, recognisers: pii.Recognisers | None) -> Iterator[tuple[str, str, Fate]]:
+    """Kind, text and fate of each span that the suffix holds some of, as if it were a member's; each text once."""
+    whole, begin, end = wording.whole + wording.after, len(wording.prefix), len(wording.whole)
+    seen: set[Mark] = set()
+    for span in pii.find_personal_data(whole, wording.marks, recognisers):
+        text = whole[span.start : span.end]
+        if span.end <= begin or span.start >= end or (span.kind, text) in seen:
+            continue
+        seen.add((span.kind, text))
+        if any(pii.places_in_text(text, wording.prefix)):
+            yield span.kind, text, "held"
+        else:
+            yield span.kind, text, "cut" if span.start < begin or span.end > end else "members"
+
+
+def _strings_in_training_texts(wanted: Iterable[str], texts: Iterable[str]) -> set[str]:
+    """Which of these stand in what was trained on, as far as it is attacked or known: a guess of one is no chance."""
+    return {text for text, count in occurrences(dict.fromkeys(wanted, True), texts).items() if count}
+
+
+def _texts_by_kind(marks: Iterable[Mark]) -> dict[str, list[str]]:
+    texts: dict[str, list[str]] = {}
+    for kind, text in marks:
+        texts.setdefault(kind, []).append(text)
+    return texts

@@ -1,0 +1,379 @@
+"""An audit of released text: no model is asked. What of private records stands in it, and whether it tells members.
+
+It leaves a run folder as every audit does, so that reports, gates, comparisons and attestations read it as they are.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor import __version__
+from auditor.benchmarks import manifests, pii, released_passages
+from auditor.benchmarks.audit_canaries import AuditManifest
+from auditor.benchmarks.occurrences import occurrences
+from auditor.benchmarks.released_passages import CopiedSpan, ReleasedRecord, WordIds
+from auditor.core.errors import AuditError
+from auditor.core.nouns import UNDEFENDED, CellKey, Guess, Guesses, Observation, Secret
+from auditor.core.plan import Plan
+from auditor.core.result import (
+    RELEASED_TEXT,
+    AuditResult,
+    BenchmarkRecord,
+    Finding,
+    KindCount,
+    Measurement,
+    TargetRecord,
+)
+from auditor.gate.comparability import secrets_digest
+from auditor.records import aliases, private_texts, secret_details, table
+from auditor.records.folder import RunFolder
+from auditor.records.outcomes import PerSecret
+from auditor.records.table import MEASURED, OBSERVED, Column
+from auditor.runs import plan_weights
+from auditor.runs.reporter import Clock, Reporter
+from auditor.statistics import extraction, judging, memorised, roc
+from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
+from auditor.statistics.bounds import LEVEL
+from auditor.statistics.membership import FALSE_POSITIVES
+from auditor.statistics.metrics import OF_TEXT, RECALL, auc_name, nonmember_metric_name, score_column, tpr_name
+from auditor.statistics.ngram_scores import (
+    NGramCounts,
+    mean_jaccard_similarity,
+    mean_per_text,
+    score_against_other_records,
+)
+
+SETTING = "text-only"
+PASSAGES, MEMBERS, EPSILON = "passages", "membership", "canaries"
+METHODS = {PASSAGES: "verbatim", MEMBERS: "membership", EPSILON: "epsilon"}
+DELTA = 1e-5
+_SHARES = 10  # of the level: each bound of epsilon has one, the other signals the rest
+WORDS = 10
+
+
+@dataclass(frozen=True)
+class ReleasedText:
+    """What is held against what. records: members first; texts: what was released, as words and as it is written."""
+
+    plan: Plan
+    words: WordIds
+    records: tuple[ReleasedRecord, ...]
+    texts: tuple[tuple[int, ...], ...]
+    written: tuple[str, ...]
+    manifest: AuditManifest | None
+    said: tuple[str, ...]
+
+    @property
+    def member(self) -> NDArray[np.bool_]:
+        return np.array([one.member for one in self.records])
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """The records as a run lists them."""
+        kind = {True: "member", False: "nonmember"}
+        found = (
+            Secret(f"{kind[one.member]}-{one.row:06d}", (), one.tokens, one.times, one.member) for one in self.records
+        )
+        return aliases.with_aliases(tuple(found), aliases.load_alias_salt())
+
+
+def plan_for_released_text(
+    text: Path, data: str, nonmembers: str, canaries: str | None, seed: int, command: str
+) -> Plan:
+    return Plan.of(
+        model=f"{plan_weights.RELEASED}:{text}",
+        data=data,
+        nonmembers=nonmembers,
+        canaries=canaries,
+        setting=SETTING,
+        attack=tuple(METHODS)[: 2 + (canaries is not None)],
+        seed=seed,
+        command=command,
+    )
+
+
+def read_released_text(plan: Plan, text: Path) -> ReleasedText:
+    """All files, before anything is measured. Raises AuditError for what cannot be told from them."""
+    data, nonmembers, words = plan.data.data, plan.data.nonmembers, WordIds()
+    assert data is not None and nonmembers is not None  # both are asked for
+    manifest = None if plan.data.canaries is None else manifests.read_manifest(Path(plan.data.canaries))
+    if manifest is not None and not isinstance(manifest, AuditManifest):
+        raise AuditError(
+            f"expected canaries of an audit in {plan.data.canaries!r} (audit canaries make --audit), got those for "
+            "exposure, which takes a model's probabilities"
+        )
+    written = released_passages.read_rows_as_texts("OUT", str(text))[1]
+    held = [one.text for one in manifest.canaries] if manifest else []
+    records, said = released_passages.read_members_and_nonmembers(data, nonmembers, words, held)
+    counts = Counter(one.member for one in records)
+    for member, flag in ((True, "--data"), (False, "--nonmembers")):
+        if counts[member] < roc.LEAST:
+            raise AuditError(f"expected at least {roc.LEAST} different records in {flag}, got {counts[member]}")
+    return ReleasedText(plan, words, tuple(records), tuple(map(words, written)), tuple(written), manifest, tuple(said))
+
+
+def audit_released_text(held: ReleasedText, n: int | None, folder: RunFolder, reporter: Reporter) -> AuditResult:
+    """n: words of a passage; None: `WORDS`, or as many as half of the private records have, where these are shorter.
+
+    Raises AuditError where no record of either kind has so many.
+    """
+    clock, secrets, rows = Clock(reporter), held.secrets, _Rows(folder)
+    n = n or max(2, min(WORDS, int(np.median([len(one.tokens) for one in held.records if one.member]))))
+    folder.pin_secrets(secrets_digest(secrets))
+    with clock.stage("passages of the records"):
+        passages, kinds = _find_copied_passages(held, n, secrets, rows)
+    with clock.stage("membership"):
+        findings = [passages, _membership_finding(held, secrets, rows)]
+    coins: tuple[Secret, ...] = ()
+    if held.manifest is not None:
+        with clock.stage("canaries"):
+            found, coins = _epsilon_lower_bound_finding(held, held.manifest, rows)
+            findings.append(found)
+    canaries = {one.id for one in coins}
+    folder.save_secrets(
+        secret_details.secret_fact_columns(
+            (*secrets, *coins), aliases.salt_fingerprint(aliases.load_alias_salt()), canaries
+        )
+    )
+    table.write_columns(folder.path, rows.columns)
+    private_texts.write_texts(folder.path, rows.shown, rows.guesses, held.words.text)
+    members = [one for one in secrets if one.member]
+    record = BenchmarkRecord(
+        name="files",
+        description=f"{len(held.texts):,} released texts, against {len(members):,} private records",
+        members=len(members),
+        nonmembers=len(secrets) - len(members),
+        known=0,
+        repeats={str(times): count for times, count in sorted(Counter(one.repeats or 1 for one in members).items())},
+        digest=secrets_digest(secrets),
+        notes=held.said,
+        kinds=kinds,
+    )
+    return AuditResult(
+        name=folder.path.name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        tool_version=__version__,
+        command=held.plan.output.command,
+        plan=held.plan.to_json(),
+        benchmark=record,
+        targets=(TargetRecord(UNDEFENDED, "Released text", f"{len(held.texts):,} texts; no model was asked"),),
+        findings=tuple(findings),
+        environment={"python": platform.python_version(), "numpy": np.__version__},
+        timings=clock.seconds,
+        seed=held.plan.seed,
+        family=RELEASED_TEXT,
+        weights=plan_weights.file_digests_of_plan(held.plan),
+        methods=METHODS,
+    )
+
+
+class _Rows:
+    """Gathers what a run folder keeps of each row."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder, self.columns = folder, list[Column]()
+        self.shown: tuple[Secret, ...] = ()
+        self.guesses: dict[str, dict[str, Guesses]] = {}
+
+    def observed(self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, NDArray[np.float64]]) -> None:
+        """Numbers by record, of which those of the row are worked out again."""
+        told = ({name: float(column[i]) for name, column in values.items()} for i in range(len(secrets)))
+        self.folder.observations.append(key, [Observation(one.id, own) for one, own in zip(secrets, told, strict=True)])
+        ids, member, times = ([getattr(s, name) for s in secrets] for name in ("id", "member", "repeats"))
+        for name, column in values.items():
+            self.columns += [Column(kind, key, name, ids, column, member, times) for kind in (MEASURED, OBSERVED)]
+
+    def add_guesses(self, key: CellKey, secrets: Sequence[Secret], guesses: Sequence[Guesses]) -> None:
+        self.folder.guesses.append(key, list(guesses))
+        self.shown, self.guesses[str(key)] = tuple(secrets), {one.secret: one for one in guesses}
+
+
+def _cell_key_of_attack(attack: str) -> CellKey:
+    return CellKey(UNDEFENDED, SETTING, attack)
+
+
+def _finding_of_release(
+    attack: str, measurements: Sequence[Measurement], notes: Sequence[str], **more: object
+) -> Finding:
+    access = ("the released text alone",)
+    none = Finding(*_cell_key_of_attack(attack), {}, access, "as released", None, "it claims nothing")
+    return replace(none, measurements=tuple(measurements), notes=tuple(notes), **more)  # type: ignore[arg-type]
+
+
+# --- passages and personal data ---------------------------------------------------------------------------------------
+
+
+def _find_copied_passages(
+    held: ReleasedText, n: int, secrets: Sequence[Secret], rows: _Rows
+) -> tuple[Finding, dict[str, KindCount]]:
+    """What of each record stands there word for word, or nearly, judged as an attack's first guess is."""
+    long = [i for i, one in enumerate(held.records) if len(one.tokens) >= n]
+    few = [kind for kind in (True, False) if not any(held.records[i].member == kind for i in long)]
+    if few:
+        flag = "--data" if few[0] else "--nonmembers"
+        raise AuditError(f"expected records of {n} words or more in {flag}, got none (--words sets how many)")
+    found, every, index = released_passages.find_nearest_passages([held.records[i] for i in long], held.texts, n)
+    # What is asked for of a record is its passage: the longest there, else the nearest n words, else its first.
+    asked = [replace(secrets[i], suffix=one.own) for i, one in zip(long, found, strict=True)]
+    guesses = [_guess_from_copied_span(secret, one) for secret, one in zip(asked, found, strict=True)]
+    outcome = judging.judge_guesses(guesses, {one.id: one for one in asked})
+    parts, counts = _personal_data_shares(held, [held.records[i] for i in long])
+    by_id = dict(zip((one.id for one in asked), range(len(asked)), strict=True))
+    of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
+    kept = PerSecret.of(outcome, of_kinds)
+    rows.add_guesses(_cell_key_of_attack(PASSAGES), asked, guesses)
+    rows.columns += kept.columns(_cell_key_of_attack(PASSAGES))
+    members = outcome.only(outcome.member)
+    finding = _finding_of_release(
+        PASSAGES,
+        extraction.extraction_measurements(outcome),
+        [*_released_passage_sentences(held, n, len(long), every, index), *_pii_not_installed_sentence()],
+        by_repeats=extraction.hit_share_by_repeats(RECALL, members),
+        by_kind={kind: m for kind in of_kinds if (m := kept.measure(RECALL, kind=kind))},
+        by_kind_nonmembers={
+            kind: m for kind in of_kinds if (m := kept.measure(nonmember_metric_name(RECALL), kind=kind))
+        },
+        curve=extraction.recall_error_curve(members),
+        options={"words": n},
+    )
+    return finding, counts
+
+
+def _guess_from_copied_span(secret: Secret, found: CopiedSpan) -> Guesses:
+    return Guesses(secret.id, (Guess(found.there, float(found.length)),), 1, 0)
+
+
+def _released_passage_sentences(
+    held: ReleasedText,
+    n: int,
+    long: int,
+    every: Sequence[memorised.MemorisedTokens],
+    index: released_passages.NGramIndex,
+) -> Iterator[str]:
+    yield (
+        f"extracted: {n} words in a row or more that one record alone has, of --data or --nonmembers; near-verbatim: "
+        f"{n} words with {judging.edits_allowed(n)} changed at most, of which {max(1, n // 2)} stand side by side"
+    )
+    if short := len(held.records) - long:
+        yield f"{short:,} records have fewer than {n} words: they are not looked for here (--words)"
+    holding = sum(one.memorised > 0 for one in every)
+    trained, heldout = index.count(n)
+    floor = sum(one.heldout > 0 for one in every) * trained / max(heldout, 1)
+    yield (
+        f"{holding:,} of {len(every):,} released texts hold {n} words in a row of the private data and of no "
+        f"non-member; by non-members, {floor:,.0f} would by chance"
+    )
+
+
+def _personal_data_shares(
+    held: ReleasedText, records: Sequence[ReleasedRecord]
+) -> tuple[dict[str, list[float]], dict[str, KindCount]]:
+    """By kind, the share of what each record holds that stands in the released text; NaN where it holds none.
+
+    What members and non-members both hold is left out: it may come from either.
+    """
+    recognisers = pii.Recognisers() if pii.pii_packages_installed() else None
+    spans = [
+        list(
+            dict.fromkeys(
+                (s.kind, one.text[s.start : s.end]) for s in pii.find_personal_data(one.text, one.marks, recognisers)
+            )
+        )
+        for one in records
+    ]
+    sides = [{said for own, one in zip(spans, records, strict=True) if one.member == side for _, said in own}
+             for side in (True, False)]  # fmt: skip
+    shared = {said for mine, other in ((0, 1), (1, 0)) for said in _strings_found_in_texts(sides[mine], [
+        one.text for one in records if one.member == bool(mine)])}  # fmt: skip
+    there = _strings_found_in_texts(sides[0] | sides[1], held.written)
+    found: dict[str, list[float]] = {}
+    counts: dict[str, Counter[str]] = {}
+    for i, (own, one) in enumerate(zip(spans, records, strict=True)):
+        for kind in dict.fromkeys(kind for kind, _ in own):
+            told = [said for k, said in own if k == kind and said not in shared]
+            counts.setdefault(kind, Counter())["members" if one.member else "nonmembers"] += len(told)
+            if told:
+                shares = found.setdefault(kind, [float("nan")] * len(records))
+                shares[i] = sum(said in there for said in told) / len(told)
+    return dict(sorted(found.items())), {kind: KindCount(**held) for kind, held in sorted(counts.items())}
+
+
+def _strings_found_in_texts(wanted: set[str], texts: Sequence[str]) -> set[str]:
+    """Which of these stand in the texts, and end where they end."""
+    return {said for said, count in occurrences(dict.fromkeys(wanted, True), texts).items() if count}
+
+
+def _pii_not_installed_sentence() -> Iterator[str]:
+    if not pii.pii_packages_installed():
+        yield f"personal data: only what the data mark is looked for ({pii.INSTALL} to have the rest recognised)"
+
+
+# --- membership -------------------------------------------------------------------------------------------------------
+
+
+def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Rows) -> Finding:
+    """By the n-grams of the released text against those of other records; beside it the published scores."""
+    records, kinds = [one.tokens for one in held.records], len(held.words.ids) + 1
+    model = NGramCounts.of(held.texts, kinds)
+    scores = {
+        "": score_against_other_records(model, records, held.plan.seed),
+        "bigrams": model.laplace(records),
+        "likeness": mean_jaccard_similarity(records, held.texts, kinds),
+    }
+    measured, member = list[Measurement](), held.member
+    for name, values in scores.items():
+        own, others = values[member], values[~member]
+        note = "n-grams of the released text against those of other records" if not name else ""
+        measured.append(roc.auc_estimate(auc_name(name), own, others, note))
+        rates = (roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES)
+        measured += [m for m in rates if m is not None]
+    rows.observed(
+        _cell_key_of_attack(MEMBERS), secrets, {score_column(name): values for name, values in scores.items()}
+    )
+    notes = [
+        "the main score was chosen beforehand; the others are the published ones (2502.14921): "
+        + ", ".join(OF_TEXT.values())
+    ]
+    return _finding_of_release(MEMBERS, measured, notes)
+
+
+# --- canaries ---------------------------------------------------------------------------------------------------------
+
+
+def _epsilon_lower_bound_finding(
+    held: ReleasedText, manifest: AuditManifest, rows: _Rows
+) -> tuple[Finding, tuple[Secret, ...]]:
+    """A lower bound from which canaries the released text tells. Coins decide --data, so only --nonmembers are a
+    reference."""
+    words = WordIds(dict(held.words.ids))
+    whole = [words(one.text) for one in manifest.canaries]
+    behind = [len(words(one.prefix)) for one in manifest.canaries]
+    kinds = len(words.ids) + 1
+    model = NGramCounts.of(held.texts, kinds)
+    reference = NGramCounts.of([one.tokens for one in held.records if not one.member], kinds)
+    gained = model.log_probs(whole) - reference.log_probs(whole)
+    secret = np.concatenate([np.arange(len(text)) >= cut for text, cut in zip(whole, behind, strict=True)])
+    scores = mean_per_text(np.where(secret, gained, 0.0), whole)
+    coins = np.array([one.included for one in manifest.canaries])
+    audits = audit_epsilon_bounds(scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times)
+    subjects = tuple(
+        Secret(one.id, (), text, manifest.times if one.included else 0, one.included, alias=one.id)
+        for one, text in zip(manifest.canaries, whole, strict=True)
+    )
+    rows.observed(_cell_key_of_attack(EPSILON), subjects, {"score": scores})
+    main = audits[0]
+    notes = [
+        f"{main.canaries:,} canaries, in or out by a fair coin each; {main.guesses:,} guessed, {main.right:,} right",
+        f"the bound, at {1 - main.level:.4g}, is of epsilon at delta {main.delta:g}, of whatever training and release "
+        "made this text",
+    ]
+    return _finding_of_release(EPSILON, audit_measurements(audits), notes, audits=audits), subjects

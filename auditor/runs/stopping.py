@@ -1,0 +1,191 @@
+"""`--until`: secrets are asked in random order, and a configuration stops at the look that says enough of it.
+
+Looks are at fixed counts of secrets and the order is the seed's, so nothing depends on batches, workers or resuming.
+Knows what is kept of each secret; neither models nor how secrets are asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from auditor.core.errors import AuditError
+from auditor.core.nouns import UNDEFENDED, CellKey, Query, Secret
+from auditor.core.plan_parts import DECIDED, AttackPlan
+from auditor.core.result import Finding, Measurement, StoppedEarly
+from auditor.core.secret_randomness import keyed_random_generator
+from auditor.gate.policy import NOTHING, Policy, Required, Rule
+from auditor.plugins.attack import Attack, CorpusAttack
+from auditor.plugins.probe import Probe
+from auditor.records.outcomes import PerSecret, RunOutcomes, paired_metric_difference
+from auditor.runs.selection import Selection
+from auditor.statistics.anytime import look_sample_sizes
+from auditor.statistics.audited import METRICS as BOUNDS
+from auditor.statistics.bounds import LEVEL
+from auditor.statistics.metrics import METRICS, excess_metric_name, find_metric, nonmember_metric_name
+
+Item = TypeVar("Item", Query, Secret)
+Ask = Callable[[Sequence[Item]], None]
+Seen = Callable[[Sequence[Item]], PerSecret]  # what was found of these, which all were asked
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """When a row has been asked enough.
+
+    rules: to be decided, each at the gate's level or, to fail, at `level`, shared out over all decisions; base: of the
+    same row of the baseline. require: how many must be asked whatever they say.
+    """
+
+    width: tuple[str, float] | None = None
+    rules: tuple[Rule, ...] = ()
+    level: float = LEVEL
+    base: PerSecret | None = None
+    require: Required = NOTHING
+
+    def why(self, row: PerSecret) -> str:
+        """Why no more need be asked; "" where they must."""
+        members = int(row.member.sum())
+        if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
+            return ""
+        if self.width is not None:
+            return f"until {describe_width(self.width)}" if self._is_interval_narrow(row, *self.width) else ""
+        verdicts = [self._rule_verdict(rule, row) for rule in self.rules]
+        return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True)) if all(verdicts) else ""
+
+    def _is_interval_narrow(self, row: PerSecret, metric: str, width: float) -> bool:
+        seen = replace(row, anytime=True).measure(metric)
+        return seen is not None and max(seen.value - seen.low, seen.high - seen.value) <= width
+
+    def _rule_verdict(self, rule: Rule, row: PerSecret) -> str:
+        """As the gate will decide it."""
+        seen = row.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
+        if rule.against_undefended:
+            return ""  # the other row stops elsewhere
+        if rule.against_baseline:
+            paired = "" if self.base is None else paired_metric_difference(rule.metric, rule.count, row, self.base)
+            if isinstance(paired, str):
+                return ""
+            failed, held = paired.low(self.level) > rule.limit, paired.high(LEVEL) <= rule.limit
+        elif seen is None:
+            return ""
+        else:
+            failed, held = seen.low(self.level) > rule.limit, seen.high(LEVEL) <= rule.limit
+        return "failed" if failed else "was held" if held else ""
+
+    def ask(self, items: Sequence[Item], seed: int, ask: Ask[Item], seen: Seen[Item]) -> tuple[StoppedEarly, set[str]]:
+        """Asks as many as it takes, in random order; returns how many and which."""
+        turn = sorted(items, key=lambda item: keyed_random_generator(seed, "order of asking", item.id).random())
+        before, why = 0, ""
+        for at in look_sample_sizes(len(turn)):
+            ask(turn[before:at])
+            before = at
+            if why := self.why(replace(seen(turn[:at]), anytime=True)):
+                break
+        return StoppedEarly(before, len(turn), why or "all that there are"), {item.id for item in turn[:before]}
+
+
+def describe_width(width: tuple[str, float]) -> str:
+    return f"{width[0]} ± {100 * width[1]:g}%"
+
+
+def with_betting_bounds(finding: Finding, row: PerSecret, stopped: StoppedEarly) -> Finding:
+    """The finding with bounds that hold at every look in place of intervals of a fixed size; without what has none."""
+
+    def again(m: Measurement, count: int | None = None, kind: str | None = None) -> Measurement | None:
+        return row.measure(m.name, count, kind)
+
+    def each(kinds: Mapping[str, Measurement]) -> dict[str, Measurement]:
+        return {kind: found for kind, m in kinds.items() if (found := again(m, kind=kind))}
+
+    return replace(
+        finding,
+        measurements=tuple(found for m in finding.measurements if (found := again(m))),
+        by_repeats={n: found for n, m in finding.by_repeats.items() if (found := again(m, int(n)))},
+        by_kind=each(finding.by_kind),
+        by_kind_nonmembers=each(finding.by_kind_nonmembers),
+        notes=(
+            *finding.notes,
+            f"{stopped.said}: intervals hold at every look (betting), and what has none is left out",
+        ),
+        stopped=stopped,
+    )
+
+
+def digest_of_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
+    """Equal where rows stop by the same; "": none does."""
+    told = hashlib.sha256()
+    for row, stop in stops.items():
+        told.update(repr((row, stop.width, stop.rules, stop.level, stop.require)).encode())
+        for name, values in () if stop.base is None else stop.base.values.items():
+            told.update(repr((name, stop.base and stop.base.ids, values.tolist())).encode())
+    return told.hexdigest() if stops else ""
+
+
+# --- which rows stop, and when ----------------------------------------------------------------------------------------
+
+
+def stopping_rules_by_row(
+    asked: AttackPlan, selection: Selection, policy: Policy | None, base: RunOutcomes | None
+) -> dict[CellKey, StoppingRule]:
+    """By row; the others are asked in full. Raises AuditError for an --until that no row could keep."""
+    if asked.until is None:
+        return {}
+    if (width := asked.wanted_interval_width) is not None:
+        for method in selection.methods:
+            if not _may_stop_by_metric(method, width[0]):
+                own = ", ".join(_per_secret_mean_metrics(method)) or "no share of secrets"
+                raise AuditError(f"expected --until on a number of {method.name}, got {width[0]}: it measures {own}")
+        return dict.fromkeys(selection.cells(), StoppingRule(width))
+    if policy is None:
+        raise AuditError(f"--until {DECIDED} goes by the rules of --gate POLICY, got none")
+    scoped = [
+        (rule, row) for rule in policy.rules for row in selection.cells() if _is_row_held_to_rule(rule, row, selection)
+    ]
+    scoped = [(rule, row) for rule, row in scoped if _may_decide_rule(rule, row, selection)]
+    level, found = LEVEL / max(1, len(scoped)), dict[CellKey, StoppingRule]()
+    scoped = [(rule, row) for rule, row in scoped if not _is_rule_without_stopping_row(rule)]
+    for row in dict.fromkeys(row for _, row in scoped):
+        rules = tuple(rule for rule, other in scoped if other == row)
+        if all(_may_stop_by_metric(selection.named[row.attack], rule.metric) for rule in rules):
+            held = None if base is None else base.outcomes.get(row)
+            found[row] = StoppingRule(None, rules, level, held, policy.require)
+    if not found:
+        given = ", ".join(f"'{rule}'" for rule in policy.rules)
+        raise AuditError(
+            f"expected --until {DECIDED} with a rule on a share of secrets, as recall <= 0.05, got {given}"
+        )
+    return found
+
+
+def _is_row_held_to_rule(rule: Rule, row: CellKey, selection: Selection) -> bool:
+    """Whether the gate holds the row to the rule: companions only by name."""
+    defended = [shown.name for shown in selection.rows if not shown.companion] or [UNDEFENDED]
+    targets = [rule.target] if rule.target else defended
+    return row.target in targets and rule.setting in (None, row.setting) and rule.attack in (None, row.attack)
+
+
+def _per_secret_mean_metrics(method: Attack | Probe) -> tuple[str, ...]:
+    """What it measures that is the mean of a number of each secret, known of it alone."""
+    if isinstance(method, Probe):
+        return method.means
+    return () if isinstance(method, CorpusAttack) else tuple(m.name for m in METRICS if m.per_secret and m.values)
+
+
+def _may_stop_by_metric(method: Attack | Probe, metric: str) -> bool:
+    """Whether its rows can be stopped by this number."""
+    own = _per_secret_mean_metrics(method)
+    return metric in own or any(metric in (nonmember_metric_name(one), excess_metric_name(one)) for one in own)
+
+
+def _may_decide_rule(rule: Rule, row: CellKey, selection: Selection) -> bool:
+    """Whether the gate may decide the rule on this row: it does not where another attack has the number."""
+    own, every = selection.named[row.attack], selection.methods
+    return _may_stop_by_metric(own, rule.metric) or not any(_may_stop_by_metric(one, rule.metric) for one in every)
+
+
+def _is_rule_without_stopping_row(rule: Rule) -> bool:
+    """Whether no row that could stop has the number: a bound of epsilon, a rate of membership."""
+    return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)

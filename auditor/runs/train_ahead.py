@@ -1,0 +1,80 @@
+"""Models of later rows, trained in a process of its own while the first rows are measured.
+
+It leaves what it trains in the lab's cache, where the run finds it; where it fails, the run trains it itself.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+from auditor.core import threads
+from auditor.core.plan import Plan
+from auditor.core.safe_mode import is_safe_mode
+from auditor.runs.cell_work import WorkerSite
+from auditor.runs.selection import Selection
+from auditor.runs.site import Site
+
+_THREADS = 1  # of the other process
+
+
+@contextmanager
+def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> Iterator[Callable[[], None]]:
+    """While the block lasts, what its rows need is trained beside it: where there is a processor and a thread for it.
+
+    Gives what takes the other process's thread back once it has ended. Nothing is left running behind the block.
+    """
+    before = torch.get_num_threads()
+    spare = before > _THREADS and threads.usable_processor_count() > _THREADS and not is_safe_mode()
+    if not (spare and site.trains_ahead) or plan.objects or not site.models_to_train(selection.defenses, ()):
+        yield lambda: None
+        return
+    site.public  # noqa: B018 - what all others are made of: the other process would wait for it
+    with subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": str(_THREADS)},
+    ) as other:
+        assert other.stdin is not None  # a pipe
+        torch.set_num_threads(before - _THREADS)
+        try:
+            with suppress(BrokenPipeError):  # it could not begin
+                pickle.dump(WorkerSite(plan), other.stdin)
+                other.stdin.flush()
+            yield lambda: torch.set_num_threads(before - _THREADS * (other.poll() is None))
+        finally:
+            torch.set_num_threads(before)
+            other.kill()
+
+
+def _train_parts_of_defenses(there: WorkerSite) -> None:
+    """What the defenses hold, in the order in which the run asks for it."""
+    site, selection = there()
+    for defense in selection.defenses.values():
+        if "ensemble" in defense.needs:
+            site.defense_parts.ensemble(defense)
+        if "trained" in defense.needs:
+            site.defense_parts.trained(defense)
+        if "whole" in defense.needs:
+            site.defense_parts.whole(defense)
+
+
+def _exit_when_parent_ends() -> None:
+    """The pipe ends where the run does, however it ends."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    given: WorkerSite = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_exit_when_parent_ends, daemon=True).start()
+    _train_parts_of_defenses(given)

@@ -1,0 +1,299 @@
+"""Renderings: how a row of conversations or instructions becomes the text that a model was trained on.
+
+A rendering is a name (`--template`), a Jinja template or none, and the day that the template writes (`--date`). What
+trainers do is known here; which of it was done with a model, nobody says: `runs/text_form.py` asks the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from auditor.benchmarks.conversation_rows import (
+    COMPLETION,
+    INSTRUCTION,
+    MESSAGES,
+    REASONING,
+    Conversation,
+    Message,
+    UnusableConversation,
+    is_assistant,
+    message_text,
+    normalised_role,
+)
+from auditor.core.errors import AuditError
+
+MODEL, NONE, ALPACA, TRL = "model", "none", "alpaca", "trl"
+BASES = (MODEL, NONE, ALPACA, TRL)
+GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE, BARE, INPUT = VARIANTS = (
+    *("given-roles", "no-reasoning", "no-thinking"),  # of templates
+    *("line", "bare", "input"),  # a new line where the base has another join; of Alpaca's text, two of its relatives
+)
+_OF_TEMPLATES = {GIVEN_ROLES, NO_REASONING, NO_THINKING, LINE}
+_OPENING = "Below is an instruction that describes a task"  # Taori et al. 2023, train.py: PROMPT_DICT
+_FURTHER = ", paired with an input that provides further context"
+_REQUEST = ". Write a response that appropriately completes the request.\n\n"
+_THOUGHT = re.compile(r"^\s*<think>.*?</think>\s*", re.DOTALL)
+_ASKS_CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+Piece = tuple[str, bool]  # a text, and whether it is an answer
+
+
+@dataclass(frozen=True)
+class ChatRendering:
+    """One rendering. source: Jinja, or the JSON of several templates by name; None: it is written without one.
+
+    variants: what differs from the base, of `VARIANTS`. day: YYYY-MM-DD, of a template that writes the day.
+    """
+
+    base: str
+    source: str | None = None
+    variants: tuple[str, ...] = ()
+    day: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As `--template` takes it."""
+        return "+".join((self.base, *self.variants))
+
+    @property
+    def said(self) -> str:
+        return self.name if self.day is None else f"{self.name}, {self.day}"
+
+    @property
+    def kind(self) -> str:
+        """Renderings of one kind differ in details; of two, in everything that stands around an answer."""
+        return "template" if self.source is not None else self.base
+
+    @property
+    def writes_day(self) -> bool:
+        return self.source is not None and "strftime_now" in self.source
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that decides what is written, in hex."""
+        what = [self.source or self.base, sorted(self.variants), self.day]
+        return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+
+# --- by name ----------------------------------------------------------------------------------------------------------
+
+
+def parse_form(asked: str, day: str | None, tokenizer: Any) -> ChatRendering:
+    """The rendering that `--template` and `--date` name. Raises AuditError where there is none.
+
+    day: None leaves the day of a template that writes one open.
+    """
+    base, variants = asked, tuple[str, ...]()
+    while (parts := base.rpartition("+"))[2] in VARIANTS and parts[0]:
+        base, variants = parts[0], (parts[2], *variants)
+    allowed = {NONE: {LINE}, ALPACA: {LINE, BARE, INPUT}}.get(base, _OF_TEMPLATES)
+    if wrong := [one for one in variants if one not in allowed]:
+        raise AuditError(f"expected --template {base} with one of {', '.join(sorted(allowed))}, got +{wrong[0]}")
+    form = ChatRendering(base, None if base in (NONE, ALPACA) else _template_source(base, tokenizer), variants)
+    if day is not None and not form.writes_day:
+        raise AuditError(f"expected --date with a template that writes the day (strftime_now), got it with {asked}")
+    return replace(form, day=day)
+
+
+def _template_source(base: str, tokenizer: Any) -> str:
+    if base == MODEL:
+        if (own := own_template(tokenizer)) is None:
+            raise AuditError(
+                f"expected a tokenizer with a chat template for conversations, but this {type(tokenizer).__name__} has "
+                "none: give the one that the model was trained with (--template FILE), or --template none"
+            )
+        return own
+    if base == TRL:
+        if (of_trl := trl_training_template(tokenizer)) is None:
+            raise AuditError(
+                "expected --template trl with a chat template that TRL has a training template for, and TRL installed "
+                "(pip install trl), got one that it leaves as it is, or no TRL"
+            )
+        return of_trl
+    try:
+        return Path(base).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise AuditError(
+            f"expected --template as auto, {', '.join(BASES)}, or a file with a Jinja template, got {base!r}"
+        ) from None
+
+
+def own_template(tokenizer: Any) -> str | None:
+    """The tokenizer's own; where it has several by name, all of them."""
+    own = getattr(tokenizer, "chat_template", None)
+    return own if own is None or isinstance(own, str) else json.dumps(own, sort_keys=True)
+
+
+def trl_training_template(tokenizer: Any) -> str | None:
+    """What TRL trains with for `assistant_only_loss` in the place of this tokenizer's; None where it is the same.
+
+    TRL is asked where it is installed: its templates are its own.
+    """
+    if not isinstance(getattr(tokenizer, "chat_template", None), str):
+        return None
+    try:
+        from trl.chat_template_utils import get_training_chat_template
+    except ImportError:
+        return None
+    try:
+        found: str | None = get_training_chat_template(tokenizer)
+    except (ValueError, TemplateError, TypeError, LookupError, AttributeError):  # a template that it does not know
+        return None
+    return found
+
+
+# --- those to choose from ---------------------------------------------------------------------------------------------
+
+
+def candidate_forms(tokenizer: Any, rows: Sequence[Conversation]) -> list[ChatRendering]:
+    """What trainers make of such rows, the most usual first. Without a day: which, is another question.
+
+    Raises AuditError for messages and a tokenizer without a template: nothing else is usual of them.
+    """
+    kind = rows[0].kind
+    own, of_trl = own_template(tokenizer), trl_training_template(tokenizer)
+    plain = {
+        COMPLETION: [
+            ChatRendering(NONE),
+            ChatRendering(NONE, None, (LINE,)),
+        ],  # TRL: one text, and the end of text behind it
+        INSTRUCTION: [ChatRendering(ALPACA, None, some) for some in ((), (LINE,), (INPUT, LINE), (BARE, LINE))]
+        + [ChatRendering(NONE)],
+    }.get(kind, [])
+    if kind == MESSAGES and own is None:
+        return [parse_form(MODEL, None, tokenizer)]
+    of_templates = [
+        ChatRendering(base, source, tuple(one for one in some if one))
+        for base, source in ((MODEL, own), (TRL, of_trl))
+        if source is not None
+        for some in product(*_form_variants(source, rows))
+    ]
+    return [*plain, *of_templates, *([ChatRendering(NONE)] if kind == MESSAGES else [])]
+
+
+def most_usual_rendering(tokenizer: Any, rows: Sequence[Conversation], day: str) -> ChatRendering:
+    """The first candidate, with this day where it writes one."""
+    form = candidate_forms(tokenizer, rows)[0]
+    return replace(form, day=day) if form.writes_day else form
+
+
+def _form_variants(source: str, rows: Sequence[Conversation]) -> Iterator[tuple[str, ...]]:
+    """Of each thing that trainers do in several ways: as usual, and otherwise. Only where it can matter."""
+    messages = [message for said in rows for message in said.messages]
+    if any(normalised_role(message["role"]) != message["role"] for message in messages):
+        yield ("", GIVEN_ROLES)
+    if any(_has_reasoning(message) for message in messages):
+        yield ("", NO_REASONING)
+    if "enable_thinking" in source and not any(said.options for said in rows):
+        yield ("", NO_THINKING)
+    if rows[0].kind == INSTRUCTION and any(said.plain[1] for said in rows):
+        yield ("", LINE)
+
+
+def _has_reasoning(message: Message) -> bool:
+    own = any(message.get(key) for key in REASONING)
+    return own or (is_assistant(message) and bool(_THOUGHT.match(message_text(message.get("content")) or "")))
+
+
+# --- what they write --------------------------------------------------------------------------------------------------
+
+
+def messages_for_template(said: Conversation, form: ChatRendering) -> tuple[dict[str, Any], ...]:
+    """The messages that the template is given: as they were, but for what the form does otherwise."""
+    messages = [dict(message) for message in said.messages]
+    if LINE in form.variants and said.kind == INSTRUCTION:
+        messages[-2]["content"] = "\n".join(filter(None, said.plain[:2]))
+    for message in messages:
+        if GIVEN_ROLES not in form.variants:
+            message["role"] = normalised_role(message["role"])
+        if NO_REASONING in form.variants and _has_reasoning(message):
+            for key in REASONING:
+                message.pop(key, None)
+            message["content"] = _THOUGHT.sub("", message_text(message.get("content")) or "")
+    return tuple(messages)
+
+
+def chat_template_arguments(tokenizer: Any, said: Conversation, form: ChatRendering) -> dict[str, Any]:
+    """What `apply_chat_template` is given beside the messages."""
+    source = str(form.source)
+    if form.base == MODEL and not isinstance(tokenizer.chat_template, str):  # several by name: which, depends on tools
+        source = tokenizer.get_chat_template(None, said.tools)
+    asked: dict[str, Any] = {"chat_template": template_with_fixed_date(source, form.day)}
+    if said.tools is not None:
+        asked["tools"] = said.tools
+    if NO_THINKING in form.variants:
+        asked["enable_thinking"] = False
+    return asked | dict(said.options)
+
+
+def template_with_fixed_date(source: str, day: str | None) -> str:
+    """The template with this day in the place of what it asks the clock for: no variable of a call can hide that
+    function. None: as it is. Raises AuditError where it asks in another way than by a format that stands there.
+    """
+    if day is None:
+        return source
+    when = datetime.fromisoformat(day)
+    fixed = _ASKS_CLOCK.sub(lambda found: json.dumps(when.strftime(found[2])), source)
+    if "strftime_now(" in fixed:
+        raise AuditError("expected a chat template that asks for the day as strftime_now('%d %b %Y'), got another call")
+    return fixed
+
+
+def render(
+    tokenizer: Any, said: Conversation, form: ChatRendering, messages: Sequence[Message], answering: bool = False
+) -> str:
+    """The messages as the template writes them. answering: up to where the assistant begins to speak.
+
+    Raises Unusable where it refuses them.
+    """
+    asked = chat_template_arguments(tokenizer, said, form)
+    try:
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answering, **asked)
+    except (TemplateError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UnusableConversation(f"the chat template refuses it ({_data_free_error_text(error, messages)})") from None
+    return str(text)
+
+
+def _data_free_error_text(error: Exception, messages: Sequence[Message]) -> str:
+    """What the template says, unless it quotes the conversation."""
+    words = " ".join(str(error).split())[:120]
+    said = [(message_text(message.get("content")) or "").strip() for message in messages]
+    return type(error).__name__ if any(one and one in words for one in said) or not words else words
+
+
+def untemplated_pieces(said: Conversation, form: ChatRendering) -> list[Piece]:
+    """The row without a template, piece by piece. Raises Unusable for a turn without text."""
+    if form.base == ALPACA:
+        return _alpaca_prompt_pieces(said, form)
+    if said.kind == MESSAGES:  # turn by turn, a line each
+        contents = [(message_text(message.get("content")), is_assistant(message)) for message in said.messages]
+        if any(content is None for content, _ in contents):
+            raise UnusableConversation("a turn that is not text, and no template to write it")
+        joined = [[("\n", False), (str(content), spoken)] for content, spoken in contents]
+        return [piece for some in joined for piece in some][1:]
+    given = [text for text in said.plain[:-1] if text]
+    if said.kind == INSTRUCTION:
+        return [("\n".join(given) + "\n", False), (said.plain[-1], True)]
+    return [("".join(given) + ("\n" if LINE in form.variants else ""), False), (said.plain[-1], True)]
+
+
+def _alpaca_prompt_pieces(said: Conversation, form: ChatRendering) -> list[Piece]:
+    """The text that Alpaca was trained with and published. bare: without its opening; input: with the input's heading
+    even where there is none; line: the answer on a line of its own, as axolotl writes it.
+    """
+    if said.kind != INSTRUCTION:
+        raise AuditError("expected instruction and output for --template alpaca, got other columns")
+    instruction, given, output = said.plain
+    with_input = bool(given) or INPUT in form.variants
+    text = "" if BARE in form.variants else _OPENING + (_FURTHER if with_input else "") + _REQUEST
+    text += f"### Instruction:\n{instruction}\n\n" + (f"### Input:\n{given}\n\n" if with_input else "")
+    return [(text + "### Response:" + ("\n" if LINE in form.variants else ""), False), (output, True)]

@@ -1,0 +1,143 @@
+"""What a row of conversations or instructions says, as it was given. Knows columns and roles; no template, no model.
+
+Reasons why a row cannot be used name columns, roles and turns, never what was said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from auditor.core.context_knowledge import SYSTEM, USER
+
+ASSISTANT = "assistant"
+LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
+BESIDE = ("input", "system", "tools", "chat_template_kwargs")  # columns that are read where the layout has them
+REASONING = ("reasoning_content", "reasoning", "thinking")  # what a turn says before its content, by trainer
+MESSAGES, COMPLETION, INSTRUCTION = "messages", "completion", "instruction"
+_USUAL_ROLES = {  # ShareGPT's names, and others', as axolotl reads them
+    **dict.fromkeys(("human",), USER),
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT),
+}
+_SHAREGPT = {"from": "role", "value": "content"}
+
+Message = Mapping[str, Any]
+
+
+class UnusableConversation(Exception):
+    """Why a conversation, or an answer of it, is left out: in words that hold nothing of it."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One row. messages: with role and content, and whatever else was given.
+
+    kind: `messages`; of texts, `completion` or `instruction`: `plain` holds them then, (prompt, completion) or
+    (instruction, input, output), and `messages` what they are as turns.
+    """
+
+    messages: tuple[Message, ...]
+    tools: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # the row's own chat_template_kwargs
+    kind: str = MESSAGES
+    plain: tuple[str, ...] = ()
+
+
+def normalised_role(role: str) -> str:
+    """`user` of `human`, `assistant` of `gpt`; any other role as it is."""
+    return _USUAL_ROLES.get(role, role)
+
+
+def is_assistant(message: Message) -> bool:
+    """Whether it is what a model was trained to say."""
+    return normalised_role(message["role"]) == ASSISTANT
+
+
+def message_text(content: Any) -> str | None:
+    """A text, or the texts of its parts one behind the other; None where a part is none."""
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        return "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
+    return content if isinstance(content, str) else None
+
+
+def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any]) -> Conversation:
+    """What a row of one of `LAYOUTS` says. Raises Unusable."""
+    beside = {
+        "tools": _parsed_tools(row.get("tools")),
+        "options": _parsed_template_options(row.get("chat_template_kwargs")),
+    }
+    before = [{"role": SYSTEM, "content": _require_text(row["system"])}] if row.get("system") else []
+    if layout[0] in ("messages", "conversations"):
+        said = _normalised_messages(row[layout[0]], "")
+        if said and said[0]["role"] == SYSTEM:
+            before = []
+        return _require_assistant_turn(Conversation((*before, *said), **beside))
+    if layout[0] == "instruction":
+        plain = (_require_text(row["instruction"]), _require_text(row.get("input") or ""), _require_text(row["output"]))
+        asked = "\n\n".join(filter(None, plain[:2]))
+        turns = [*before, {"role": USER, "content": asked}, {"role": ASSISTANT, "content": plain[2]}]
+        return _require_assistant_turn(Conversation(tuple(turns), **beside, kind=INSTRUCTION, plain=plain))
+    prompt, completion = row["prompt"], row["completion"]
+    turns = [*before, *_normalised_messages(prompt, USER), *_normalised_messages(completion, ASSISTANT)]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return _require_assistant_turn(
+            Conversation(tuple(turns), **beside, kind=COMPLETION, plain=(prompt, completion))
+        )
+    return _require_assistant_turn(Conversation(tuple(turns), **beside))
+
+
+def _normalised_messages(messages: Any, role: str) -> list[dict[str, Any]]:
+    """OpenAI's role and content, or ShareGPT's from and value under those names; of a text, one turn of this role."""
+    if isinstance(messages, str) and role:
+        return [{"role": role, "content": messages}]
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise UnusableConversation("its messages are no list")
+    found = []
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise UnusableConversation("a message is no object")
+        named = {_SHAREGPT.get(str(key), str(key)): value for key, value in message.items()}
+        if not isinstance(named.get("role"), str):
+            raise UnusableConversation("a turn without a role")
+        content = named.get("content")
+        if content is not None and message_text(content) is None:
+            raise UnusableConversation("a turn that is not text")
+        found.append({key: value for key, value in named.items() if value is not None})
+    return found
+
+
+def _require_text(content: Any) -> str:
+    if not isinstance(content, str):
+        raise UnusableConversation("a turn that is not text")
+    return content
+
+
+def _parsed_tools(given: Any) -> Any:
+    """A list of functions; TRL takes it as JSON too."""
+    if isinstance(given, str) and given:
+        try:
+            given = json.loads(given)
+        except ValueError:
+            raise UnusableConversation("tools that are neither a list nor JSON") from None
+    if not given:
+        return None
+    if not isinstance(given, Sequence):
+        raise UnusableConversation("tools that are neither a list nor JSON")
+    return list(given)
+
+
+def _parsed_template_options(given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise UnusableConversation("chat_template_kwargs that are no object")
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _require_assistant_turn(said: Conversation) -> Conversation:
+    if not any(map(is_assistant, said.messages)):
+        raise UnusableConversation("no assistant turn")
+    return said

@@ -1,0 +1,178 @@
+"""Released text beside the records it may have come from: files as word ids, and the passage nearest to each record.
+
+A word is a run of letters and digits, or a single other character that is no space. Knows text; no tokenizer, model or
+torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rapidfuzz.distance import Levenshtein
+
+from auditor.benchmarks import conversation_rows, ngrams
+from auditor.benchmarks.columns import (
+    COLUMNS,
+    PLAIN,
+    conversations,
+    detect_column_layout,
+    joined_layout_texts,
+    row_personal_data_marks,
+    row_repeat_counts,
+)
+from auditor.benchmarks.ngrams import NGramIndex
+from auditor.benchmarks.tables import RecordTable, read_table, require_rows
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Mark, Tokens
+from auditor.statistics import memorised
+from auditor.statistics.judging import edits_allowed
+from auditor.statistics.memorised import MemorisedTokens
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_AT_ONCE = 1000  # texts looked up at once
+_SEEDS = 64  # places that a record is aligned at, at most
+
+
+@dataclass
+class WordIds:
+    """Words by id, from 1, in the order in which they were first seen."""
+
+    ids: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, text: str) -> Tokens:
+        return tuple(self.ids.setdefault(word, len(self.ids) + 1) for word in _WORD.findall(text))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Words with a space between."""
+        names = list(self.ids)
+        return " ".join(names[token - 1] for token in tokens)
+
+
+@dataclass(frozen=True)
+class ReleasedRecord:
+    """A record that may be in released text. times: how often it was trained on; marks: as its file has them."""
+
+    row: int
+    text: str
+    tokens: Tokens
+    member: bool
+    times: int | None = None
+    marks: tuple[Mark, ...] = ()
+
+
+def read_rows_as_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
+    """A file's rows as texts: of a conversation what each turn says, line by line. Raises AuditError."""
+    table = require_rows(read_table(flag, name, COLUMNS))
+    layout = detect_column_layout(table)
+    if layout in PLAIN:
+        return table, joined_layout_texts(table, layout)
+    return table, [_conversation_text(one) for one in conversations(table, layout)]
+
+
+def _conversation_text(one: conversation_rows.Conversation | conversation_rows.UnusableConversation) -> str:
+    messages = () if isinstance(one, conversation_rows.UnusableConversation) else one.messages
+    return "\n".join(filter(None, (conversation_rows.message_text(message.get("content")) for message in messages)))
+
+
+def read_members_and_nonmembers(
+    data: str, nonmembers: str, words: WordIds, without: Iterable[str] = ()
+) -> tuple[list[ReleasedRecord], list[str]]:
+    """Members and non-members, each text once, and what was left out, a sentence each.
+
+    without: texts that are no records, as canaries. A non-member that is in the private data is none. Raises AuditError
+    where nobody is left.
+    """
+    found, said = dict[Tokens, ReleasedRecord](), list[str]()
+    others = {words(text) for text in without}
+    for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
+        table, texts = read_rows_as_texts(flag, name)
+        repeats = row_repeat_counts(table) if member else [0] * table.rows
+        marks = row_personal_data_marks(table) if detect_column_layout(table) in PLAIN else [()] * table.rows
+        left = Counter[str]()
+        for row, (text, times, marked) in enumerate(zip(texts, repeats, marks, strict=True)):
+            tokens = words(text)
+            if not tokens or tokens in others:
+                left["a canary" if tokens else "no words"] += 1
+            elif (before := found.get(tokens)) is None:
+                found[tokens] = ReleasedRecord(row, text, tokens, member, times if member else None, marked)
+            elif before.member and member:
+                found[tokens] = ReleasedRecord(*(before.row, text, tokens, True), (before.times or 0) + times, marked)
+            else:
+                left["the same as a row before, or as one of --data"] += 1
+        said += [f"{table.where}: left out {count:,} rows: {why}" for why, count in left.items()]
+        if not any(one.member == member for one in found.values()):
+            raise AuditError(f"{table.where}: expected records with words in them, got none that is its own")
+    return list(found.values()), said
+
+
+@dataclass(frozen=True)
+class CopiedSpan:
+    """n words of a record, or more where they stand word for word in released text, and what stands there instead.
+
+    edits: words to change; text: which released text it stands in, -1: none. length: of the longest run in common.
+    """
+
+    own: Tokens
+    there: Tokens
+    text: int = -1
+    length: int = 0
+
+    @property
+    def edits(self) -> int:
+        return Levenshtein.distance(self.own, self.there)
+
+
+def find_nearest_passages(
+    records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int
+) -> tuple[list[CopiedSpan], list[MemorisedTokens], NGramIndex]:
+    """The nearest passage to each record; and of each text what it holds. Records have n words at least, members first.
+
+    Verbatim: a run of n words or more that no other record has, of either kind, so that members and non-members count
+    alike. Near-verbatim: n words that take `edits_allowed`, found where half as many stand word for word.
+    """
+    members = [one for one in records if one.member]
+    index = ngrams.build_index(
+        ((one.tokens, one.times) for one in members), (one.tokens for one in records if not one.member)
+    )
+    every, best = list[MemorisedTokens](), dict[int, CopiedSpan]()
+    for start in range(0, len(texts), _AT_ONCE):
+        some = texts[start : start + _AT_ONCE]
+        for i, seen in enumerate(index.standing(some, n), start):
+            every.append(memorised.count_memorised(seen, n))
+            for record, run in memorised.longest_run_by_text(seen, n).items():
+                if record not in best or run.length > best[record].length:
+                    out = texts[i][run.start : run.start + run.length]
+                    best[record] = CopiedSpan(out, out, i, run.length)
+    near = _near_verbatim_passages(records, texts, n, index, set(best))
+    none = [CopiedSpan(one.tokens[:n], ()) for one in records]
+    return [best.get(i) or near.get(i) or none[i] for i in range(len(records))], every, index
+
+
+def _near_verbatim_passages(
+    records: Sequence[ReleasedRecord], texts: Sequence[Tokens], n: int, index: NGramIndex, found: set[int]
+) -> Mapping[int, CopiedSpan]:
+    """Of each record that was not found, the passage with fewest edits, aligned at what stands word for word."""
+    half, seeds, best = max(1, n // 2), Counter[int](), dict[int, CopiedSpan]()
+    allowed = edits_allowed(n)
+    for start in range(0, len(texts), _AT_ONCE):
+        for i, seen in enumerate(index.standing(texts[start : start + _AT_ONCE], half), start):
+            for at, record in zip(seen.at.tolist(), seen.record.tolist(), strict=True):
+                if record < 0 or record in found or seeds[record] >= _SEEDS:
+                    continue
+                seeds[record] += 1
+                one = _best_aligned_passage(records[record].tokens, texts[i], at, half, n)
+                if one.edits <= allowed and (record not in best or one.edits < best[record].edits):
+                    best[record] = CopiedSpan(one.own, one.there, i, half)
+    return best
+
+
+def _best_aligned_passage(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
+    """n words of the record around those that stand at this place of the text, with fewest edits."""
+    seed = text[at : at + half]
+    place = next(i for i in range(len(record)) if record[i : i + half] == seed)
+    begins = range(max(0, place - n + half), min(place, len(record) - n) + 1)
+    ways = (CopiedSpan(record[i : i + n], text[max(0, at - place + i) : at - place + i + n]) for i in begins)
+    return min(ways, key=lambda way: way.edits)

@@ -1,0 +1,297 @@
+"""For whoever checks the method: what is claimed, what was allowed, what was attacked, how it was run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+from auditor.core.nouns import Claim
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
+from auditor.reports import claims, phrases
+from auditor.reports.blocks import Block, Bullets, Card, Cards, Code, FactList, Facts, Group, Paragraph, Table
+from auditor.reports.topics import CHECK, Topic, group_rows_by_target
+
+_NEVER = (
+    "A claim is consistent where an audit could have contradicted it and did not: that does not prove it, and "
+    "beside it stands the smallest violation that it would have caught with 80% probability. An audit "
+    "is too weak where it had no power to refute the claim, or where its games look at a part of the tokens that the "
+    "claim covers, and these give away less than it by themselves. All audits of a model share the error level equally."
+)
+
+_TRANSCRIPT = (
+    "What this audit drew is no private release: it follows from --seed, and a claim about drawn tokens is for "
+    "randomness that nobody knows."
+)
+
+
+def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
+    """A line for each neighbouring relation: what is promised, what this audit spent of it, what is left to ask."""
+    held = claims.claim_audit_table(result)
+    evidence: list[Block] = [] if held is None else [held, Paragraph(_NEVER)]
+    groups = tuple(
+        Group(f"{t.title}: {t.claim.theorem}", _claim_rows_by_relation(t.claim)) for t in result.targets if t.claim
+    )
+    if not groups:
+        return evidence
+    head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens covered", "Drawn", "Left", "Status")
+    caption = "What is promised, and how much of it this audit spent"
+    drawn = any(t.claim and not t.claim.any_access for t in result.targets)
+    table = Table("claims-table", caption, head, groups, frozenset({1, 2, 3, 5, 6, 7}))
+    return [table, *([Paragraph(_TRANSCRIPT)] if drawn else []), *evidence]
+
+
+def _token_budget_cells(claim: Claim) -> tuple[str, str, str]:
+    """Covered, drawn, left. A model that was trained privately may be asked without end."""
+    if claim.queries is None:
+        return "any number", phrases.NOTHING, "any number"
+    left = claim.queries - claim.spent_queries
+    return f"{claim.queries:,}", f"{claim.spent_queries:,}", f"{left:,}" if left >= 0 else "overdrawn"
+
+
+def _claim_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
+    tokens = _token_budget_cells(claim)
+    return tuple(
+        (
+            phrases.relation_label(name) + (" (set up for)" if name == claim.relation else ""),
+            phrases.format_number(epsilon),
+            phrases.format_number(claim.spent_epsilon.get(name, math.nan)),
+            phrases.format_number(claim.delta),
+            claim.unit,
+            *tokens,
+            claim.status,
+        )
+        for name, epsilon in claim.epsilon.items()
+    )
+
+
+def _adversary_access_blocks(result: AuditResult) -> list[Block]:
+    settings = {finding.setting for finding in result.findings}
+    explained = tuple(text for setting, text in phrases.SETTINGS.items() if setting in settings)
+    return [Bullets(explained), _access_table(result)] if explained else []
+
+
+def _access_table(result: AuditResult) -> Table:
+    """The matrix access x decoding x budget: rows that were allowed the same are one row, their attacks listed."""
+    findings = phrases.findings_undefended_first(result)
+    names = tuple(dict.fromkeys((*phrases.ACCESS, *(name for finding in findings for name in finding.access))))
+    columns = (phrases.ACCESS.get(name, phrases.to_label(name)) for name in names)
+    head = ("Target", "Attacks", *columns, "Decoding", "Budget a secret", "Claim applies")
+    attacks: dict[tuple[str, ...], list[str]] = {}
+    for f in findings:
+        allowed = ("yes" if name in f.access else "no" for name in names)
+        spent = phrases.attack_budget_phrase(f, result.benchmark.members + result.benchmark.nonmembers)
+        title, decoding = phrases.row_title(result, f), f.decoding or phrases.NOTHING
+        key = (f.target, title, *allowed, decoding, spent, phrases.claim_applies_phrase(f))
+        attacks.setdefault(key, []).append(f.attack)
+    grouped: dict[str, list[tuple[str, ...]]] = {}
+    for (target, title, *rest), who in attacks.items():
+        grouped.setdefault(target, []).append((title, ", ".join(dict.fromkeys(who)), *rest))
+    groups = tuple(Group("", tuple(rows)) for rows in grouped.values())
+    caption = "What each attack could see, how and how often tokens were drawn, and whether the claim covers it"
+    return Table("access-table", caption, head, groups)
+
+
+def _attacked_records_blocks(result: AuditResult) -> list[Block]:
+    n = result.benchmark
+    facts = (
+        ("Members attacked", f"{n.members:,}"),
+        ("Non-members attacked", f"{n.nonmembers:,}"),
+        ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
+        ("Near-duplicates of auxiliary data", _near_duplicates_label(n)),
+        *((("Canaries", _canary_counts_label(n)),) if n.canaries else ()),
+    )
+    blocks: list[Block] = [Paragraph(n.description)] if n.description else []
+    blocks.append(FactList("", facts))
+    if n.repeats or n.greedy_recall:
+        blocks.append(_greedy_recall_table(result))
+    return [*blocks, *([Bullets(n.notes)] if n.notes else [])]
+
+
+def _canary_counts_label(n: BenchmarkRecord) -> str:
+    """`2 inserted once, 1 inserted 16 times, 4 never (controls)`."""
+    times = {"0": "never (controls)", "1": "inserted once"}
+    parts = (f"{many:,} {times.get(count, f'inserted {count} times')}" for count, many in n.canaries.items())
+    return ", ".join(parts)
+
+
+def _near_duplicates_label(n: BenchmarkRecord) -> str:
+    if n.near_duplicates is None:
+        return "not counted"
+    if not n.near_duplicates:
+        return "none among the members"
+    return f"{n.near_duplicates:,} of {n.members:,} members: these may come from the auxiliary data, not from the model"
+
+
+def _greedy_recall_table(result: AuditResult) -> Table:
+    n = result.benchmark
+    names = sorted({**n.repeats, **n.greedy_recall}, key=phrases.repeats_sort_key)
+    rows = tuple(
+        (name, f"{n.repeats.get(name, 0):,}", phrases.format_share_with_interval(n.greedy_recall.get(name)))
+        for name in names
+    )
+    head = ("Repetitions", "Members", "Greedy recall, undefended")
+    caption = "Members by repetitions in the data that was read, and what greedy decoding alone gives away"
+    return Table("greedy-table", caption, head, (Group("", rows),), frozenset({1, 2}))
+
+
+def _target_card_blocks(result: AuditResult) -> list[Block]:
+    shared = _common_to_all_lists([target.notes for target in result.targets])
+    cards = (
+        Card(
+            t.title,
+            t.description,
+            (*_target_cost_facts(t), *_nominal_epsilon_facts(t), *_claim_facts(t.claim)),
+            _notes_not_shared(t.notes, shared),
+        )
+        for t in result.targets
+    )
+    of_all: list[Block] = [Paragraph(f"Of all targets: {'; '.join(shared)}.")] if shared else []
+    return [*of_all, Cards(tuple(cards))] if result.targets else []
+
+
+def _common_to_all_lists(each: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """What stands in all of several lists, in the order of the first: said once."""
+    first, *others = each or [()]
+    return tuple(one for one in first if others and all(one in other for other in others))
+
+
+def _notes_not_shared(notes: Sequence[str], shared: Sequence[str]) -> tuple[str, ...]:
+    return tuple(note for note in notes if note not in shared)
+
+
+def _target_cost_facts(target: TargetRecord) -> Facts:
+    per_token, memory, training = target.milliseconds_per_token, target.peak_memory_mb, target.training_seconds
+    return (
+        ("Held-out perplexity", phrases.value_with_interval(target.perplexity)),
+        *((phrases.label(m.name), phrases.value_with_interval(m)) for m in target.other_perplexities),
+        ("Time per token", phrases.NOTHING if per_token is None else f"{phrases.format_number(per_token)} ms"),
+        ("Peak memory", phrases.NOTHING if memory is None else phrases.format_memory(memory)),
+        (
+            "Training time, when it was trained",
+            phrases.NOTHING if training is None else phrases.format_duration(training),
+        ),
+    )
+
+
+def _nominal_epsilon_facts(target: TargetRecord) -> Facts:
+    """An epsilon that promises nothing is named as such."""
+    if target.nominal_epsilon is None:
+        return ()
+    return (("Nominal ε, no guarantee", phrases.format_number(target.nominal_epsilon)),)
+
+
+def _claim_facts(claim: Claim | None) -> Facts:
+    if claim is None:
+        return (("Claim", "none"),)
+    by_relation = (
+        (f"ε, {phrases.relation_label(name)}", _promised_and_spent_label(claim, name)) for name in claim.epsilon
+    )
+    return (
+        ("Claim", f"{claim.theorem} ({claim.status})"),
+        *by_relation,
+        ("δ", phrases.format_number(claim.delta)),
+        (
+            "Set up for",
+            f"{phrases.relation_label(claim.relation)}; unit of protection: {phrases.protection_unit_label(claim)}",
+        ),
+        ("Covers", f"{claim.access}, {claim.decoding} decoding, {phrases.covered_tokens(claim)}"),
+        ("Spent by this audit", phrases.spent_budget_phrase(claim)),
+        *((phrases.to_label(name), phrases.format_number(value)) for name, value in claim.details.items()),
+    )
+
+
+def _promised_and_spent_label(claim: Claim, name: str) -> str:
+    """What is promised under one relation, and how much of it is spent."""
+    epsilon, spent = claim.epsilon[name], claim.spent_epsilon.get(name)
+    if spent is None or math.isinf(epsilon):
+        return phrases.format_number(epsilon)
+    return f"{phrases.format_number(epsilon)}, of which {phrases.format_number(spent)} spent"
+
+
+def _measurement_blocks(result: AuditResult) -> list[Block]:
+    return [_measurement_table(result)] if result.findings else []
+
+
+def _measurement_table(result: AuditResult) -> Table:
+    groups = tuple(
+        Group(
+            f"{phrases.row_title(result, f)} · {f.attack} · {phrases.decoding_label(f)}",
+            tuple(map(_measurement_row, f.measurements)),
+        )
+        for f in phrases.findings_undefended_first(result)
+        if f.measurements
+    )
+    head = ("Measurement", "Value", "95% interval", "n", "Note")
+    return Table("measurements-table", "Every measurement of every row", head, groups, frozenset({1, 2, 3}))
+
+
+def _measurement_row(m: Measurement) -> tuple[str, ...]:
+    return (
+        phrases.label(m.name),
+        phrases.format_share_without_interval(m),
+        phrases.format_interval(m),
+        f"{m.n:,}",
+        m.note,
+    )
+
+
+def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
+    """How each configuration was run: once what holds for all, then a row for each with the rest."""
+    rows = phrases.findings_undefended_first(result)
+    attacks = {
+        f.attack: _common_to_all_lists([_option_settings(g) for g in rows if g.attack == f.attack]) for f in rows
+    }
+    options = (f"{attack}: {', '.join(shared)}" for attack, shared in attacks.items() if shared)
+    notes = _common_to_all_lists([_row_notes(f) for f in rows])
+    of_all = (*options, *(f"in all of them: {note}" for note in notes))
+    head = ("Target", "Attack", "Options of its own", "Tokens drawn", "Forward rows", "Time", "Notes of its own")
+    groups = group_rows_by_target(result, lambda f: [_cost_row(result, f, attacks[f.attack], notes)])
+    table = Table("rows-table", "How each configuration was run", head, groups, frozenset({3, 4, 5}))
+    return [table, *([Bullets(of_all)] if of_all else [])]
+
+
+def _option_settings(f: Finding) -> tuple[str, ...]:
+    return tuple(f"{name}={option}" for name, option in f.options.items())
+
+
+def _row_notes(f: Finding) -> tuple[str, ...]:
+    return (f"not applicable: {f.not_applicable}",) if f.not_applicable else phrases.violations_and_notes(f)
+
+
+def _cost_row(result: AuditResult, f: Finding, options: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
+    """options, notes: those that are said once, of all."""
+    cost = (f"{f.drawn:,}", f"{f.rows:,}", phrases.format_duration(f.seconds))
+    own, said = _notes_not_shared(_option_settings(f), options), _notes_not_shared(_row_notes(f), notes)
+    return (phrases.row_title(result, f), f.attack, ", ".join(own), *cost, "; ".join(said))
+
+
+def _reproduction_blocks(result: AuditResult) -> list[Block]:
+    seeds = (
+        f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling and secret, "
+        "so the guesses do not depend on batch size, workers or resuming."
+    )
+    timings = (
+        f"{phrases.format_duration(seconds):>14}  {phrases.to_label(stage)}"
+        for stage, seconds in result.timings.items()
+    )
+    return [
+        Code("Command", result.command),
+        Paragraph(seeds),
+        *(_how_rows_ran_blocks(result) if result.findings else []),
+        FactList("Environment", (("audit", result.tool_version), *result.environment.items())),
+        Code("Time by stage", "\n".join(timings), folded=True),
+        Code("Plan", json.dumps(result.plan, indent=2, ensure_ascii=False), folded=True),
+    ]
+
+
+TOPICS = (
+    Topic("claims", "Claims and spending", lambda m: _claims_and_spending_blocks(m.result), CHECK, 10),
+    Topic(
+        "adversary", "What the adversary was allowed", lambda m: _adversary_access_blocks(m.result), CHECK, 11, turn=10
+    ),
+    Topic("attacked", "What was attacked", lambda m: _attacked_records_blocks(m.result), CHECK, 12, turn=8),
+    Topic("targets", "Targets, costs and claims", lambda m: _target_card_blocks(m.result), CHECK, 13, turn=9),
+    Topic("measurements", "All measurements", lambda m: _measurement_blocks(m.result), CHECK, 14, turn=13),
+    Topic("reproduce", "How to reproduce", lambda m: _reproduction_blocks(m.result), CHECK, 15, turn=12),
+)

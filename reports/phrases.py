@@ -1,0 +1,413 @@
+"""Numbers and short phrases that every report shares. Knows the records; not markup, files, terminals or torch.
+
+Shares are fractions in [0, 1] in the records and percent here; intervals are two-sided 95% unless a note differs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from auditor.core.jsonable import from_json, to_json
+from auditor.core.nouns import UNDEFENDED, Claim
+from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement
+from auditor.reports.escaping import to_printable_line
+from auditor.statistics import compare, metrics
+from auditor.statistics.metrics import to_label
+
+NOTHING = "–"
+OUTSIDE = "outside the claim"
+ACCESS = {"draw": "Sampled tokens", "distribution": "Log-probabilities", "embeddings": "Gradients"}
+SETTINGS = {
+    "text-only": "Text-only: only tokens come back, sampled by ancestral decoding, as claims about tokens assume.",
+    "white-box": "White-box: gradients, log-probabilities and the attack's own decoding too.",
+}
+_TINY = 1e-4
+_RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "replace"}
+
+
+# --- text that came from users --------------------------------------------------------------------------------------
+
+
+def clean_result(result: AuditResult) -> AuditResult:
+    """The same result with every string cleaned, so that no renderer can forget one."""
+    cleaned_result: AuditResult = from_json(AuditResult, _clean_values(to_json(result)))
+    return cleaned_result
+
+
+def _clean_values(value: Any) -> Any:
+    if isinstance(value, str):
+        return to_printable_line(value)
+    if isinstance(value, Mapping):
+        return {to_printable_line(str(key)): _clean_values(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean_values(item) for item in value]
+    return value
+
+
+def lower_first(text: str) -> str:
+    """As it stands within a sentence."""
+    return text[:1].lower() + text[1:]
+
+
+def shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+def format_percent(value: float, like: float | None = None) -> str:
+    """`52`, `0.3`, `−47`: percent without its sign, with the decimals that `like` (default: the value) deserves."""
+    if math.isnan(value):
+        return NOTHING
+    return _with_typographic_minus(f"{100 * value:.{_percent_decimals(value if like is None else like)}f}")
+
+
+def _percent_decimals(share: float) -> int:
+    size = abs(share)
+    if 0 < size < 0.001:
+        return 2
+    return 1 if size < 0.1 or size >= 0.99 else 0
+
+
+def _with_typographic_minus(number: str) -> str:
+    """Typographic minus, and no minus before a number that rounds to nothing."""
+    return number.lstrip("-") if not number.strip("-0.") else number.replace("-", "−")
+
+
+def format_interval(m: Measurement) -> str:
+    """The interval: `[46–57]`, `[−52 to −41]`, `[10.9–11.5]`."""
+    if math.isnan(m.low) or math.isnan(m.high) or m.unit == "count":
+        return NOTHING
+    low, high = (
+        format_percent(v, m.value) if m.unit in metrics.SHARES else format_number(v, "#") for v in (m.low, m.high)
+    )
+    return f"[{low} to {high}]" if "−" in low + high else f"[{low}–{high}]"
+
+
+def format_value(m: Measurement | None) -> str:
+    """`52%`, `11.2`."""
+    if m is None or math.isnan(m.value):
+        return NOTHING
+    if m.unit == "count":
+        return f"{m.value:,.0f}"
+    if m.unit == "probability" and 0 < m.value < _TINY:
+        return f"<{format_percent(_TINY)}%"  # not 0.00%: it is no zero
+    return f"{format_percent(m.value)}%" if m.unit in metrics.SHARES else format_number(m.value, "#")
+
+
+def value_with_interval(m: Measurement | None) -> str:
+    """`52% [46–57]`, `11.2 [10.9–11.5]`."""
+    return format_value(m) if m is None or format_interval(m) == NOTHING else f"{format_value(m)} {format_interval(m)}"
+
+
+def format_share_with_interval(m: Measurement | None) -> str:
+    """`166/320 (52% [46–57])`: a share with the count that stands behind it."""
+    if m is None or math.isnan(m.value) or m.n == 0:
+        return NOTHING
+    return f"{hits(m):,}/{m.n:,} ({value_with_interval(m)})"
+
+
+def hit_count_text(m: Measurement) -> str:
+    """`15/80`; where nothing is counted `15% of 80`."""
+    return f"{hits(m):,}/{m.n:,}" if m.unit == "share" else f"{format_value(m)} of {m.n:,}"
+
+
+def hits(m: Measurement) -> int:
+    return 0 if math.isnan(m.value) else round(m.value * m.n)
+
+
+def format_share_without_interval(m: Measurement) -> str:
+    """How a measurement is written where its interval and n have columns of their own: `166/320 = 52%`."""
+    if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
+        return format_value(m)
+    if abs(m.value * m.n - hits(m)) > 1e-6 * m.n:  # a mean of shares: nothing was counted
+        return format_value(m)
+    return f"{hits(m):,}/{m.n:,} = {format_value(m)}"
+
+
+def format_number(value: float, zeros: Literal["", "#"] = "") -> str:
+    """Three significant digits, thousands grouped: `11.2`, `0.0123`, `1,234`, `1e-5`, `∞`; "#" keeps zeros: `13.0`."""
+    if math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if abs(value) >= 100:
+        return _with_typographic_minus(f"{value:,.0f}")
+    return _with_typographic_minus(re.sub(r"e-0*", "e−", f"{value:{zeros}.3g}")).replace("e−", "e-")
+
+
+def format_relative_change(ratio: float) -> str:
+    """A relative change in whole percent: `+90%`, `−3%`."""
+    return _with_typographic_minus(f"{100 * ratio:+,.0f}%")
+
+
+def format_duration(seconds: float) -> str:
+    """`0.4 s`, `48 s`, `2 min 05 s`, `1 h 02 min`."""
+    if not math.isfinite(seconds):
+        return NOTHING
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_memory(megabytes: float) -> str:
+    return f"{megabytes:.0f} MB" if megabytes < 1000 else f"{megabytes / 1000:.1f} GB"
+
+
+def zero_hits_bound(n: int) -> float:
+    """The upper end of the two-sided 95% Clopper-Pearson interval of 0 hits among n."""
+    return 1 - 0.025 ** (1 / n) if n else 1.0
+
+
+def label(name: str) -> str:
+    """What a measurement is called in a report."""
+    return metrics.find_metric(name).title
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def target_title(result: AuditResult, name: str) -> str:
+    return next((target.title for target in result.targets if target.name == name), name)
+
+
+def row_title(result: AuditResult, finding: Finding) -> str:
+    """`PMixED` for text-only access, `PMixED, white-box` for the other."""
+    title = target_title(result, finding.target)
+    return f"{title}, white-box" if finding.setting == "white-box" else title
+
+
+def findings_undefended_first(result: AuditResult) -> tuple[Finding, ...]:
+    """The findings as they are shown: undefended first, then in the order of the result."""
+    return tuple(sorted(result.findings, key=lambda finding: finding.target != UNDEFENDED))
+
+
+def decoding_label(finding: Finding) -> str:
+    """`top-p 0.7, temperature 0.8`, and that this is outside the claim where a defense claims something of draws."""
+    return f"{finding.decoding}, {OUTSIDE}" if finding.claim_applies is False else finding.decoding
+
+
+def main_number_and_baseline(finding: Finding) -> tuple[str, str, str]:
+    """The row's main number, that of the non-members, and what is left between the two: `–` where there is none."""
+    main = finding.main
+    if main is None:
+        return NOTHING, NOTHING, NOTHING
+    floor, excess = (
+        finding.measurement(metrics.nonmember_metric_name(main.name)),
+        finding.measurement(metrics.excess_metric_name(main.name)),
+    )
+    if main.unit == "share":
+        return format_share_with_interval(main), format_share_with_interval(floor), value_with_interval(excess)
+    short = metrics.find_metric(main.name).short or to_label(main.name).lower()
+    return (
+        f"{short} {value_or_bracket(finding, main)}",
+        value_or_bracket(finding, floor),
+        value_with_interval(excess),
+    )
+
+
+def value_or_bracket(finding: Finding, m: Measurement | None) -> str:
+    """`52% [46–57]`; where only a bracket is known both of its ends, `52% [46–57] to 55% [48–60]`."""
+    upper = finding.measurement(metrics.upper_bound_metric_name(m.name)) if m else None
+    return value_with_interval(m) if upper is None else f"{value_with_interval(m)} to {value_with_interval(upper)}"
+
+
+def any_of_n_recall(finding: Finding, whose: Literal["", "_nonmembers"] = "") -> dict[int, Measurement]:
+    """Expected recall of any of n samples by n, rising; empty where the row has none."""
+    found = (
+        (metrics.EXPECTED_ANY_OF.numbers_in_metric_name(m.name.removesuffix(whose)), m) for m in finding.measurements
+    )
+    return dict(sorted((int(n[0]), m) for n, m in found if n and m.name.endswith(whose)))
+
+
+def claim_applies_phrase(finding: Finding) -> str:
+    """`yes (why)`, `no, outside the claim (why)`, or that nothing is claimed."""
+    if finding.claim_applies is None:
+        return "nothing claimed"
+    answer = "yes" if finding.claim_applies else f"no, {OUTSIDE}"
+    return f"{answer} ({finding.claim_reason})" if finding.claim_reason else answer
+
+
+def attack_budget_phrase(finding: Finding, secrets: int) -> str:
+    """What a row spent on each of so many secrets: `10 samples, 240 tokens, 31 forward rows`; or on a generation."""
+    secrets = finding.options.get("generations", secrets)
+    if finding.not_applicable or not (finding.drawn or finding.rows) or not secrets:
+        return NOTHING
+    samples = finding.options.get("samples") if finding.drawn else None
+    drawn = f"{format_number(finding.drawn / secrets)} tokens" if finding.drawn else "no tokens drawn"
+    rows = f"{format_number(finding.rows / secrets)} forward rows" if finding.rows else ""
+    return ", ".join(filter(None, (f"{samples} samples" if samples else "", drawn, rows)))
+
+
+def sort_by_repeats(measured: Mapping[str, Measurement]) -> list[tuple[str, Measurement]]:
+    """Repeat counts in rising order; names that are not numbers keep their order behind them."""
+    return sorted(measured.items(), key=lambda item: repeats_sort_key(item[0]))
+
+
+def exposure_by_insertions(finding: Finding) -> list[tuple[str, Measurement]]:
+    """Exposure by insertions, in rising order; empty where the row has none."""
+    return [item for item in sort_by_repeats(finding.by_repeats) if item[1].unit == "bits"]
+
+
+def steps_to_target(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
+    """The steps of a target's chain up to its own row; beyond: those behind it."""
+    found = chain.steps
+    own = next((i for i, step in enumerate(found, 1) if step.after == target), len(found))
+    return found[own:] if beyond else found[:own]
+
+
+def steps_between_targets(found: Iterable[ChainStep]) -> list[ChainStep]:
+    """Those that go from one target to another: a control that the undefended target is by itself changes nothing."""
+    return [step for step in found if step.before != step.after]
+
+
+def step_effect(step: ChainStep) -> str:
+    """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or why it has none."""
+    if step.difference is None:
+        return f"{join_step_causes(step)}: {step.note}"
+    return (
+        f"{join_step_causes(step)} {points(step.difference)}{'' if is_step_significant(step) else ', not significant'}"
+    )
+
+
+def step_effect_briefly(step: ChainStep) -> str:
+    """`splitting −12 points [−16 to −8]`, `mixing: not significant [−3.0 to 0.7]`; of a step that was measured."""
+    assert step.difference is not None
+    if is_step_significant(step):
+        return f"{join_step_causes(step)} {points(step.difference)}"
+    return f"{join_step_causes(step)}: not significant {format_interval(step.difference)}"
+
+
+def step_effect_in_full(step: ChainStep) -> str:
+    """The same, and why several causes are one step."""
+    return step_effect(step) + (f" ({step.note})" if step.difference and step.note else "")
+
+
+def join_step_causes(step: ChainStep) -> str:
+    """`training configuration, clipping and noise`"""
+    *others, last = step.causes
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def is_step_significant(step: ChainStep) -> bool:
+    """Whether the interval of its difference leaves zero out."""
+    m = step.difference
+    return m is not None and (m.low > 0 or m.high < 0)
+
+
+MORE_LIKELY = "how much more likely members' true tokens are than non-members'"
+
+
+def points(m: Measurement) -> str:
+    """A difference with its interval: `−12 points [−16 to −8]`, `−3.10 bits [−4.00 to −2.20]`."""
+    return f"{difference_in_points(m)} {format_interval(m)}"
+
+
+def note_above_nonmembers(m: Measurement) -> str:
+    """`, above non-members`: what a difference leaves out; another note is not about that."""
+    return f", {m.note}" if m.note == compare.ABOVE else ""
+
+
+def difference_in_points(m: Measurement) -> str:
+    return f"{format_percent(m.value)} points" if m.unit in metrics.SHARES else f"{format_value(m)} {m.unit}"
+
+
+def repeats_sort_key(repeats: str) -> float:
+    return float(repeats) if repeats.isdecimal() else math.inf
+
+
+def target_perplexity_text(result: AuditResult, target: str) -> str:
+    return format_value(next((t.perplexity for t in result.targets if t.name == target), None))
+
+
+def target_title_with_costs(result: AuditResult, target: str) -> str:
+    """`PMixED · PPL 90.6 · ε 8 (shard)`: what a target costs and promises, where its row is compared with others."""
+    record = next((t for t in result.targets if t.name == target), None)
+    claim = None if record is None else record.claim
+    parts = [target_title(result, target)] + (
+        [] if record is None else [f"PPL {target_perplexity_text(result, target)}"]
+    )
+    if claim is not None and claimed_epsilon(claim) > 0:  # 0: nothing was drawn that it could promise anything about
+        parts.append(f"{'' if claim.sound else 'claimed '}ε {promised(claim)}")
+    return " · ".join(parts)
+
+
+# --- claims ---------------------------------------------------------------------------------------------------------
+
+
+def relation_label(name: str) -> str:
+    return _RELATIONS.get(name, name.replace("_", " "))
+
+
+def claimed_epsilon(claim: Claim) -> float:
+    """The epsilon of the relation the defense was set up for; NaN where the claim does not state it."""
+    return claim.epsilon.get(claim.relation, math.nan)
+
+
+def promised(claim: Claim) -> str:
+    """`8 (shard)`: an epsilon beside numbers about records is never without its unit."""
+    return f"{format_number(claimed_epsilon(claim))} ({claim.unit})"
+
+
+def epsilon_line(claim: Claim) -> str:
+    """`ε 8 (shard, add/remove; zero-out 7.1, replace 12.9; δ 1e-5; T 10,000) · spent ε 7.9, 9,800 tokens, 200 left`."""
+    others = ", ".join(
+        f"{relation_label(name)} {format_number(eps)}" for name, eps in claim.epsilon.items() if name != claim.relation
+    )
+    covered = "" if claim.queries is None else f"T {claim.queries:,}"
+    parts = [f"{claim.unit}, {relation_label(claim.relation)}", others, f"δ {format_number(claim.delta)}", covered]
+    return (
+        f"ε {format_number(claimed_epsilon(claim))} "
+        f"({'; '.join(filter(None, parts))}) · spent {spent_budget_phrase(claim)}"
+    )
+
+
+def covered_tokens(claim: Claim) -> str:
+    """`1,024 drawn tokens`, and whether this audit has drawn them all; or that there is no end of them."""
+    if claim.queries is None:
+        return "any number of drawn tokens"
+    gone = ", all spent" if claim.spent_queries and claim.spent_queries >= claim.queries else ""
+    return f"{claim.queries:,} drawn tokens{gone}"
+
+
+def protection_unit_label(claim: Claim) -> str:
+    """What is protected; of a shard of whole records or users, what holds for one in it."""
+    return "; ".join(filter(None, (claim.unit, single_record_epsilon_phrase(claim))))
+
+
+def single_record_epsilon_phrase(claim: Claim) -> str:
+    """`for a single record in it, ε 18.9 (replace)`; "" where the unit is no shard of whole records or users.
+
+    A record or user more or less is another shard (formulas B2.2, F5), and no other shard changes: all that it has lies
+    there. Users who share a record lie together, so one who joins two others may move them.
+    """
+    replaced = claim.epsilon.get("replace")
+    if not claim.whole or replaced is None:
+        return ""
+    alone = " who shares no record" if claim.whole == "user" else ""
+    return f"for a single {claim.whole} in it{alone}, ε {format_number(replaced)} (replace)"
+
+
+def violation_warnings(finding: Finding) -> tuple[str, ...]:
+    """How the claim was seen to fail, as nobody can overlook it: `VIOLATED: 3 records are in more than one shard`."""
+    return tuple(f"VIOLATED: {violation}" for violation in finding.violations)
+
+
+def violations_and_notes(finding: Finding) -> tuple[str, ...]:
+    """All that a reader must know about a row, violations first."""
+    return (*violation_warnings(finding), *finding.notes)
+
+
+def spent_budget_phrase(claim: Claim) -> str:
+    """`ε 7.9, 92,400 tokens, 10,000 left`, and aloud when more was drawn than the claim covers."""
+    epsilon = claim.spent_epsilon.get(claim.relation)
+    if claim.queries is None:
+        return "in training: asking the model costs nothing more"
+    tokens, left = f"{claim.spent_queries:,} tokens", claim.queries - claim.spent_queries
+    rest = f", more than the {claim.queries:,} covered" if left < 0 else f", {left:,} left" if left else ", none left"
+    return (f"ε {format_number(epsilon)}, {tokens}" if epsilon is not None else tokens) + rest

@@ -1,0 +1,95 @@
+"""What stands around exact extraction probabilities: a floor of samples near by, a ceiling of every decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from auditor.core.result import AuditResult, Finding
+from auditor.reports import phrases
+from auditor.reports.blocks import Block, Group, Paragraph, Table
+from auditor.reports.topics import CHECK, Topic, titled_row
+from auditor.statistics.metrics import nonmember_metric_name
+
+_NOTE = (
+    "Two events. A sample near the suffix is at least so likely, under the configuration's own decoding; the suffix "
+    "is one of them, so that this is never below the exact number. The suffix itself, token for token, is exactly so "
+    "likely under that decoding, and at most so likely under every one that keeps the order of tokens: temperature, "
+    "top-k, top-p, min-p, greedy, at each token another. That ceiling says nothing of samples near the suffix, and "
+    "nothing of beam search, repetition penalties, forbidden tokens or another text in front; of n samples one is the "
+    "suffix with at most n times that probability. A window is a part of the suffix, behind the true text before it, "
+    "prefix included: where its ceiling is low, not even so short a part is extracted by whoever has all before it."
+)
+
+
+def rows_with_rank_bound(result: AuditResult) -> list[Finding]:
+    """The rows that were asked for it."""
+    return [
+        f for f in phrases.findings_undefended_first(result) if f.options.get("bracket") and f.measurement("rank_bound")
+    ]
+
+
+def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
+    shown = rows_with_rank_bound(result)
+    if not shown:
+        return []
+    head = ("One sample is", "Members, mean", "Non-members, mean", "Members above", "Non-members above")
+    groups = tuple(
+        Group(_row_title_with_threshold(result, finding), tuple(_probability_bracket_rows(finding)))
+        for finding in shown
+    )
+    caption = "Around the exact extraction probability; above: the secrets of which it is 1 in so many or more"
+    table = Table("bracket-table", caption, head, groups, frozenset({1, 2, 3, 4}))
+    return [*(Paragraph(_rank_bound_sentence(result, finding)) for finding in shown), table, Paragraph(_NOTE)]
+
+
+def _row_title_with_threshold(result: AuditResult, finding: Finding) -> str:
+    return f"{titled_row(result, finding)} · {phrases.decoding_label(finding)} · 1 in {_one_in_n_threshold(finding):,}"
+
+
+def _one_in_n_threshold(finding: Finding) -> int:
+    return int(finding.options["one_in"])
+
+
+def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
+    ceiling, above = (
+        finding.measurement("rank_bound"),
+        finding.measurement(f"rank_bound_1_in_{_one_in_n_threshold(finding)}"),
+    )
+    floor, mean = finding.measurement(nonmember_metric_name("rank_bound")), phrases.value_with_interval(ceiling)
+    beside = f" (non-members: {phrases.value_with_interval(floor)})" if floor else ""
+    return (
+        f"{titled_row(result, finding)}: whatever temperature, "
+        f"top-k or top-p the product uses, one sample is a member's "
+        f"suffix, token for token, with a probability of at most {mean} on average{beside}; for all but "
+        f"{phrases.format_share_with_interval(above)} of them it is below 1 in {_one_in_n_threshold(finding):,}."
+    )
+
+
+def _probability_bracket_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
+    windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
+    kinds = {
+        f"within {finding.options['near_distance']} token edits of it, at least": (
+            "near_verbatim_probability",
+            "near_verbatim",
+        ),
+        "the suffix, exactly": ("extraction_probability", "extraction"),
+        "the suffix, whatever the decoding, at most": ("rank_bound", "rank_bound"),
+        **{
+            f"its likeliest {n} tokens, whatever the decoding, at most": (f"window_bound_{n}", f"window_bound_{n}")
+            for n in windows
+        },
+        **{f"of its windows of {n} tokens, greedy decoding's": (f"greedy_windows_{n}", "") for n in windows},
+    }
+    for title, (mean, above) in kinds.items():
+        share = f"{above}_1_in_{_one_in_n_threshold(finding)}"
+        means = (phrases.value_with_interval(finding.measurement(name)) for name in (mean, nonmember_metric_name(mean)))
+        shares = (
+            phrases.format_share_with_interval(finding.measurement(name))
+            for name in (share, nonmember_metric_name(share))
+        )
+        yield (title, *means, *shares)
+
+
+TOPICS = (
+    Topic("bracket", "Floors and ceilings of extraction", lambda m: _probability_bracket_blocks(m.result), CHECK, 7),
+)

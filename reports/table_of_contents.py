@@ -1,0 +1,129 @@
+"""What a report says, in order: the sections of the Markdown report and of the three readers' page.
+
+One page for whoever decides, whoever mends the model and whoever checks the method; Markdown for a pull request. Knows
+the records and the words; not how a block is drawn.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache, partial
+
+from auditor import reports
+from auditor.core.result import AuditResult, OwnSection
+from auditor.gate.compare import Comparison
+from auditor.records.private_texts import SecretText
+from auditor.records.secret_details import Details
+from auditor.records.signals import assess_signals
+from auditor.reports import escaping, phrases, severity, signals, subject_line
+from auditor.reports.blocks import Block, Document, Facts, Group, Paragraph, Section, Table, TargetSummary
+from auditor.reports.topics import CHECK, DECIDE, MEND, ReportMaterial, Topic
+from auditor.reports.verdict import doubt_sentences, headline, summary_by_target, verdict_paragraph
+
+REVEALED = "This report shows private text (--reveal): keep it to yourself."
+READING = (
+    "Undefended is the model as it was trained. Text-only access is text drawn at random, as an API gives it; at "
+    "temperature 0 an API gives greedy decoding. White-box access is the model itself. Brackets hold 95% intervals; "
+    "what is extracted of non-members is guessing."
+)
+PARTS = (DECIDE, MEND, CHECK)
+
+
+@cache
+def all_report_topics() -> tuple[Topic, ...]:
+    """Those of all modules of this package, in the order of the page."""
+    names = (f"{reports.__name__}.{module.name}" for module in pkgutil.iter_modules(reports.__path__))
+    found = [topic for name in names for topic in getattr(importlib.import_module(name), "TOPICS", ())]
+    return tuple(sorted(found, key=lambda topic: (PARTS.index(topic.part), topic.place)))
+
+
+def markdown_document(
+    result: AuditResult, details: Details | None = None, texts: Mapping[str, SecretText] | None = None
+) -> Document:
+    """The Markdown report: the sections that have a turn in it.
+
+    Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
+    """
+    material = ReportMaterial(phrases.clean_result(result), details or Details(), texts=texts)
+    told = sorted(
+        (topic for topic in all_report_topics() if topic.turn), key=lambda topic: topic.turn
+    ) + _plugin_topics(material.result)
+    made = ((topic, (topic.brief or topic.make)(material)) for topic in told)
+    return Document(
+        title=subject_line.audit_subject_line(material.result),
+        facts=_report_header_facts(material.result),
+        headline=headline(material.result),
+        verdict=verdict_paragraph(material.result),
+        doubts=doubt_sentences(material.result),
+        standings=_target_severity_summaries(material.result),
+        rule=f"{severity.RULE} {READING}",
+        sections=tuple(Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in made if blocks),
+        source="Rendered from result.json alone" if texts is None else "Rendered from result.json and texts.jsonl",
+        warning="" if texts is None else REVEALED,
+    )
+
+
+def page_document(
+    result: AuditResult,
+    details: Details | None = None,
+    since: Comparison | None = None,
+    texts: Mapping[str, SecretText] | None = None,
+) -> Document:
+    """The whole page: every section that has something to say, part by part.
+
+    since: another run and this one, in that order. texts: the private text to show, by id.
+    """
+    material = ReportMaterial(phrases.clean_result(result), details or Details(), since, texts)
+    made = ((topic, topic.make(material)) for topic in (*all_report_topics(), *_plugin_topics(material.result)))
+    compared = (("Compared with", escaping.to_printable_line(since.runs[0])),) if since else ()
+    return Document(
+        title=subject_line.audit_subject_line(material.result),
+        facts=(*_report_header_facts(material.result), *compared),
+        headline=headline(material.result),
+        verdict=verdict_paragraph(material.result),
+        sections=tuple(Section(topic.id, topic.title, tuple(blocks), topic.part) for topic, blocks in made if blocks),
+        warning="" if texts is None else REVEALED,
+        doubts=doubt_sentences(material.result),
+        standings=_target_severity_summaries(material.result),
+        rule=f"{severity.RULE} {READING}",
+    )
+
+
+def _plugin_topics(result: AuditResult) -> list[Topic]:
+    """The sections that plug-ins brought, behind all others."""
+    own = result.sections.items()
+    return [
+        Topic(f"own-{i}", f"{s.title} ({name})", partial(_plugin_section_blocks, i, s), CHECK, 0)
+        for i, (name, s) in enumerate(own)
+    ]
+
+
+def _plugin_section_blocks(i: int, section: OwnSection, _: ReportMaterial) -> list[Block]:
+    tables = (
+        Table(f"own-{i}-{n}", one.caption, one.head, (Group("", one.rows),)) for n, one in enumerate(section.tables)
+    )
+    return [*map(Paragraph, section.text), *tables]
+
+
+def _report_header_facts(result: AuditResult) -> Facts:
+    n = result.benchmark
+    written = n.text_form.partition(" (")[0]
+    return (
+        ("Attacked", subject_line.attacked_target_titles(result)),
+        ("Records", f"{n.members:,} trained on (members), {n.nonmembers:,} not (non-members)"),
+        *((("Text form", f"--template {written}"),) if written else ()),
+        ("Run", result.name),
+        ("Ended", result.created),
+        ("Seed", str(result.seed)),
+    )
+
+
+def _target_severity_summaries(result: AuditResult) -> tuple[TargetSummary, ...]:
+    seen, said = assess_signals(result), summary_by_target(result)
+    stand = {target: severity.severity_of_target(seen, target) for target in dict.fromkeys((*seen.targets, *said))}
+    return tuple(
+        TargetSummary(signals.title_or_undefended(result, target), found.word, found.why, said.get(target, ""))
+        for target, found in stand.items()
+    )

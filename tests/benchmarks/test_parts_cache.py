@@ -1,0 +1,180 @@
+"""The cache of parts, on parts that are a line of text: whole or not there, whoever dies, damages or competes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.benchmarks.parts_cache import LabParts
+from auditor.core.errors import AuditError
+
+PARTS = ("first", "base", "top_1", "other")  # each stands on those before it, but for the last
+_PATIENCE = 300  # seconds until a process counts as hung, on however busy a machine
+
+
+class Toys:
+    """Parts that are built in a row; how often each was."""
+
+    def __init__(self, folder: Path, makes: bool = True) -> None:
+        self.built, self.told = list[str](), list[str]()
+        self.parts = LabParts(folder, makes, "first", ("first", "base"), self.told.append)
+
+    def get(self, part: str) -> str:
+        def build(path: Path) -> None:
+            self.built.append(part)
+            (path / "below").mkdir()
+            (path / "below" / "text").write_text(f"this is {part}")
+
+        name, _, version = part.partition("_")
+        found: str = self.parts.get(name, build, lambda path: (path / "below" / "text").read_text(), version and "_1")
+        return found
+
+    def all(self) -> list[str]:
+        return [self.get(part) for part in PARTS]
+
+
+ALL = [f"this is {part}" for part in PARTS]
+
+
+def there(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def test_a_part_is_built_once_and_says_how_long_that_took(tmp_path: Path) -> None:
+    toys = Toys(tmp_path / "cache")
+    assert toys.get("base") == "this is base" and toys.built == ["base"] and there(tmp_path / "cache") == ["base"]
+    assert toys.all() == ALL and Toys(tmp_path / "cache").all() == ALL
+    assert sorted(toys.built) == sorted(PARTS) and set(toys.parts.seconds) == {"first", "base", "top", "other"}
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_build_that_dies_leaves_nothing_that_looks_finished(
+    tmp_path: Path, part: str, error: type[BaseException]
+) -> None:
+    """It dies after its files are written, before it is done."""
+    toys = Toys(tmp_path)
+    for name in PARTS[: PARTS.index(part)]:
+        toys.get(name)
+
+    def dies(path: Path) -> None:
+        (path / "text").write_text("all of it")
+        raise error
+
+    name, _, version = part.partition("_")
+    with pytest.raises(error):
+        toys.parts.get(name, dies, lambda path: path, version and "_1")
+    assert there(tmp_path) == sorted(PARTS[: PARTS.index(part)])
+    assert Toys(tmp_path).all() == ALL and there(tmp_path) == sorted(PARTS)
+
+
+def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
+    """kill -9 runs no clean-up: a scratch folder and a lock file stay."""
+    for part in PARTS:
+        (tmp_path / f".{part}.audit-scratch-abc123").mkdir()
+        (tmp_path / f".{part}.audit-scratch-abc123" / "text").write_text("half")
+        (tmp_path / f"{part}.lock").touch()
+    assert Toys(tmp_path).all() == ALL and there(tmp_path) == sorted(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("part", "file", "damage", "anew"),
+    [
+        ("other", "below/text", lambda path: path.write_text("this is otheR"), ["other"]),
+        ("other", "below/text", Path.unlink, ["other"]),
+        ("other", "seconds.json", lambda path: path.write_text("["), ["other"]),
+        ("other", "sha256.json", Path.unlink, ["other"]),
+        ("other", "more", Path.touch, ["other"]),
+        ("base", "below/text", lambda path: path.write_bytes(b""), ["base", "top_1", "other"]),
+        ("first", "below/text", Path.unlink, list(PARTS)),
+    ],
+)
+def test_a_damaged_part_is_built_anew_with_all_that_was_built_on_it(
+    tmp_path: Path, part: str, file: str, damage: Callable[[Path], Any], anew: list[str]
+) -> None:
+    """And the user is told. The first part is in all the others, yet stands where another one is damaged."""
+    Toys(tmp_path).all()
+    damage(tmp_path / part / file)
+    toys = Toys(tmp_path)
+    assert toys.all() == ALL and toys.built == anew
+    assert toys.told == [f"the lab's {part} in the cache was not as it was built: it was built anew"]
+
+
+def test_what_is_missing_is_refused_where_nothing_is_made(tmp_path: Path) -> None:
+    Toys(tmp_path).get("base")
+    toys = Toys(tmp_path, makes=False)
+    assert toys.get("base") == "this is base"
+    with pytest.raises(AuditError, match="set AUDIT_CACHE to a folder that all of them share"):
+        toys.get("other")
+    assert there(tmp_path) == ["base"]
+
+
+def test_pieces_are_made_apart_and_their_part_takes_them_as_they_are(tmp_path: Path) -> None:
+    toys, made = Toys(tmp_path), list[int]()
+
+    def build(path: Path, only: int | None = None) -> None:
+        for index in range(3) if only is None else [only]:
+            if not (path / f"piece-{index}").exists():
+                made.append(index)
+                (path / f"piece-{index}").write_text(str(only))
+
+    for index in (2, 0):
+        alone = toys.parts.separately_trained_piece("several", index, build)
+        assert not alone.there
+        alone.train()
+        assert toys.parts.separately_trained_piece("several", index, build).there
+    shutil.rmtree(tmp_path / "pieces" / "several-000")  # what is not whole is made again
+    toys.parts.get("several", build, lambda path: None)
+    assert made == [2, 0, 0, 1]
+    assert [(tmp_path / "several" / f"piece-{i}").read_text() for i in range(3)] == ["None", "None", "2"]
+    assert not list((tmp_path / "pieces").iterdir()) and toys.parts.separately_trained_piece("several", 1, build).there
+
+
+def _build(cache: str, barrier: Any, answers: Any) -> None:
+    toys = Toys(Path(cache))
+    barrier.wait(_PATIENCE)
+    answers.put((toys.all(), toys.built))
+
+
+def test_two_processes_end_with_one_valid_part(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, answers = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=_build, args=(str(tmp_path), barrier, answers)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    found = [answers.get(timeout=_PATIENCE) for _ in processes]
+    for process in processes:
+        process.join(_PATIENCE)
+        assert process.exitcode == 0
+    assert [texts for texts, _ in found] == [ALL, ALL]
+    assert sorted(found[0][1] + found[1][1]) == sorted(PARTS)  # each was built by one of them
+    assert there(tmp_path) == sorted(PARTS)
+
+
+def test_who_waits_is_told_how_far_the_other_is(tmp_path: Path) -> None:
+    heard = list[tuple[str, int, int]]()
+    waits = LabParts(tmp_path, True, "first", (), print, lambda *told: heard.append(told))
+    builds = LabParts(tmp_path, True, "first", (), print)
+
+    def build(path: Path) -> None:
+        builds._under_way[-1] = (builds._under_way[-1][0], 0.0)  # it has said nothing for long
+        builds.tell("training", 3, 7)
+        other = threading.Thread(target=waits.get, args=("one", lambda path: None, lambda path: None))
+        other.start()
+        begun.append(other)
+        deadline = time.monotonic() + _PATIENCE
+        while not heard and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    begun = list[threading.Thread]()
+    builds.get("one", build, lambda path: None)
+    begun[0].join(_PATIENCE)
+    assert set(heard) == {("training", 3, 7)} and not list(tmp_path.glob("*.progress"))

@@ -1,0 +1,343 @@
+"""Requests that fail, wait, cost and are kept: what comes back is what an undisturbed server would have answered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from auditor.core.errors import AuditError
+from auditor.core.secret_randomness import secret_uniform_draws
+from auditor.models.decoding import ANCESTRAL
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.remote.answers import AnswerStore, ServerUsage
+from auditor.remote.connection import PATIENCE, RetryPolicy, ServerConnection, ServerRequest
+from auditor.remote.model import RemoteModel
+from auditor.remote.request_pacing import RequestPacing, rate_limit_reset_seconds, retry_after
+from tests.remote.conftest import QUICK
+from tests.remote.server import Server
+
+Served = Callable[..., tuple[Server, str]]
+Connect = Callable[..., ServerConnection]
+PREFIXES = torch.arange(1, 41).view(10, 4)
+NOISE = torch.from_numpy(np.stack([secret_uniform_draws(4, 5, "wire", i) for i in range(len(PREFIXES))]))
+
+FAULTS: dict[str, Any] = {
+    "429": (429, {}),
+    "429 with a time to wait": (429, {"retry-after-ms": "3"}),
+    "500": (500, {}),
+    "503": (503, {}),
+    "cut off": "cut",
+    "wrong JSON": "json",
+    "short log-probabilities": "short",
+    "a sample twice": "twice",
+    "slow": "slow",
+}
+
+
+def drawn(model: RemoteModel) -> Any:
+    return model.completions(PREFIXES, 5, ANCESTRAL, NOISE)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_changes_no_answer(served: Served, wire: Connect, local: HuggingFaceModel, name: str) -> None:
+    server, url = served()
+    truth = drawn(RemoteModel(wire(url), "tiny", local.tokenizer))
+    scored = local.token_log_probs(PREFIXES, truth.tokens[::4])
+    patience = (
+        RetryPolicy(answer=1.0, connect=5, tries=4, first_wait=0.001, longest_wait=0.002) if name == "slow" else QUICK
+    )
+    link = wire(url, run="faulty", patience=patience)
+    os.remove(link.ledger.answers.path)
+    link = wire(url, run="faulty", patience=patience)
+    model = RemoteModel(link, "tiny", local.tokenizer)
+    clean = link.ledger.spent
+    assert clean.again == 0
+    server.faults.extend([None, FAULTS[name], FAULTS[name], None, FAULTS[name]])
+    found = drawn(model)
+    assert torch.equal(found.tokens, truth.tokens) and torch.equal(found.log_probs, truth.log_probs)
+    server.faults.extend([FAULTS[name]])
+    torch.testing.assert_close(model.token_log_probs(PREFIXES, truth.tokens[::4]), scored, atol=1e-4, rtol=0)
+    if name != "a sample twice":  # a text that is scored is one sample: that it came twice is no harm
+        assert link.ledger.spent.again == 4
+    assert f"{link.ledger.spent.again} attempts failed" in model.account()[0]
+
+
+def test_a_server_that_always_fails_is_given_up_in_a_sentence(
+    served: Served, wire: Connect, local: HuggingFaceModel
+) -> None:
+    server, url = served()
+    model = RemoteModel(wire(url), "tiny", local.tokenizer)
+    for fault, why in (("json", "its answer is not JSON, 4 times"), ((500, {}), "it answers 500, 4 times")):
+        server.faults.extend([fault] * 100)
+        with pytest.raises(AuditError, match=f"cannot ask {url}: {why}"):
+            drawn(model)
+        server.faults.clear()
+    server.faults.extend(["short"] * 100)
+    with pytest.raises(AuditError, match="to answer as it did in the handshake, but log-probabilities of"):
+        model.token_log_probs(PREFIXES, PREFIXES)
+    server.faults.clear()
+    server.faults.extend([(400, {})] * 100)
+    with pytest.raises(AuditError, match="as it did in the handshake, but it answers 400") as refused:
+        model.token_log_probs(PREFIXES, PREFIXES + 1)
+    assert "no:" not in str(refused.value)  # what the server says may quote the prompt
+
+
+def test_a_connection_that_is_refused_is_given_up_in_seconds(wire: Connect) -> None:
+    begun = time.monotonic()
+    with pytest.raises(AuditError, match=r"cannot ask http://127\.0\.0\.1:9/v1: no connection comes about, 3 times"):
+        wire("http://127.0.0.1:9/v1", patience=PATIENCE).models()
+    assert time.monotonic() - begun < 5
+
+
+def test_a_server_that_restarts_or_is_overloaded_is_waited_for(served: Served, wire: Connect) -> None:
+    server, url = served()
+    link = wire(url)
+    server.faults.extend([(503, {}), (429, {}), (503, {})])  # from the first answer on
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 1}
+    assert link.ask(ServerRequest(body, 9, lambda answer: {b"": len(answer["choices"])})) == {b"": 1}
+    link.url, link._client = "http://127.0.0.1:9/v1", None  # the same server, between two starts
+    with pytest.raises(AuditError, match="no connection comes about, 4 times"):
+        link.ask(ServerRequest(body, 9, lambda answer: {}))
+
+
+def test_an_account_without_money_is_not_waited_for(
+    served: Served, wire: Connect, local: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openai
+
+    server, url = served()
+    model = RemoteModel(wire(url), "tiny", local.tokenizer)
+    monkeypatch.setattr(openai.APIStatusError, "code", "insufficient_quota", raising=False)
+    monkeypatch.setattr(openai.APIError, "__init__", _without_code(openai.APIError.__init__))
+    before = len(server.asked)
+    server.faults.extend([(429, {})] * 9)
+    with pytest.raises(AuditError, match="the account has no quota left"):
+        model.token_log_probs(PREFIXES[:1], PREFIXES[:1])
+    assert len(server.asked) == before + 1
+
+
+def _without_code(init: Any) -> Any:
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.code = "insufficient_quota"
+
+    return made
+
+
+# --- pace -------------------------------------------------------------------------------------------------------------
+
+
+def test_requests_in_flight_grow_and_are_halved_once_for_a_round_of_refusals() -> None:
+    pace = RequestPacing(start=4, most=8)
+    for _ in range(200):
+        with pace.slot():
+            pace.faster()
+    assert pace.limit == 8
+    with pace.slot() as first, pace.slot() as second:
+        pace.slower(first)
+        pace.slower(second)  # of the same round: one sign
+    assert pace.limit == 4
+    for _ in range(5):
+        with pace.slot() as mine:
+            pace.slower(mine)
+    assert pace.limit == 1
+
+
+def test_no_more_are_in_flight_than_the_limit_and_a_slot_is_taken_again() -> None:
+    pace, inside, most, lock = RequestPacing(start=3), [0], [0], threading.Lock()
+    met = threading.Barrier(3)
+
+    def ask() -> None:
+        with pace.slot():
+            with lock:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+            met.wait(10)  # three are in at once
+            with lock:
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=ask) for _ in range(9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert most == [3] and inside == [0]
+
+
+def test_nobody_sets_out_before_a_pause_is_over() -> None:
+    pace, start = RequestPacing(), time.monotonic()
+    pace.pause(0.05)
+    pace.pause(0.01)  # a shorter one does not end a longer one
+    with pace.slot():
+        assert time.monotonic() - start >= 0.05
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, 0),
+        ({"retry-after": "7"}, 7),
+        ({"retry-after": "1.5"}, 1.5),
+        ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
+        ({"retry-after": "soon"}, 0),
+    ],
+)
+def test_the_time_a_refusal_names_is_read(headers: dict[str, str], seconds: float) -> None:
+    assert retry_after(headers) == seconds
+
+
+def test_a_date_to_wait_for_is_read() -> None:
+    assert 50 < retry_after({"retry-after": formatdate(time.time() + 60, usegmt=True)}) <= 61
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "9s"}, 0),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0.5s"}, 360.5),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
+        ({"x-ratelimit-remaining-tokens": "0"}, 0),
+    ],
+)
+def test_a_limit_that_is_used_up_is_waited_for(headers: dict[str, str], seconds: float) -> None:
+    assert rate_limit_reset_seconds(headers) == pytest.approx(seconds)
+
+
+def test_rate_limit_headers_of_an_answer_are_obeyed(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
+    server, url = served()
+    model = RemoteModel(wire(url), "tiny", local.tokenizer)
+    server.headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "60ms"}
+    start = time.monotonic()
+    model.token_log_probs(PREFIXES[:1], PREFIXES[:1])
+    server.headers = {}
+    model.token_log_probs(PREFIXES[1:2], PREFIXES[:1])
+    assert time.monotonic() - start >= 0.06
+
+
+def test_requests_run_side_by_side(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
+    server, url = served()
+    link = wire(url)
+    model = RemoteModel(link, "tiny", local.tokenizer)
+    model.token_log_probs(torch.arange(1, 91).view(45, 2), torch.arange(1, 46).view(45, 1))
+    assert 1 < server.most_at_once <= link.pace.most and link.pace.limit > 4
+
+
+# --- what is paid for, and kept ---------------------------------------------------------------------------------------
+
+
+def test_the_ledger_counts_what_the_server_counts(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
+    _, url = served()
+    link = wire(url)
+    model = RemoteModel(link, "tiny", local.tokenizer)
+    before = link.ledger.spent
+    drawn(model)
+    drawn(model)  # kept
+    after = link.ledger.spent
+    assert after == ServerUsage(before.requests + 10, 0, before.read + 40, before.written + 10 * 4 * 5)
+    other = wire(url, run="another")
+    model.charge(other.ledger)
+    drawn(model)
+    assert other.ledger.spent == ServerUsage()
+
+
+def test_whatever_is_in_flight_a_budget_is_not_exceeded(served: Served, wire: Connect, local: HuggingFaceModel) -> None:
+    _, url = served()
+    first = wire(url, run="first")
+    RemoteModel(first, "tiny", local.tokenizer)
+    introduced = first.ledger.spent.tokens
+    most = introduced + 150
+    link = wire(url, most=most)
+    model = RemoteModel(link, "tiny", local.tokenizer)
+    with pytest.raises(AuditError, match=r"tokens are spent and the next may take"):
+        drawn(model)
+    assert introduced < link.ledger.spent.tokens <= most
+
+
+def test_another_model_under_the_same_name_is_asked_anew(
+    served: Served, wire: Connect, local: HuggingFaceModel, make_tiny: Any
+) -> None:
+    server, url = served()
+    link = wire(url)
+    truth = drawn(RemoteModel(link, "tiny", local.tokenizer))
+    other = make_tiny(local.vocab_size, seed=9)
+    other.tokenizer = local.tokenizer
+    server.model = other
+    assert not torch.equal(drawn(RemoteModel(link, "tiny", local.tokenizer)).tokens, truth.tokens)
+
+
+_KILLED = """
+import sys, torch
+from pathlib import Path
+from auditor.core.plan_parts import LoadingOptions
+from auditor.models.loading import load_tokenizer_if_present
+from auditor.remote.answers import AnswerStore
+from auditor.remote.model import RemoteModel
+from auditor.remote.connection import TokenBudget, ServerConnection
+url, store, folder = sys.argv[1:]
+tokenizer = load_tokenizer_if_present(folder, LoadingOptions())
+model = RemoteModel(ServerConnection(url, TokenBudget(AnswerStore(Path(store)), "run", None)), "tiny", tokenizer)
+prefixes = torch.arange(1, 41).view(10, 4)
+model.token_log_probs(prefixes, prefixes)
+"""
+
+
+def test_a_process_that_is_killed_has_kept_what_it_was_answered(
+    served: Served, wire: Connect, local: HuggingFaceModel, folder: Path, tmp_path: Path
+) -> None:
+    server, url = served()
+    RemoteModel(wire(url), "tiny", local.tokenizer)
+    handshake = len(server.asked)
+    server.asked.clear()
+    server.faults.extend([None] * (handshake + 6) + ["slow"] * 20)
+    store = str(tmp_path / "answers.sqlite")
+    command = [sys.executable, "-c", _KILLED, url, store, str(folder)]
+    killed = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        while len(server.asked) < handshake + 10 and killed.poll() is None:
+            time.sleep(0.01)
+        assert killed.poll() is None
+        deadline = time.monotonic() + 60
+        while _kept(store) < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    server.faults.clear()
+    server.gone.set()
+    model = RemoteModel(wire(url), "tiny", local.tokenizer)
+    before = len(server.asked)
+    found = model.token_log_probs(PREFIXES, PREFIXES)
+    assert len(server.asked) - before == 4
+    torch.testing.assert_close(found, local.token_log_probs(PREFIXES, PREFIXES), atol=1e-4, rtol=0)
+
+
+def _kept(store: str) -> int:
+    with closing(sqlite3.connect(store)) as file:
+        count: int = file.execute("select count(*) from answers").fetchone()[0]
+    return count
+
+
+@pytest.mark.parametrize("content", [b"not a database, but as long as one", b""])
+def test_a_store_that_is_none_is_refused_and_an_empty_one_is_begun(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "answers.sqlite"
+    path.write_bytes(content * 100)
+    if content:
+        with pytest.raises(AuditError, match="cannot be used as the store of answers"):
+            AnswerStore(path)
+    else:
+        assert AnswerStore(path).get(b"x") is None

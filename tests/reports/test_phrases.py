@@ -1,0 +1,151 @@
+"""Numbers and phrases, on cases small enough to check by eye."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from auditor.core.nouns import Claim
+from auditor.core.result import AuditResult, Measurement
+from auditor.reports import phrases
+from auditor.statistics.compare import ABOVE
+
+
+def measurement(value: float, low: float, high: float, n: int = 320, unit: str = "share") -> Measurement:
+    return Measurement("recall", value, low, high, n, unit)
+
+
+@pytest.mark.parametrize(
+    ("m", "text"),
+    [
+        (measurement(166 / 320, 0.462, 0.574), "166/320 (52% [46–57])"),
+        (measurement(1 / 320, 0.00008, 0.0173), "1/320 (0.3% [0.0–1.7])"),
+        (measurement(0, 0, 0.0115), "0/320 (0.0% [0.0–1.1])"),
+        (measurement(1, 0.9885, 1), "320/320 (100.0% [98.9–100.0])"),
+        (measurement(1 / 15000, 0, 0.0004, 15000), "1/15,000 (0.01% [0.00–0.04])"),
+        (measurement(math.nan, math.nan, math.nan), "–"),
+        (measurement(0, 0, 1, n=0), "–"),
+        (None, "–"),
+    ],
+)
+def test_share(m: Measurement | None, text: str) -> None:
+    assert phrases.format_share_with_interval(m) == text
+
+
+def test_signed_intervals_say_to() -> None:
+    assert phrases.value_with_interval(measurement(-0.469, -0.525, -0.412)) == "−47% [−52 to −41]"
+    assert phrases.value_with_interval(measurement(-0.00001, -0.0004, 0.0004)) == "0.00% [−0.04 to 0.04]"
+
+
+def test_only_what_a_difference_leaves_out_is_said_beside_it() -> None:
+    m = measurement(-0.1, -0.2, 0.0)
+    assert phrases.note_above_nonmembers(replace(m, note=ABOVE)) == ", above non-members"
+    assert (
+        phrases.note_above_nonmembers(replace(m, note="exact McNemar p = 0.5"))
+        == phrases.note_above_nonmembers(m)
+        == ""
+    )
+
+
+def test_other_units_keep_three_digits() -> None:
+    assert phrases.value_with_interval(measurement(13.0, 12.61, 13.39, unit="perplexity")) == "13.0 [12.6–13.4]"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(8.0, "8"), (7.123, "7.12"), (1234.0, "1,234"), (1e-5, "1e-5"), (0.0, "0"), (-2.5, "−2.5"), (math.inf, "∞")],
+)
+def test_number(value: float, text: str) -> None:
+    assert phrases.format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.42, "0.4 s"), (48.2, "48 s"), (59.7, "1 min 00 s"), (125, "2 min 05 s"), (3725, "1 h 02 min")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert phrases.format_duration(seconds) == text
+
+
+def test_zero_hits_bound_solves_its_equation() -> None:
+    assert (1 - phrases.zero_hits_bound(320)) ** 320 == pytest.approx(0.025)
+    assert phrases.zero_hits_bound(0) == 1
+
+
+def test_repeats_sort_as_numbers(result: AuditResult) -> None:
+    recall = measurement(0, 0, 1)
+    assert [name for name, _ in phrases.sort_by_repeats(dict.fromkeys(["16", "many", "2"], recall))] == [
+        "2",
+        "16",
+        "many",
+    ]
+
+
+def test_undefended_comes_first(result: AuditResult) -> None:
+    turned = replace(result, findings=result.findings[::-1])
+    assert phrases.findings_undefended_first(turned)[0].target == "undefended"
+    assert [f.target for f in phrases.findings_undefended_first(turned)[4:]] == [f.target for f in turned.findings[:12]]
+
+
+def test_epsilon_line(result: AuditResult) -> None:
+    claim = result.target("pmixed").claim
+    assert claim is not None
+    assert phrases.epsilon_line(claim) == (
+        "ε 8 (shard, add/remove; zero-out 7.12, replace 12.9; δ 1e-5; T 115,200) · spent ε 8, 115,200 tokens, none left"
+    )
+    over = replace(claim, spent_queries=115_201)
+    assert phrases.spent_budget_phrase(over).endswith("115,201 tokens, more than the 115,200 covered")
+    assert phrases.spent_budget_phrase(replace(claim, spent_queries=15_200)).endswith("15,200 tokens, 100,000 left")
+
+
+def test_a_claim_about_a_shard_says_what_holds_for_somebody_in_it(result: AuditResult) -> None:
+    claim = result.target("pmixed").claim
+    assert claim is not None
+    shard = replace(claim, unit="shard of whole users", whole="user")
+    one = "for a single user in it who shares no record, ε 12.9 (replace)"
+    assert phrases.protection_unit_label(shard) == f"shard of whole users; {one}"
+    records = replace(claim, unit="shard of whole records", whole="record")
+    assert (
+        phrases.protection_unit_label(records) == "shard of whole records; for a single record in it, ε 12.9 (replace)"
+    )
+    assert phrases.protection_unit_label(claim) == "shard"  # who lies whole in one is not known
+    assert phrases.protection_unit_label(replace(shard, epsilon={"as published": 8.0})) == "shard of whole users"
+    assert phrases.protection_unit_label(replace(claim, unit="record")) == "record"
+
+
+def test_decoding_outside_a_claim_is_marked(result: AuditResult) -> None:
+    row = replace(result.findings[0], decoding="greedy", claim_reason="why")
+    assert phrases.decoding_label(replace(row, claim_applies=False)) == "greedy, outside the claim"
+    assert phrases.claim_applies_phrase(replace(row, claim_applies=False)) == "no, outside the claim (why)"
+    for applies in (True, None):
+        assert phrases.decoding_label(replace(row, claim_applies=applies)) == "greedy"
+
+
+def test_epsilon_of_an_unstated_relation_is_not_made_up() -> None:
+    claim = Claim({}, 0.0, "replace", "record", 1, "none", "claim")
+    assert phrases.epsilon_line(claim).startswith("ε – (record")
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]8;;http://x\x07link\x1b]8;;\x07", "link"),
+        ("two\nlines\tand\x00more", "two lines and more"),
+        ("a\u202eb", "a b"),
+        ("half \ud83d pair", "half \ufffd pair"),
+        ("naïve 日本語 ε", "naïve 日本語 ε"),
+    ],
+)
+def test_clean(raw: str, text: str) -> None:
+    assert phrases.to_printable_line(raw) == text
+    assert phrases.to_printable_line(phrases.to_printable_line(raw)) == text
+
+
+def test_cleaned_reaches_every_string(result: AuditResult) -> None:
+    dirty = replace(result, command="a\x1b[2Jb", environment={"k\n": "v\r"}, plan={"x": ["\x07y"]})
+    tidy = phrases.clean_result(dirty)
+    assert (tidy.command, tidy.environment, tidy.plan) == ("ab", {"k": "v"}, {"x": ["y"]})
+    assert phrases.clean_result(result) == result

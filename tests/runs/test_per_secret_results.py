@@ -1,0 +1,63 @@
+"""What cells found is kept by secret; what non-members' numbers are is no memory, and no cause is credited with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from auditor.core.nouns import CellKey, Observation, Secret
+from auditor.core.result import Measurement
+from auditor.plugins.probe import Probe
+from auditor.records.folder import RunFolder
+from auditor.runs.chain_steps import mean_difference_between_rows
+from auditor.runs.per_secret_results import Collector
+from auditor.statistics.compare import ABOVE
+
+SECRETS = tuple(Secret(f"s{i}", (1,), (2,), member=i < 4) for i in range(8))
+
+
+@dataclass(frozen=True)
+class Likely(Probe):
+    """Likely: what it was told of each secret."""
+
+    name: ClassVar[str] = "likely"
+
+    def per_secret(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, list[float]]:
+        return {"likely": [observation.values["p"] for observation in observations]}
+
+
+class OfCanaries(Likely):
+    of = "canaries"
+
+
+def collected(folder: RunFolder, probe: Probe, members: float, others: float) -> Collector:
+    """Two rows: nothing is left of either in the second, and members vary a little."""
+    collector = Collector(folder)
+    for target, scale in (("undefended", 1.0), ("defended", 0.0)):
+        values = [scale * ((members if s.member else others) + i / 100) for i, s in enumerate(SECRETS)]
+        seen = [Observation(s.id, {"p": value}) for s, value in zip(SECRETS, values, strict=True)]
+        main = Measurement("likely", sum(values[:4]) / 4, 0, 1, 4, "probability")
+        collector.probed(CellKey(target, "white-box", "likely"), probe, SECRETS, seen, main)
+    return collector
+
+
+def change(collector: Collector) -> Measurement:
+    new, base = (collector.answers[CellKey(name, "white-box", "likely")] for name in ("defended", "undefended"))
+    own, others = (sorted(base.values_by_secret("likely", members)) for members in (True, False))
+    return mean_difference_between_rows("likely", "probability", new, base, own, others)
+
+
+@pytest.mark.parametrize(("members", "others", "shown"), [(0.3, 0.3, False), (0.9, 0.1, True)])
+def test_what_non_members_show_too_is_taken_off(members: float, others: float, shown: bool, tmp_path: Path) -> None:
+    found = change(collected(RunFolder.create(tmp_path / "run", "n", {}), Likely(), members, others))
+    assert found.value == pytest.approx(others - members + 0.04)  # the non-members' own hundredths: 4 more each
+    assert (found.high < 0) == shown and found.note == ABOVE and found.n == 4
+
+
+def test_nothing_is_taken_off_a_canarys_rank(tmp_path: Path) -> None:
+    found = change(collected(RunFolder.create(tmp_path / "run", "n", {}), OfCanaries(), 0.3, 0.3))
+    assert found.value == pytest.approx(-0.315) and not found.note

@@ -1,0 +1,103 @@
+"""`audit synthetic`: what released text holds of records, as a run folder that every reader takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from auditor.benchmarks import audit_canaries, manifests
+from auditor.benchmarks.released_passages import ReleasedRecord, WordIds, find_nearest_passages
+from auditor.cli import call
+from auditor.core.nouns import UNDEFENDED
+from auditor.records.result_file import read_result
+from auditor.records.signals import assess_signals
+
+WORDS = list("ABCDEFGHIJKLMNOP")
+
+
+def records(count: int, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [f"mail{seed}x{i}@corp.org {' '.join(rng.choice(WORDS, 14))} {seed}{i}" for i in range(count)]
+
+
+def write(path: Path, texts: list[str]) -> str:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Of 30 private records 10 are released whole, two more with a word changed; beside text of others."""
+    private, fresh, other = (records(30, seed) for seed in (1, 2, 3))
+    nearly = [text.replace(text.split()[6], "zenith") for text in private[10:12]]
+    out = write(tmp_path / "out.jsonl", [*(f"So: {text} End." for text in private[:10]), *nearly, *other])
+    data, fresh_file = write(tmp_path / "private.jsonl", private), write(tmp_path / "fresh.jsonl", fresh)
+    return [out, "--data", data, "--nonmembers", fresh_file, "-o", str(tmp_path / "run")]
+
+
+def test_what_was_copied_is_found_and_a_gate_fails(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    assert call(["synthetic", *files]) == 0
+    assert "10/30" in capsys.readouterr().out
+    result = read_result(tmp_path / "run")
+    told = {m.name: m for finding in result.findings for m in finding.measurements}
+    assert told["recall"].value * 30 == pytest.approx(10) and told["recall_nonmembers"].value == 0
+    assert told["near_verbatim_recall"].value * 30 == pytest.approx(12)
+    assert result.findings[0].by_kind["email"].value * 30 == pytest.approx(12)
+    assert {"verbatim", "membership"} <= {signal.kind.name for signal in assess_signals(result).shown(UNDEFENDED)}
+    assert call(["gate", run, "--max", "recall=0.05"]) == 1
+    assert call(["gate", run, "--max", "recall=0.6", "--max", "recall(kind=email)=0.7"]) == 0
+    capsys.readouterr()
+    assert call(["report", run, "--reveal"]) == 0 and "mail1x3" in (tmp_path / "run" / "report.html").read_text()
+    (tmp_path / "out.jsonl").write_text('{"text": "another"}\n')
+    assert call(["gate", run, "--max", "recall=0.6"]) == 1 and "has changed" in capsys.readouterr().out
+
+
+def test_canaries_by_coin_bound_epsilon(files: list[str], tmp_path: Path) -> None:
+    manifest = audit_canaries.make_audit_manifest("words", audit_canaries.make_canary_texts("words", 120, 6, 0), 1, 0)
+    manifests.write_manifest(tmp_path / "canaries.json", manifest)
+    with open(tmp_path / "out.jsonl", "a") as file:
+        file.writelines(json.dumps({"text": one.text}) + "\n" for one in manifest.copies())
+    assert call(["synthetic", *files, "--canaries", str(tmp_path / "canaries.json")]) == 0
+    (main, *_) = read_result(tmp_path / "run").findings[-1].audits
+    assert main.right == main.guesses == 120 and main.epsilon == main.best > 2.9 and main.level == 0.005
+    assert call(["gate", str(tmp_path / "run"), "--max", "epsilon_lower_bound=1"]) == 1
+
+
+def test_what_it_cannot_tell_is_refused_in_a_sentence(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more, why in ((["--words", "40"], "records of 40 words or more"), (["--words", "1"], "--words >= 2")):
+        assert call(["synthetic", *files, *more]) == 2 and why in capsys.readouterr().err
+    few = write(tmp_path / "few.jsonl", records(3, 9))
+    files[4] = few
+    assert call(["synthetic", *files]) == 2
+    assert "at least 4 different records in --nonmembers, got 3" in capsys.readouterr().err
+
+
+def test_no_torch(files: list[str]) -> None:
+    code = "import sys; from auditor.cli import call; assert call(sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, "synthetic", *files], check=True, capture_output=True)
+
+
+def test_passages_are_those_that_are_found_by_looking() -> None:
+    rng, words = np.random.default_rng(0), WordIds()
+    made = [" ".join(rng.choice(WORDS[:6], rng.integers(4, 9))) for _ in range(30)]
+    held = [ReleasedRecord(i, text, words(text), i < 15) for i, text in enumerate(dict.fromkeys(made))]
+    texts = [words(" ".join(rng.choice(WORDS[:6], 12))) for _ in range(40)]
+    found, _, _ = find_nearest_passages(held, texts, 4)
+
+    def grams(tokens: tuple[int, ...]) -> set[tuple[int, ...]]:
+        return {tokens[i : i + 4] for i in range(len(tokens) - 3)}
+
+    there = set().union(*map(grams, texts))
+    for i, (one, passage) in enumerate(zip(held, found, strict=True)):
+        alone = grams(one.tokens).difference(*(grams(other.tokens) for j, other in enumerate(held) if j != i))
+        assert (passage.edits == 0) == bool(alone & there)

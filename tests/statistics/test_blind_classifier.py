@@ -1,0 +1,91 @@
+"""The blind baseline and the stacked score: silent where labels are drawn at random, aloud where they are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from auditor.core.nouns import Tokens
+from auditor.core.secret_randomness import keyed_random_generator
+from auditor.statistics import blind_classifier, roc
+
+
+def texts(count: int, key: str = "texts", words: int = 200, length: int = 30) -> list[Tokens]:
+    return [tuple(row) for row in keyed_random_generator(key).integers(0, words, (count, length)).tolist()]
+
+
+def told_apart(rows: list[Tokens], member: np.ndarray, lengths: np.ndarray | None = None) -> tuple[float, float]:
+    """AUC of the blind baseline and the low end of its interval."""
+    group = blind_classifier.near_duplicate_groups(rows)
+    sizes = np.empty((len(rows), 0)) if lengths is None else lengths
+    scores = blind_classifier.blind_scores(rows, sizes, member, group)
+    widen = blind_classifier.cross_fit_deviation_factor(blind_classifier.cross_fit_fold_count(member, group))
+    found = roc.auc_estimate("blind_auc", scores[member], scores[~member], widen=widen)
+    return found.value, found.low
+
+
+def test_random_splits_are_told_apart_no_oftener_than_the_interval_says() -> None:
+    rows, objections = texts(100), 0
+    for i in range(40):
+        member = keyed_random_generator("split", i).permutation(100) < 60
+        objections += told_apart(rows, member)[1] > 0.5
+    assert objections <= 3  # 1 expected
+
+
+def test_other_words_and_other_lengths_are_noticed() -> None:
+    rows = texts(200)
+    member = np.arange(200) < 100
+    dated = [(*row[:-1], 999) if own and i % 2 else row for i, (row, own) in enumerate(zip(rows, member, strict=True))]
+    value, low = told_apart(dated, member)
+    assert value > low > 0.5
+    longer = [row + row[:6] if own else row for row, own in zip(rows, member, strict=True)]
+    assert told_apart(longer, member)[1] > 0.9
+    characters = np.where(member, 120.0, 100.0)[:, None] + keyed_random_generator("sizes").normal(0, 3, (200, 1))
+    assert told_apart(rows, member, characters)[1] > 0.9
+
+
+def test_a_word_said_once_is_heard_beside_others_said_forty_times() -> None:
+    """All of the members have a word that no other text has; how often the rest is said tells nothing."""
+    noise, rows = keyed_random_generator("said once"), []
+    for i in range(120):
+        text = [word for word in noise.permutation(6)[:4].tolist() for _ in range(noise.integers(1, 40))]
+        rows.append(tuple([*text, 999] if i < 60 else text))
+    scores = blind_classifier.blind_scores(rows, np.empty((120, 0)), np.arange(120) < 60, np.arange(120))
+    assert roc.auc(scores[:60], scores[60:]) > 0.75
+
+
+def test_near_duplicates_share_a_group_and_leak_nothing_between_folds() -> None:
+    """Every text twice but for one token, labels at random by pair: only a copy in another fold could tell."""
+    base = texts(100)
+    copies = [(*row[:10], 999, *row[11:]) for row in base]
+    rows = [*base, *copies]
+    group = blind_classifier.near_duplicate_groups(rows)
+    assert (group[:100] == group[100:]).all() and len(set(group.tolist())) == 100
+    half = keyed_random_generator("halves").permutation(100) < 50
+    member = np.concatenate([half, half])
+    assert told_apart(rows, member)[1] < 0.5
+    leaky = blind_classifier.blind_scores(rows, np.empty((200, 0)), member, np.arange(200))
+    assert roc.auc(leaky[member], leaky[~member]) > 0.8
+
+
+def test_groups_are_chains_of_near_duplicates_of_any_length() -> None:
+    one = tuple(range(20))
+    rows = [one, (*one[:16], 90, 91, 92, 93), (*one[:12], 94, 95, 96, 97, 90, 91, 92, 93), (5,), (5,), (6,)]
+    assert blind_classifier.near_duplicate_groups(rows).tolist() == [0, 0, 0, 1, 1, 2]
+
+
+def test_a_stacked_score_uses_no_label_of_its_own() -> None:
+    """A column for each record would give every label away to whoever was fitted to it."""
+    noise = keyed_random_generator("stacked")
+    member = np.arange(120) < 60
+    own = blind_classifier.stacked_scores(np.eye(120), member, np.arange(120))
+    assert np.ptp(own) < 1e-9  # what is left is rounding, in which one processor sees an order and another none
+    features = np.column_stack([member + noise.normal(0, 0.3, 120), noise.normal(size=120)])
+    found = blind_classifier.stacked_scores(features, member, np.arange(120))
+    assert roc.auc(found[member], found[~member]) > 0.85
+
+
+def test_too_few_to_fold_say_nothing_rather_than_something() -> None:
+    member = np.array([True, True, True, False])
+    assert np.isnan(blind_classifier.stacked_scores(np.ones((4, 2)), member, np.arange(4))).all()
+    assert blind_classifier.cross_fit_deviation_factor(5) == pytest.approx(1.5)
