@@ -226,7 +226,7 @@ class Ethicist(SamplingAttack):
     def score_is_probability(self, view: View) -> bool:
         if self.confidence != "calibrated" or self.search == "beam":
             return False
-        return self.search == "tree" or not (self.one_candidate and view.has_capability("likelihood"))
+        return self.search == "tree" or not (self.draws_once and view.has_capability("likelihood"))
 
     def _ranking_label_and_score(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
         """How candidates are ranked, in words, and the score of one prefix's candidates that does it."""
@@ -237,7 +237,7 @@ class Ethicist(SamplingAttack):
         if self.search == "beam":
             # Beams are no samples of anything: Eq. 4 has nothing to count in them.
             return "candidates ranked by nll: calibrated confidence needs samples, not beams", lambda c: -c.nll
-        if self.one_candidate:
+        if self.draws_once:
             # One candidate is 1 by Eq. 4 whatever it is, and cannot be ranked across prefixes by it: rank by nll.
             words = "one candidate a prefix: ranked by nll, since its calibrated confidence is always 1"
             return words, lambda c: -c.nll

@@ -329,7 +329,7 @@ def measure_suffix_probabilities(
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.ancestral:
-            return _bracket_log_probabilities(decoding, model.token_told(prefixes, suffixes), suffixes)
+            return _bracket_log_probabilities(decoding, model.partial_distributions_of(prefixes, suffixes), suffixes)
         log_p = model.token_log_probs(prefixes, suffixes).double().sum(-1).cpu()
         seen_of = {"log_p": log_p, "log_p_ancestral": log_p}
         if implies_capability(model.capabilities, "ranks"):

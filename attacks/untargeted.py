@@ -62,7 +62,7 @@ class Untargeted(CorpusAttack):
             return [()]  # as every text, they stand behind the prefix token
         for kind in ("bos", "eos"):
             token = getattr(view.tokenizer, f"{kind}_token_id", None)
-            token = view.target.special(kind) if token is None else token
+            token = view.target.special_token(kind) if token is None else token
             if token is not None and token < view.target.vocab_size:
                 return [(token,)]
         raise NotApplicable(

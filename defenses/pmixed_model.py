@@ -136,7 +136,7 @@ class PMixedModel(WrappingModel):
         return torch.log(_weighted_member_mixture(weights, log_p) + rest * log_p0.squeeze(-2).exp())
 
     @torch.no_grad()
-    def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
+    def paper_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
         """The paper's average (Sec. 6.1): -log p_S(y), one Poisson subset S a token, here the same for every defense.
 
         By Jensen never below that of the released distribution on average: what an attacker meets is the distribution.

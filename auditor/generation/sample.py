@@ -84,7 +84,7 @@ def sample_mixed_length_batch(
     prompt: Tensor | None = None,
     distribution: bool = True,
 ) -> list[Candidates]:
-    """As `sample`, of prefixes and suffixes that may differ in length where the model `joins` rows.
+    """As `sample`, of prefixes and suffixes that may differ in length where the model can join rows.
 
     uniforms: of each prefix, (K, its own length, CHANNELS).
     """
@@ -116,10 +116,10 @@ def sampling_batches_by_length(
     model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
 ) -> Iterator[list[int]]:
     """Indices of the (prefix, suffix) lengths of which so many samples each are drawn in one batch: those of one shape,
-    and where the model `joins` rows, what shapes are rare, by rising length."""
+    and where the model can join rows, what shapes are rare, by rising length."""
     rare = list[int]()
     for alike in batches_of_equal_shape(shapes):
-        if model.joins and len(alike) * samples < _RARE:
+        if model.can_join_rows and len(alike) * samples < _RARE:
             rare += alike
         else:
             yield alike

@@ -64,7 +64,7 @@ class Rows(ABC):
 
     def joined(self, others: Sequence[Rows]) -> Rows:
         """These rows and then the others, advanced together from now on, none of them advanced yet. Their prefixes may
-        differ in length. Only of a model that `joins` rows."""
+        differ in length. Only of a model that can join rows."""
         raise NotImplementedError
 
 
@@ -149,7 +149,7 @@ class LanguageModel(ABC):
     eos: tuple[int, ...] = ()
     device: torch.device = torch.device("cpu")
     notes: tuple[str, ...] = ()  # what its user must know of how it was loaded and is served
-    joins = False  # whether its rows behind prefixes of several lengths may be `joined`
+    can_join_rows = False  # whether its rows behind prefixes of several lengths may be `joined`
     parts: int = 1  # distributions behind each row: what a batch of rows costs in time and memory
     prefix_token: tuple[int, ...] = ()  # tokens that it reads before every text
     tokenizer: Any = None  # what writes its texts; None where it has none, or where others see to it
@@ -172,7 +172,7 @@ class LanguageModel(ABC):
         A model that remembers what it read reads those of several lengths at once; any other does nothing.
         """
 
-    def completes_read(self, tokens: int) -> bool:
+    def continues_read_texts(self, tokens: int) -> bool:
         """Whether what stands before those positions is completed without being read again, of texts of so many tokens
         in all."""
         return False
@@ -258,7 +258,7 @@ class LanguageModel(ABC):
             ]
         )
 
-    def token_told(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
+    def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
         """What can be told of each suffix token (B x L rows) without its whole distribution: itself and the likeliest
         ones."""
         distributions = self.teacher_forced(prefixes, suffixes)
@@ -273,7 +273,7 @@ class LanguageModel(ABC):
         """What it is known again by: SHA-256, in hex, of its weights or of its answers; "" where nothing tells."""
         return ""
 
-    def account(self) -> tuple[str, ...]:
+    def cost_sentences(self) -> tuple[str, ...]:
         """What asking it has cost until now, beside time: sentences. Empty where it costs nothing."""
         return ()
 
@@ -281,14 +281,14 @@ class LanguageModel(ABC):
         """What of its answers until now may have hidden a leak: answers withheld, cut or not its own."""
         return ()
 
-    def withheld(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
+    def answers_withheld(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
         """Of each prefix, whether an answer to it did not come through."""
         return [False] * len(prefixes)
 
     def finish(self) -> None:  # noqa: B027 - a model at hand stays what it is
         """The last that it is asked in a run. Raises AuditError where it is not the model that it was."""
 
-    def special(self, kind: str) -> int | None:
+    def special_token(self, kind: str) -> int | None:
         """The token that its own configuration names as `bos` or `eos`, the first of several."""
         return None
 
@@ -305,7 +305,7 @@ class LanguageModel(ABC):
         )
         yield from ((suffixes[some], distribution) for some, distribution in asked)
 
-    def other_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
+    def paper_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
         """Summed nll (nats) of each text behind its `given` tokens as a paper counts it, by the name of the perplexity.
 
         Empty where there is no other way than the distribution's own, `perplexity_nll`.

@@ -267,10 +267,14 @@ class HuggingFaceModel(LanguageModel):
 
     def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
         if self._seen is not None:
-            self._seen.read_ahead(texts, last, self.device, keys=self.joins)
+            self._seen.read_ahead(texts, last, self.device, keys=self.can_join_rows)
 
-    def completes_read(self, tokens: int) -> bool:
-        return self.joins and self._seen is not None and self._seen.room(self._cache_bytes[1], self.device) >= tokens
+    def continues_read_texts(self, tokens: int) -> bool:
+        return (
+            self.can_join_rows
+            and self._seen is not None
+            and self._seen.room(self._cache_bytes[1], self.device) >= tokens
+        )
 
     def cached_prefix_rows(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
         """As `HiddenStates.rows`, of what was read ahead."""
@@ -335,7 +339,7 @@ class HuggingFaceModel(LanguageModel):
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
-    def special(self, kind: str) -> int | None:
+    def special_token(self, kind: str) -> int | None:
         token = getattr(self.model.config.get_text_config(decoder=True), f"{kind}_token_id", None)
         return next(iter(token), None) if isinstance(token, list | tuple) else token
 

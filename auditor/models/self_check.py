@@ -45,7 +45,7 @@ def check_and_configure_serving(model: HuggingFaceModel, reach: int | None = Non
     room = min(wanted, model.max_positions or wanted)
     if room <= max(_reached.get(model, 0), 1):
         return ()
-    before, model.begins, model.joins = model.notes, None, False
+    before, model.begins, model.can_join_rows = model.notes, None, False
     with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
         trial = _Trial(model, room)
         if model not in _reached:
@@ -179,7 +179,7 @@ class _Trial:
 
         Where not, prefixes of each length are completed on their own: the same, later.
         """
-        self.model.joins = self.model.served == "slots" and self._joined_rows_are_exact()
+        self.model.can_join_rows = self.model.served == "slots" and self._joined_rows_are_exact()
 
     def _joined_rows_are_exact(self) -> bool:
         """Whether rows behind a short text and a long one that are advanced and split together have the distributions

@@ -33,23 +33,23 @@ class WrappingModel(LanguageModel):
     def read_ahead(self, texts: Sequence[tuple[int, ...]], last: Sequence[int]) -> None:
         self.model.read_ahead(texts, last)
 
-    def completes_read(self, tokens: int) -> bool:
-        return self.model.completes_read(tokens)
+    def continues_read_texts(self, tokens: int) -> bool:
+        return self.model.continues_read_texts(tokens)
 
-    def special(self, kind: str) -> int | None:
-        return self.model.special(kind)
+    def special_token(self, kind: str) -> int | None:
+        return self.model.special_token(kind)
 
     def digest(self) -> str:
         return self.model.digest()
 
-    def account(self) -> tuple[str, ...]:
-        return self.model.account()
+    def cost_sentences(self) -> tuple[str, ...]:
+        return self.model.cost_sentences()
 
     def doubts(self) -> tuple[Doubt, ...]:
         return self.model.doubts()
 
-    def withheld(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
-        return self.model.withheld(prefixes)
+    def answers_withheld(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
+        return self.model.answers_withheld(prefixes)
 
     def finish(self) -> None:
         self.model.finish()

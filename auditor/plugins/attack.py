@@ -166,7 +166,7 @@ class SamplingAttack(Attack):
         return Sampling(self.samples, decoding, self.eos, self.search, self.threshold, self.beams)
 
     @property
-    def one_candidate(self) -> bool:
+    def draws_once(self) -> bool:
         """Whether sampling or greedy decoding leaves a prefix with one candidate."""
         return self.search != "beam" and (self.temperature == 0 or (self.search == "sample" and self.samples == 1))
 

@@ -134,7 +134,7 @@ class RemoteModel(LanguageModel):
         ranks = [ranks[len(prefix) :] for (prefix, _), (_, ranks) in zip(pairs, self.asker.scored(pairs), strict=True)]
         return torch.tensor(ranks).view(suffixes.shape)
 
-    def token_told(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
+    def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
         """Asked for apart from log-probabilities and ranks alone: an answer of all this is many times as long."""
         if not self.dialect.likeliest:
             raise NotApplicable(f"needs the likeliest tokens; {self.name} does not give them")
@@ -167,7 +167,7 @@ class RemoteModel(LanguageModel):
     def finish(self) -> None:
         self.asker.finish()
 
-    def account(self) -> tuple[str, ...]:
+    def cost_sentences(self) -> tuple[str, ...]:
         ledger = self.asker.wire.ledger
         spent = ledger.spent
         limit = "" if ledger.most is None else f" of --max-tokens-total {ledger.most:,}"
@@ -205,7 +205,7 @@ class RemoteModel(LanguageModel):
             )
         return tuple(Doubt("answers", sentence) for sentence in said)
 
-    def withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
+    def answers_withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
         return self.asker.held_back(prefixes)
 
     # --- what an API does not give ---

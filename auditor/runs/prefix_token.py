@@ -58,8 +58,8 @@ class PrefixedModel(WrappingModel):
         return torch.cat([prefix_token, texts.to(prefix_token)], dim=1)
 
     @property
-    def joins(self) -> bool:  # type: ignore[override]  # what the model is found to do when its texts are known
-        return self.model.joins
+    def can_join_rows(self) -> bool:  # type: ignore[override]  # what the model is found to do when its texts are known
+        return self.model.can_join_rows
 
     start = _delegate_with_prefix_token("start")
     completions = _delegate_with_prefix_token("completions")
@@ -68,7 +68,7 @@ class PrefixedModel(WrappingModel):
     tuning_log_probs = _delegate_with_prefix_token("tuning_log_probs")
     token_log_probs = _delegate_with_prefix_token("token_log_probs")
     token_ranks = _delegate_with_prefix_token("token_ranks")
-    token_told = _delegate_with_prefix_token("token_told")
+    partial_distributions_of = _delegate_with_prefix_token("partial_distributions_of")
     teacher_forced = _delegate_with_prefix_token("teacher_forced")
     check_claim = _delegate_with_prefix_token("check_claim")
     neighbours = _delegate_with_prefix_token("neighbours")
@@ -76,11 +76,11 @@ class PrefixedModel(WrappingModel):
     def read_ahead(self, texts: Sequence[Tokens], last: Sequence[int]) -> None:
         self.model.read_ahead([(*self.prefix_token, *text) for text in texts], last)
 
-    def withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
-        return self.model.withheld([(*self.prefix_token, *prefix) for prefix in prefixes])
+    def answers_withheld(self, prefixes: Sequence[Tokens]) -> list[bool]:
+        return self.model.answers_withheld([(*self.prefix_token, *prefix) for prefix in prefixes])
 
-    def other_nll(self, texts: Sequence[Tokens], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
-        return self.model.other_nll(
+    def paper_nll(self, texts: Sequence[Tokens], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
+        return self.model.paper_nll(
             [(*self.prefix_token, *text) for text in texts], seed, len(self.prefix_token) + given
         )
 
@@ -240,7 +240,7 @@ def usual_prefix_token(tokenizer: Any) -> Tokens:
 def _special_token_id(kind: str, model: LanguageModel) -> int | None:
     """The tokenizer's token of this kind; without a tokenizer, the one that the model's configuration names."""
     if model.tokenizer is None:
-        return model.special(kind)
+        return model.special_token(kind)
     token: int | None = getattr(model.tokenizer, f"{kind}_token_id", None)
     return token
 

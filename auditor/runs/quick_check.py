@@ -199,7 +199,7 @@ def _run_seconds_by_row_count(scene: RunContext, seconds: float) -> Callable[[in
     some = sorted(told.secrets, key=lambda secret: len(secret.prefix + secret.suffix))
     # Begun behind the last tokens of prefixes, whose reading is in `read`. Where those of other lengths are completed
     # apart, each is another.
-    lengths = [1] if model.joins else sorted({len(secret.prefix) for secret in some})
+    lengths = [1] if model.can_join_rows else sorted({len(secret.prefix) for secret in some})
     short = {length: i for i, length in enumerate(lengths, 1)}
     begin = [replace(s, prefix=s.prefix[-short.get(len(s.prefix), 1) :], suffix=s.suffix[:_STEPS]) for s in some]
     steps = mean(len(secret.suffix) for secret in some) / mean(len(secret.suffix) for secret in begin)
@@ -226,7 +226,8 @@ def _run_seconds_by_row_count(scene: RunContext, seconds: float) -> Callable[[in
 
     def takes(limit: int) -> float:
         both = sum(sum(side[:limit]) for side in rows)
-        again_before = 0 if model.completes_read(ceil(tokens * both)) else before * both  # prefixes, to be completed
+        kept = model.continues_read_texts(ceil(tokens * both))
+        again_before = 0 if kept else before * both  # prefixes, to be completed
         anew = both + _PREFIX_TOKENS * len(told.known) + again_before
         return read * anew + (probe + again * _AGAIN + step * steps) * both
 

@@ -119,7 +119,7 @@ def nll_of_other_perplexities(
     found: dict[str, list[float]] = {}
     for first in dict.fromkeys(given):
         own = [i for i, count in enumerate(given) if count == first]
-        for name, nll in model.other_nll([texts[i] for i in own], seed, first).items():
+        for name, nll in model.paper_nll([texts[i] for i in own], seed, first).items():
             for i, value in zip(own, nll, strict=True):
                 found.setdefault(name, [math.nan] * len(texts))[i] = value
     return found
@@ -207,7 +207,7 @@ def suffix_token_log_probs(
 def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
     """How likely the members are whose answers did not come through; none where all came, or nobody can say."""
     members = [secret for secret in target.secrets if secret.member]
-    held = target.model.withheld([secret.prefix for secret in members])
+    held = target.model.answers_withheld([secret.prefix for secret in members])
     hidden = [secret for secret, one in zip(members, held, strict=True) if one]
     if not hidden:
         return

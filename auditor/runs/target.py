@@ -147,7 +147,7 @@ class Target:
                 f"asked behind the same prefix token in every row, for perplexity too: {prefix_token.said}",
                 *(() if perplexities else (self._missing_perplexity_sentence(),)),
                 *(f"held-out perplexity: {found.note}" for found in perplexities[:1] if found.note),
-                *self.model.account(),
+                *self.model.cost_sentences(),
             ),
             doubts=(*self.model.doubts(), *doubts),
         )

@@ -342,7 +342,7 @@ def test_the_papers_average_over_subsets(make_tiny: MakeTiny, accounting: str) -
     held = ensemble(make_tiny)
     model = PMixed(q=0.5, alpha=3, accounting=accounting).protect(scenario(held))  # type: ignore[arg-type]
     assert isinstance(model, PMixedModel)
-    (got,) = model.other_nll([TEXT], seed=7)["perplexity_subset_average"]
+    (got,) = model.paper_nll([TEXT], seed=7)["perplexity_subset_average"]
     inside = keyed_random_generator("subset average", 7, 0).random((4, 3)) < 0.5
     expected = 0.0
     for position, chosen in enumerate(inside):
@@ -367,7 +367,7 @@ def test_by_jensen_the_average_over_subsets_is_the_larger(make_tiny: MakeTiny) -
     held = ensemble(make_tiny)
     model = PMixed(q=0.5, alpha=3, epsilon=30).protect(scenario(held, queries=5))
     exact = -float(model.token_log_probs(torch.tensor([TEXT[:1]]), torch.tensor([TEXT[1:]])).sum())
-    averages = [model.other_nll([TEXT], seed)["perplexity_subset_average"][0] for seed in range(200)]
+    averages = [model.paper_nll([TEXT], seed)["perplexity_subset_average"][0] for seed in range(200)]
     assert np.mean(averages) - exact > 3 * np.std(averages) / math.sqrt(200)
     assert len(set(averages)) > 50
 
@@ -375,8 +375,8 @@ def test_by_jensen_the_average_over_subsets_is_the_larger(make_tiny: MakeTiny) -
 def test_one_member_that_is_always_asked_has_no_subsets_to_average(make_tiny: MakeTiny) -> None:
     model = PMixed(q=1.0, alpha=3).protect(scenario(ensemble(make_tiny, 1)))
     exact = -float(model.token_log_probs(torch.tensor([TEXT[:1]]), torch.tensor([TEXT[1:]])).sum())
-    assert model.other_nll([TEXT], 0)["perplexity_subset_average"][0] == pytest.approx(exact, rel=1e-5)
-    assert Unmixed().protect(scenario(ensemble(make_tiny, 1))).other_nll([TEXT], 0) == {}
+    assert model.paper_nll([TEXT], 0)["perplexity_subset_average"][0] == pytest.approx(exact, rel=1e-5)
+    assert Unmixed().protect(scenario(ensemble(make_tiny, 1))).paper_nll([TEXT], 0) == {}
 
 
 def test_projection_of_an_infinite_radius_is_everything() -> None:

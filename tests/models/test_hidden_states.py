@@ -132,7 +132,7 @@ def test_what_was_read_ahead_is_completed_without_being_read_again(model: Huggin
 
     plain = asked(model.start(prefixes, 2))
     model.share_beginnings(least=16)
-    model.joins = True
+    model.can_join_rows = True
     model.enable_hidden_state_cache()
     model.read_ahead([tuple(text) for text in texts.tolist()], [3] * 5)
     before = traffic.tokens
@@ -145,10 +145,10 @@ def test_what_was_read_ahead_is_completed_without_being_read_again(model: Huggin
 
 def test_a_beginning_that_nobody_read_ahead_is_read_with_those_beside_it(model: HuggingFaceModel) -> None:
     plain = model.start(TEXTS[:, :8], 2).log_probs().clone()
-    model.joins = True
+    model.can_join_rows = True
     model.enable_hidden_state_cache()
     model.read_ahead([tuple(text) for text in TEXTS[1:].tolist()], [3] * 3)
-    assert model.completes_read(10) and not model.completes_read(10**9)
+    assert model.continues_read_texts(10) and not model.continues_read_texts(10**9)
     before = traffic.tokens
     torch.testing.assert_close(model.start(TEXTS[:, :8], 2).log_probs(), plain)
     assert traffic.tokens == before + TEXTS[:, :8].numel()
@@ -161,11 +161,11 @@ def test_where_there_is_no_room_for_keys_texts_are_still_read_once(monkeypatch: 
     plain = model.log_probs(TEXTS, 3), model.start(TEXTS[:, :8], 2).log_probs().clone()
     states = TEXTS.numel() * model.embedding_rows(1).nbytes
     monkeypatch.setattr("auditor.models.hidden_states.available_bytes", lambda device: 8 * states)
-    model.joins = True
+    model.can_join_rows = True
     model.enable_hidden_state_cache()
     model.read_ahead(texts, [3] * 4)
     before = traffic.tokens
     torch.testing.assert_close(model.log_probs(TEXTS, 3), plain[0])
     assert traffic.tokens == before
     torch.testing.assert_close(model.start(TEXTS[:, :8], 2).log_probs(), plain[1])
-    assert traffic.tokens == before + TEXTS[:, :8].numel() and not model.completes_read(1)
+    assert traffic.tokens == before + TEXTS[:, :8].numel() and not model.continues_read_texts(1)

@@ -53,7 +53,7 @@ def same(found: Sequence[Candidates], truth: Sequence[Candidates]) -> None:
 @pytest.mark.parametrize("family", JOINING)
 def test_samples_are_those_of_each_prefix_alone(family: str) -> None:
     model = tiny_model(family)
-    assert model.joins
+    assert model.can_join_rows
     same(sample_mixed_length_batch(model, PREFIXES, DECODING, noise()), alone(model))
 
 
@@ -62,7 +62,7 @@ def test_behind_a_prefix_token_and_a_soft_prompt() -> None:
     prefixed = PrefixedModel(model, (2, 4))
     prompt = model.embedding_rows(3) * 1.01
     for asked, rows in ((prefixed, None), (prefixed, prompt), (model, prompt)):
-        assert asked.joins
+        assert asked.can_join_rows
         found = sample_mixed_length_batch(asked, PREFIXES, DECODING, noise(), prompt=rows)
         same(found, alone(asked, rows))
 
@@ -96,15 +96,15 @@ def test_shapes_that_are_rare_are_drawn_together() -> None:
     shapes = [(5, 3), *[(4, 2)] * 8, (2, 3), (5, 1)]  # eight prefixes, and eight samples of each: 64 rows
     assert [*sampling_batches_by_length(model, shapes, 8)] == [[*range(1, 9)], [9, 10, 0]]
     assert [*sampling_batches_by_length(model, shapes, 7)] == [[9, *range(1, 9), 10, 0]]
-    model.joins = False
+    model.can_join_rows = False
     assert [*sampling_batches_by_length(model, shapes)] == [[0], [*range(1, 9)], [9], [10]]
 
 
 @pytest.mark.parametrize("family", ["roberta", "mamba"])  # positions of padding's own; no keys to leave out
 def test_others_complete_prefixes_of_each_length_alone(family: str) -> None:
-    assert not tiny_model(family).joins
+    assert not tiny_model(family).can_join_rows
 
 
 def test_the_self_check_finds_a_model_that_reads_what_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PaddedCache, "where", lambda cache, length: {})
-    assert not tiny_model("llama").joins
+    assert not tiny_model("llama").can_join_rows

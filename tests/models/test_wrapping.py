@@ -28,7 +28,15 @@ from auditor.utility.scored_models import _LastAnswerCache
 # Made of `start` and `log_probs`: a defense that forwarded them would be gone past.
 ANSWERS = {
     *("start", "log_probs", "tuning_log_probs", "completions", "suffix_log_probs", "token_log_probs", "token_ranks"),
-    *("token_told", "teacher_forced", "other_nll", "check_claim", "neighbours", "neighbour", "claim_premises"),
+    *(
+        "partial_distributions_of",
+        "teacher_forced",
+        "paper_nll",
+        "check_claim",
+        "neighbours",
+        "neighbour",
+        "claim_premises",
+    ),
     *("row_bytes", "check_room"),
 }
 
@@ -42,16 +50,16 @@ class Marked(FixedDistribution):
     def __init__(self) -> None:
         super().__init__([0.5, 0.25, 0.25])
 
-    def special(self, kind: str) -> int | None:
+    def special_token(self, kind: str) -> int | None:
         return 2
 
-    def account(self) -> tuple[str, ...]:
+    def cost_sentences(self) -> tuple[str, ...]:
         return ("it costs",)
 
     def doubts(self) -> tuple[Doubt, ...]:
         return (Doubt("filter", "it withholds"),)
 
-    def withheld(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
+    def answers_withheld(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
         return [True for _ in prefixes]
 
     def finish(self) -> None:
@@ -81,8 +89,12 @@ def test_what_is_no_answer_is_the_other_model_s(model: WrappingModel) -> None:
     own = Marked()
     for name in ("family", "vocab_size", "eos", "device", "notes", "tokenizer", "capabilities"):
         assert getattr(model, name) == getattr(own, name), name
-    assert model.special("bos") == 2 and model.account() == own.account() and model.doubts() == own.doubts()
-    assert model.withheld([(1,)]) == [True] and torch.equal(model.embedding_rows(2), own.embedding_rows(2))
+    assert (
+        model.special_token("bos") == 2
+        and model.cost_sentences() == own.cost_sentences()
+        and model.doubts() == own.doubts()
+    )
+    assert model.answers_withheld([(1,)]) == [True] and torch.equal(model.embedding_rows(2), own.embedding_rows(2))
     inner = model.model
     while isinstance(inner, WrappingModel):
         inner = inner.model

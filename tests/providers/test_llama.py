@@ -99,7 +99,7 @@ def test_its_distributions_are_those_of_the_same_weights_in_transformers(file: P
 
 def test_it_keeps_the_contract_of_a_model(llama: LlamaModel) -> None:
     check_model(llama)
-    assert (llama.vocab_size, llama.max_positions, llama.eos, llama.special("bos")) == (258, 64, (257,), 257)
+    assert (llama.vocab_size, llama.max_positions, llama.eos, llama.special_token("bos")) == (258, 64, (257,), 257)
 
 
 def test_a_text_has_the_same_bits_whatever_was_read_before(llama: LlamaModel) -> None:

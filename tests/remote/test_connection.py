@@ -73,7 +73,7 @@ def test_a_fault_changes_no_answer(served: Served, wire: Connect, local: Hugging
     torch.testing.assert_close(model.token_log_probs(PREFIXES, truth.tokens[::4]), scored, atol=1e-4, rtol=0)
     if name != "a sample twice":  # a text that is scored is one sample: that it came twice is no harm
         assert link.ledger.spent.again == 4
-    assert f"{link.ledger.spent.again} attempts failed" in model.account()[0]
+    assert f"{link.ledger.spent.again} attempts failed" in model.cost_sentences()[0]
 
 
 def test_a_server_that_always_fails_is_given_up_in_a_sentence(

@@ -110,8 +110,8 @@ def test_a_liar_is_noticed(lying: Served, wire: MakeWire, leaky: HuggingFaceMode
     assert doubt.kind == "answers" and told in doubt.sentence
     if lie in ENDS:  # greedy text alone may be one model's that is not deterministic, so that the run goes on
         return
-    assert out == 0 and any(told in said for said in remote.account())
-    assert sum(remote.withheld([secret.prefix for secret in secrets(leaky)])) > 10
+    assert out == 0 and any(told in said for said in remote.cost_sentences())
+    assert sum(remote.answers_withheld([secret.prefix for secret in secrets(leaky)])) > 10
 
 
 @pytest.mark.parametrize("access", ["silent", "echo", ""])
@@ -119,7 +119,7 @@ def test_an_honest_server_raises_no_alarm(lying: Served, wire: MakeWire, leaky: 
     _, url = lying("", *filter(None, [access]))
     out, remote = audited(wire(url), leaky)
     assert out >= 18 and not remote.doubts()
-    assert not any(remote.withheld([secret.prefix for secret in secrets(leaky)]))
+    assert not any(remote.answers_withheld([secret.prefix for secret in secrets(leaky)]))
     assert remote.asker.watch.compared == 12 and not remote.asker.watch.differed
 
 

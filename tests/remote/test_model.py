@@ -170,7 +170,7 @@ def test_samples_that_end_early_are_filled_up_and_told(
     assert ended.any() and (drawn.tokens[ended][:, -1] == 0).all()
     truth = local.token_log_probs(PREFIXES.repeat_interleave(40, 0), drawn.tokens)
     torch.testing.assert_close(drawn.log_probs, truth, atol=CLOSE, rtol=0)
-    told = " ".join(remote.account())
+    told = " ".join(remote.cost_sentences())
     early = re.search(
         r"of 120 answers: (\d+) ended before the length asked for(?:, (\d+) empty)?; what is shorter", told
     )

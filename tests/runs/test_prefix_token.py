@@ -192,7 +192,7 @@ class Partial(LanguageModel):
     """Recites, with some noise, behind the token that it likes; a Hugging Face model as far as `choose` looks."""
 
     name, vocab_size, max_positions, eos, device = "partial", FIRST + SYMBOLS, 16, (EOS,), torch.device("cpu")
-    special: Any = HuggingFaceModel.special  # as its configuration names it
+    special_token: Any = HuggingFaceModel.special_token  # as its configuration names it
 
     def __init__(self, likes: int | None, tokenizer: Any, **config: Any) -> None:
         self.likes, self.tokenizer = likes, tokenizer
@@ -389,10 +389,10 @@ def test_a_defense_reads_the_lead_too(neox: HuggingFaceModel) -> None:
         )
         assert all(torch.allclose(mine.realised, own.realised) for mine, own in checks)
     texts = [tuple(row) for row in TEXTS.tolist()]
-    (mine,) = with_prefix_token(pmixed, (7, 8)).other_nll(texts, 0).values()
-    (longer,) = pmixed.other_nll([(7, 8, *text) for text in texts], 0, given=3).values()
+    (mine,) = with_prefix_token(pmixed, (7, 8)).paper_nll(texts, 0).values()
+    (longer,) = pmixed.paper_nll([(7, 8, *text) for text in texts], 0, given=3).values()
     assert mine == longer and len(mine) == 3
-    (alone,) = pmixed.other_nll(texts, 0).values()
+    (alone,) = pmixed.paper_nll(texts, 0).values()
     assert mine != alone
 
 

@@ -154,7 +154,7 @@ def test_as_many_records_are_taken_as_fit(
     given: Path, text_takes: Callable[[float], None], held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text_takes(100.0)  # so that what loading takes does not matter
-    monkeypatch.setattr(HuggingFaceModel, "completes_read", lambda self, tokens: held and tokens < 10**4)
+    monkeypatch.setattr(HuggingFaceModel, "continues_read_texts", lambda self, tokens: held and tokens < 10**4)
     steps = (TEXT - 13) / quick_check._STEPS  # the suffix, by what is timed of it
     read = 24 + 3 * 3 + (0 if held else 24 * 13 / TEXT)  # each, known pairs behind three prefix tokens, prefixes again
     seconds = 100 * (read + 24 + 2 * 24 + steps * 24) / (1 - quick_check._AFTER) + 90  # and not a record more
