@@ -23,7 +23,7 @@ from auditor.plugins.probe import Observed, Probe, member_mask, observe_in_batch
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import blind_classifier, membership, people, roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
-from auditor.statistics.metrics import auc_name, partial_auc_name, score_column, tpr_name
+from auditor.statistics.metrics import auc_name, partial_auc_name, score_column_name, tpr_name
 
 _SECRETS_AT_ONCE = 64
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution whose moments are taken at once: 16 MiB of float32
@@ -276,7 +276,7 @@ class Membership(Probe):
         """Scores, of which every number of the row is worked out again."""
         main, sound = _record_scores(self.score, observations), self._usable_scores_by_name(observations)
         found = {"": main, **self._control_scores(observations), **sound}
-        return {score_column(name): scores.tolist() for name, scores in found.items()}
+        return {score_column_name(name): scores.tolist() for name, scores in found.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         member, sound = member_mask(secrets), self._usable_scores_by_name(observations)

@@ -326,13 +326,8 @@ class TwoLetterTokenizer:
 
 
 def make_view(model: LanguageModel, setting: Setting, **more: Any) -> View:
-    roles: dict[str, Any] = {
-        "public": model,
-        "reference": tiny_model(7),
-        "tokenizer": TwoLetterTokenizer(),
-        "training": KEPT,
-    }
-    return View("target", model, setting, seed=0, **roles, **more)
+    roles: dict[str, Any] = {"public": model, "reference": tiny_model(7), "training": KEPT}
+    return View("target", model, setting, seed=0, tokenizer=TwoLetterTokenizer(), **roles, **more)
 
 
 def random_queries(count: int = 6) -> list[Query]:

@@ -198,7 +198,7 @@ def _least_expected_words(count: int, begun: Sequence[str], model: HuggingFaceMo
             words.append(word)
             if len(words) == count:
                 return words
-    raise AuditError(f"expected {count:,} words of one token, but the vocabulary of {model.name} has {len(words):,}")
+    raise AuditError(f"expected {count:,} words of one token, but the tokenizer of {model.name} has {len(words):,}")
 
 
 def _first_word_and_rest(text: str) -> Halves:

@@ -89,7 +89,7 @@ class PMixedTrainer(Trainer):
             said.append(f"{empty} shards are empty: their members have learnt nothing")
         return tuple(said)
 
-    def apart(self, job: TrainingJob) -> int:
+    def separate_model_count(self, job: TrainingJob) -> int:
         return self.members + self.control
 
     def train_one(self, job: TrainingJob, index: int) -> Path:

@@ -187,16 +187,15 @@ def _claimed_epsilon_sentences(e: EdpbEvidence) -> list[str]:
     """The epsilon of each claim with its terms, and whether an audit speaks against it."""
     found = []
     for target in _targets_without_companions(e):
-        stands = assess_claim(e.result, target)
-        if target.claim is None or stands.claimed is None:
+        stands, claim = assess_claim(e.result, target), target.claim
+        if claim is None or stands.claimed is None:
             continue
         least = max((bound.audit.epsilon for bound in stands.bounds), default=None)
         audited = "" if least is None else f", audited ε at least {phrases.format_number(least)}"
         found.append(
-            f"{target.title}: claimed ε {phrases.promised(target.claim)}, "
-            f"{phrases.relation_label(target.claim.relation)}, "
-            f"δ {phrases.format_number(target.claim.delta)}, "
-            f"{phrases.covered_tokens(target.claim)}{audited}: {claims.judged(stands)}."
+            f"{target.title}: claimed ε {phrases.promised(claim)}, {phrases.relation_label(claim.relation)}, "
+            f"δ {phrases.format_number(claim.delta)}, {phrases.covered_tokens(claim)}{audited}: "
+            f"{claims.judged(stands)}."
         )
     return found
 
@@ -236,9 +235,8 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
         seen = _valid_target_measurements(e, target, lambda f: {"recall": f.measurement("recall_difference")})
         if seen:
             change, _, row = max(seen, key=lambda one: _recall_or_minus_one(one[2]))
-            cost = (
-                f"; held-out perplexity {phrases.value_with_interval(target.perplexity)}" if target.perplexity else ""
-            )
+            lost = target.perplexity
+            cost = f"; held-out perplexity {phrases.value_with_interval(lost)}" if lost else ""
             found.append(f"{titled_row(e.result, row)}: {phrases.points(change)} against no defense{cost}.")
     return found
 
@@ -255,9 +253,8 @@ def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
         seen = [one for one in _valid_target_measurements(e, target, lambda f: f.by_kind) if one[1] in personal.TITLES]
         for kind in dict.fromkeys(kind for _, kind, _ in seen):
             m, _, row = _highest(one for one in seen if one[1] == kind)
-            found.append(
-                f"{titled_row(e.result, row)}: {personal.kind_in_sentence(kind)} {personal.extracted_share(m)}."
-            )
+            said = f"{personal.kind_in_sentence(kind)} {personal.extracted_share(m)}"
+            found.append(f"{titled_row(e.result, row)}: {said}.")
     return found
 
 

@@ -14,7 +14,7 @@ from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, Plo
 from auditor.reports.topics import CHECK, Topic, titled_row
 from auditor.statistics import roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
-from auditor.statistics.metrics import CONTROLS, auc_name, partial_auc_name, score_column, tpr_name
+from auditor.statistics.metrics import CONTROLS, auc_name, partial_auc_name, score_column_name, tpr_name
 
 _SHOWN = 60  # steps of a curve in its table
 _NOTE = (
@@ -137,7 +137,7 @@ def _roc_curves_of_scores(details: Details, finding: Finding) -> Iterator[tuple[
         return
     member, none = seen.member, np.empty(0)
     for name in wanted:
-        scores = seen.values.get(score_column(name), none)
+        scores = seen.values.get(score_column_name(name), none)
         if len(scores) and len(scores) == len(member) and 0 < member.sum() < len(member) and not np.isnan(scores).any():
             yield name, roc.roc_curve_points(scores[member], scores[~member])
 

@@ -43,14 +43,11 @@ def read_run(folder: Path) -> RunOutcomes:
     """A run folder. Raises AuditError where it holds no finished run."""
     from auditor.records import attacked_secrets, manifest, result_file
 
-    result, edits, kept = (
-        result_file.read_result(folder),
-        manifest.edits_since_end(folder),
-        outcomes.read_outcomes(folder),
-    )
+    result, kept = result_file.read_result(folder), outcomes.read_outcomes(folder)
     for row in (finding.key for finding in result.findings if finding.stopped and finding.key in kept):
         kept[row] = replace(kept[row], anytime=True)
-    return RunOutcomes(str(folder), result, kept, attacked_secrets.read_listed(folder), edits)
+    listed, edits = attacked_secrets.read_listed(folder), manifest.edits_since_end(folder)
+    return RunOutcomes(str(folder), result, kept, listed, edits)
 
 
 def apply_policy(
@@ -202,9 +199,8 @@ def judge_rules(
             cases += [_rule_case_for_finding(row, of_it, own, baseline) for row, of_it in each]
             if not each:  # another target's rows do not answer for this one
                 row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
-                cases.append(
-                    _Case(row, rule, "no row was measured" if name else "this run has no forms: --forms names them")
-                )
+                why = "no row was measured" if name else "this run has no forms: --forms names them"
+                cases.append(_Case(row, rule, why))
     level = adjusted_test_level(
         [partial(_limit_exceeded_at_level, case) for case in cases if not isinstance(case.seen, str)], LEVEL
     )

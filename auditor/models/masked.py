@@ -19,7 +19,7 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.models.configuration import max_positions
 from auditor.models.consistency import distribution_distance
 from auditor.models.loading import DEFAULTS, load_tokenizer_if_present, translate_load_errors
-from auditor.models.self_check import AT_LOAD, positions_to_test, rounding_tolerance
+from auditor.models.self_check import AT_LOAD, rounding_tolerance, text_lengths_to_test
 from auditor.models.weights import read_weights
 
 _LONGEST = 1024  # tokens of a text that a model is tried on when it is loaded
@@ -96,7 +96,7 @@ def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     ids = torch.arange(min(model.vocab_size, len(model.tokenizer)))
     ids = ids[~torch.isin(ids, special)]
     room = min(model.max_positions or _LONGEST, _LONGEST)
-    otherwise = [mark + 3 for mark in positions_to_test(model.model.config, room)]
+    otherwise = [mark + 3 for mark in text_lengths_to_test(model.model.config, room)]
     lengths = [AT_LOAD, *otherwise, *([room] if otherwise else [])]
     got = f"{model.name!r} ({model.model.config.model_type})"
     kind = f"expected a masked LM, got {got}, whose distribution of a hidden token"

@@ -134,7 +134,7 @@ class _Trial:
 
         needed: texts of the whole room will come, so that it is refused.
         """
-        for mark in positions_to_test(self.model.model.config, self.room):
+        for mark in text_lengths_to_test(self.model.model.config, self.room):
             end = min(mark + 3, self.room)
             alone = self.model.log_probs(self.texts[:, : mark - 1], 1)[:, 0]
             within = self.model.log_probs(self.texts[:, :end], end - mark + 2)[:, 0]
@@ -237,7 +237,7 @@ class _Trial:
         """Where rows begin: so that they pass every length that means something, and reach the last."""
         begins = [
             2,
-            *(mark - 1 for mark in positions_to_test(self.model.model.config, self.room)),
+            *(mark - 1 for mark in text_lengths_to_test(self.model.model.config, self.room)),
             self.room - len(STEPS),
         ]
         yield from sorted({begin for begin in begins if 1 <= begin <= self.room - 1})
@@ -275,7 +275,7 @@ def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:
     return float((16 * eps + 256 * exact) * finite.std() + (eps / 2 + 8 * exact) * finite.abs().max())
 
 
-def positions_to_test(config: Any, below: int) -> list[int]:
+def text_lengths_to_test(config: Any, below: int) -> list[int]:
     """The lengths less than `below` that a configuration names, from which on its model may read texts otherwise."""
     found: set[int] = set()
 

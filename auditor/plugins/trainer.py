@@ -80,7 +80,7 @@ class Trainer:
     def check(self, job: TrainingJob) -> None:
         """Refuses, before anything is written, what this trainer cannot train on. Raises AuditError."""
 
-    def apart(self, job: TrainingJob) -> int:
+    def separate_model_count(self, job: TrainingJob) -> int:
         """How many models it trains, where each can be trained by a process of its own; 0: all that it does is one."""
         return 0
 

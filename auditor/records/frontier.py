@@ -179,7 +179,7 @@ def _frontier_for_metric(
         _frontier_point(m, ratio[m.label], leak.measured(metric.name, metric.unit))
         for m, leak in zip(kept, leaks, strict=True)
     ]
-    return replace(made, points=tuple(_mark_frontier_corners(_mark_least_leaking_points(points, leaks))))
+    return replace(made, points=tuple(_mark_frontier_corners(_flag_least_leaking_points(points, leaks))))
 
 
 def _missing_point_reason(
@@ -250,7 +250,7 @@ def _frontier_point(model: FrontierModel, ratio: Measurement, leak: Measurement)
     return replace(point, epsilon=epsilon, delta=claim.delta, unit=claim.unit, tokens=claim.queries)
 
 
-def _mark_least_leaking_points(points: Sequence[FrontierPoint], leaks: Sequence[ModelLeakage]) -> list[FrontierPoint]:
+def _flag_least_leaking_points(points: Sequence[FrontierPoint], leaks: Sequence[ModelLeakage]) -> list[FrontierPoint]:
     """Of those that are shown to be within the margin, which may leak least."""
     held = [i for i, point in enumerate(points) if point.within == "shown"]
 

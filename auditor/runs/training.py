@@ -100,7 +100,7 @@ def train_model(asked: Training, progress: Callable[[str, int, int], None]) -> t
     with closing(make_engine(asked.engine)) as engine:
         job, notes = _build_job(asked, progress)
         trainer.check(job)
-        if engine.workers and not trainer.apart(job):
+        if engine.workers and not trainer.separate_model_count(job):
             raise AuditError(f"--engine ray goes with a method that trains several models, got {asked.method}: one")
         configuration = _configuration_of_weights(asked, trainer, job)
         if trainer.promises and _training_data_digest(asked.model) == configuration["data"]:
@@ -189,7 +189,7 @@ def _run_job(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: En
     start = time.perf_counter()
     try:
         if engine.workers:
-            models = range(trainer.apart(job))
+            models = range(trainer.separate_model_count(job))
             for done, made in enumerate(engine.each(_TrainingsByIndex(), models), 1):
                 if not made.is_dir():
                     raise AuditError(f"expected -o on a file system that all workers share, got no {str(made)!r} here")

@@ -152,7 +152,7 @@ def partial_auc_name(score: str) -> str:
     return "_".join(filter(None, (f"partial_auc_{100 * BELOW:g}pct_fpr", score)))
 
 
-def score_column(score: str) -> str:
+def score_column_name(score: str) -> str:
     """What the column of a membership score is called."""
     return "_".join(filter(None, ("membership_score", score)))
 
@@ -161,12 +161,12 @@ def _membership_metrics() -> Iterator[Metric]:
     for score, title in {"": "", **CONTROLS, **SCORES, **OF_TEXT}.items():
         by = f" ({title})" if title else ""
         short = "AUC" if not score else ""
-        yield Metric(auc_name(score), f"Membership AUC{by}", roc.AUC, short=short, scores=score_column(score))
+        yield Metric(auc_name(score), f"Membership AUC{by}", roc.AUC, short=short, scores=score_column_name(score))
         for rate in FALSE_POSITIVES:
             found = f"Members found at {100 * rate:g}% false positives{by}"
-            yield Metric(tpr_name(score, rate), found, scores=score_column(score), rate=rate)
+            yield Metric(tpr_name(score, rate), found, scores=score_column_name(score), rate=rate)
         mean = f"Members found, mean up to {100 * BELOW:g}% false positives{by}"
-        yield Metric(partial_auc_name(score), mean, scores=score_column(score), below=BELOW)
+        yield Metric(partial_auc_name(score), mean, scores=score_column_name(score), below=BELOW)
 
 
 # --- of untargeted extraction -----------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def fit_privately(
             checkpoint.save(_training_state(sampler, parameters, optimizer, trained))  # the key, before it is used
         saved = time.monotonic()
         while trained.steps < recipe.steps:
-            units = watch.units_in_data(sampler.batch(trained.steps))
+            units = watch.drop_units_left_out(sampler.batch(trained.steps))
             optimizer.noise_scale = 1.0 if scale is None else scale(units)
             optimizer.stream = NoiseStream(sampler.key, trained.steps)
             loss = _accumulate_clipped_gradients(wrapped, optimizer, units.tolist(), examples, own, recipe, pad, watch)

@@ -97,7 +97,7 @@ class CanaryWatch:
     def count(self) -> int:
         return len(self.included)
 
-    def units_in_data(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
+    def drop_units_left_out(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of the units drawn for a batch, those that are in the data."""
         canaries = units[units >= self.first]
         self.drawn[canaries - self.first] += 1

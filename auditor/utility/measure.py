@@ -204,7 +204,7 @@ def _lab_subject_and_parts(
         _refuse_prefix_token(prefix_token)
         both = MaskedLab(lab)
         masked = both.target()
-        return MaskedSubject(masked, both.public(), masked.tokenizer, texts, asked), _no_defense_parts
+        return MaskedSubject(masked, both.public(), masked.tokenizer, texts, asked), _defense_holds_nothing
     public, target = lab.public(), lab.target()
     given = lab.training.untrained_leading_token_counts(
         texts
@@ -224,7 +224,7 @@ def _own_model_subject_and_parts(
         _refuse_prefix_token(data.prefix_token)
         masked = load_masked(models.model, loading)
         other = load_masked(models.public, beside) if models.public else None
-        return MaskedSubject(masked, other, masked.tokenizer, texts, asked), _no_defense_parts
+        return MaskedSubject(masked, other, masked.tokenizer, texts, asked), _defense_holds_nothing
     target = load(models.model, loading)
     public = load(models.public, beside) if models.public else None
 
@@ -282,7 +282,7 @@ def _text_source_label(data: str | None, settings: UtilitySettings) -> str:
     return f"{'member' if settings.on == 'members' else 'held-out'} records"
 
 
-def _no_defense_parts(defense: Defense) -> Mapping[str, Any]:
+def _defense_holds_nothing(defense: Defense) -> Mapping[str, Any]:
     return {}  # `protect_masked` refuses what needs one
 
 

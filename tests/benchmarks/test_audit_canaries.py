@@ -100,7 +100,7 @@ def test_rare_tokens_are_what_the_model_expects_least_and_each_canary_has_its_ow
     alone = [i for word, i in words.items() if word[1:].isalpha() and encode(begun[0] + word) == [*encode(begun[0]), i]]
     least = sorted(alone, key=lambda i: float(sum(row[i] for row in behind)))[:4]
     assert len(alone) > 6 and {words[secret] for _, secret in made} == set(least)
-    with pytest.raises(AuditError, match=r"expected 1,000 words of one token, but the vocabulary of .* has \d+"):
+    with pytest.raises(AuditError, match=r"expected 1,000 words of one token, but the tokenizer of .* has \d+"):
         make_canary_texts("rare-tokens", 1000, 5, 0, texts=RECORDS, model=writer)
 
 

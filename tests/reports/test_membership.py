@@ -23,7 +23,7 @@ from auditor.reports.table_of_contents import page_document
 from auditor.reports.terminal import summary
 from auditor.reports.verdict import headline, verdict_paragraph
 from auditor.statistics import roc
-from auditor.statistics.metrics import auc_name, score_column, tpr_name
+from auditor.statistics.metrics import auc_name, score_column_name, tpr_name
 from tests.reports.conftest import finding
 from tests.rows import write_rows
 
@@ -98,7 +98,11 @@ def scores() -> dict[str, np.ndarray]:
     return {name: np.concatenate([noise.normal(shift, 1, 30), noise.normal(0, 1, 20)]) for name, shift in NAMED.items()}
 
 
-NAMED = {score_column(""): 2.0, score_column("blind"): 0.0, score_column("stacked"): 1.0}
+NAMED = {
+    score_column_name(""): 2.0,
+    score_column_name("blind"): 0.0,
+    score_column_name("stacked"): 1.0,
+}
 
 
 def kept() -> Details:
@@ -114,7 +118,7 @@ def figure(result: AuditResult, details: Details) -> Figure:
 def test_the_curve_is_drawn_from_the_kept_scores_beside_the_blind_one_and_chance(result: AuditResult) -> None:
     drawn = figure(result, kept())
     assert [series.kind for series in drawn.series] == ["EZ-MIA", "blind baseline", "stacked"]
-    main = scores()[score_column("")]
+    main = scores()[score_column_name("")]
     expected = roc.roc_curve_points(main[:30], main[30:])
     assert [(p.x, p.y) for p in drawn.series[0].points] == expected
     picture = render_plot_svg(drawn, {})
@@ -140,7 +144,7 @@ def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None
 def test_the_names_are_those_of_the_table(name: str) -> None:
     from auditor.statistics.metrics import find_metric
 
-    assert find_metric(auc_name(name)).unit == "AUC" and find_metric(auc_name(name)).scores == score_column(name)
+    assert find_metric(auc_name(name)).unit == "AUC" and find_metric(auc_name(name)).scores == score_column_name(name)
     assert find_metric(tpr_name(name, 0.001)).rate == 0.001 and "0.1%" in find_metric(tpr_name(name, 0.001)).title
 
 

@@ -259,7 +259,7 @@ def test_counts_are_held_against_poisson_sampling() -> None:
     for trial in range(200):
         watch = CanaryWatch(PlantedCanaries(300), parameters, 0, AssumedMechanism(1.0, 1.0, rate))
         for step in range(steps):
-            watch.units_in_data(PoissonSampler(300, rate, f"trial {trial}").batch(step))
+            watch.drop_units_left_out(PoissonSampler(300, rate, f"trial {trial}").batch(step))
         watch.releases = steps
         found.append(watch.unevenness)
     assert abs(np.mean(found)) < 4 / math.sqrt(200) and 0.6 < np.std(found) < 1

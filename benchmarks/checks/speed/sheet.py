@@ -210,7 +210,7 @@ class Bench:
         texts = torch.cat([prefixes, suffixes], dim=1)
         return Phase(
             "personal",
-            lambda: personal_data.count_personal_data(benchmark),
+            partial(personal_data.count_personal_data, benchmark),
             partial(self.read, texts, 1),
             texts.numel(),
         )
@@ -323,10 +323,7 @@ def conversations(bench: Bench, system: int, count: int, repeats: int, only: Seq
 
     asked: dict[str, Callable[[], list[Any]]] = {
         "greedy": lambda: [(text, torch.zeros(1)) for text in scoring.greedy_suffixes(bench.model, secrets)],
-        "probability": lambda: [
-            (seen.secret, torch.tensor([seen.values["log_p"] / SUFFIX]))
-            for seen in probe.measure(bench.view(), secrets)
-        ],
+        "probability": scored,
         "sampling": sampled,
     }
     for name in (name for name in asked if name in only):

@@ -57,20 +57,20 @@ def texts_of(kind: str, each: int, training: LabTraining, public: HuggingFaceMod
 def mixed_lab(base: type[Lab], kinds: Sequence[str], each: int, **recipe: Any) -> Lab:
     """A lab whose canaries are of all these kinds, those of one kind side by side."""
 
-    class Training(base.training_kind):
+    class MixedTraining(base.training_kind):
         def audit_canaries(self, path: Path, public: Callable[[], HuggingFaceModel]) -> None:
             texts = [halves for kind in kinds for halves in texts_of(kind, each, self, public())]
             mixed = make_audit_manifest("words", texts, 1, self.recipe.seed)
             manifests.write_manifest(path / lab_training.MANIFEST, mixed)
 
-    class Mixed(base):
-        training_kind = Training
+    class MixedLab(base):
+        training_kind = MixedTraining
 
         def _versions(self) -> dict[str, str]:
             return {**super()._versions(), "canaries of": " ".join(kinds)}
 
     own: dict[str, Any] = {"audit_kind": "new-tokens", "private_rank": 0} if "new-tokens" in kinds else {}
-    made: Lab = Mixed(base.recipe_kind(audit_canaries=each * len(kinds), **recipe | own))
+    made: Lab = MixedLab(base.recipe_kind(audit_canaries=each * len(kinds), **recipe | own))
     return made
 
 

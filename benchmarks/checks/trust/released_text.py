@@ -42,7 +42,7 @@ from auditor.runs import released_text
 from auditor.runs.reporter import Silence
 from auditor.statistics import roc
 from auditor.statistics.intervals import clopper_pearson
-from auditor.statistics.metrics import score_column
+from auditor.statistics.metrics import score_column_name
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.trust.bases import Name
 
@@ -99,7 +99,7 @@ def audited(
         kept = {c.quantity: c for c in read_columns(folder.path, MEASURED) if c.cell.attack == released_text.MEMBERS}
     found = {}
     for name, score in SCORES.items():
-        column = kept[score_column(score)]
+        column = kept[score_column_name(score)]
         values, member = np.asarray(column.values), np.array(column.member, dtype=bool)
         found[name] = (values[member], values[~member])
     return result, found

@@ -22,7 +22,7 @@ from auditor.benchmarks.lab_texts import PRIVATE_KINDS, draw_texts
 from auditor.records.outcomes import PerSecret, read_outcomes
 from auditor.records.result_file import read_result
 from auditor.statistics.compare import difference_evidence
-from auditor.statistics.metrics import score_column
+from auditor.statistics.metrics import score_column_name
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.trust.bases import BASES, Name, audit
 
@@ -49,7 +49,7 @@ def main(seeds: tuple[int, ...] = (0, 1, 2), lab: Name = "small", out: Path | No
 
 def _difference(new: PerSecret, base: PerSecret) -> str:
     """Of two AUCs of the same turns."""
-    sides = ([row.chosen(member, None)[score_column("")] for member in (True, False)] for row in (new, base))
+    sides = ([row.chosen(member, None)[score_column_name("")] for member in (True, False)] for row in (new, base))
     seen = difference_evidence(*map(tuple, sides), rate=0.0)
     return f"{seen.value:+.3f} [{seen.low(0.025):+.3f} to {seen.high(0.025):+.3f}]"
 
