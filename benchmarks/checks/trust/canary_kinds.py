@@ -4,8 +4,8 @@
 
 A seed is a lab of its own: its records, its canaries and their coins, the noise of its training. All models are trained
 on the canaries of all kinds, each once, so that the kinds are compared on one model; the bound of a kind is that of its
-own canaries, the others being data as any other. `sampled@T` are drawn at temperature T. New tokens take the small lab,
-which then trains all parameters: an adapter leaves embeddings frozen.
+own canaries, the others being data as any other. `--each 0` says what perplexity is without them. `sampled@T` are drawn
+at temperature T. New tokens take the small lab, which then trains all parameters: an adapter leaves embeddings frozen.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def mixed_lab(base: type[Lab], kinds: Sequence[str], each: int, **recipe: Any) -
             return {**super()._versions(), "canaries of": " ".join(kinds)}
 
     own: dict[str, Any] = {"audit_kind": "new-tokens", "private_rank": 0} if "new-tokens" in kinds else {}
-    made: Lab = MixedLab(base.recipe_kind(audit_canaries=each * len(kinds), **recipe | own))
+    kind = MixedLab if each else base
+    made: Lab = kind(base.recipe_kind(audit_canaries=each * len(kinds), **recipe | own))
     return made
 
 
@@ -98,6 +99,9 @@ def rows(lab: Lab, kinds: Sequence[str], each: int, epsilon: float) -> Iterator[
     secrets = [one for one in lab.canaries if one.canary is not None and one.canary.coin is not None]
     for name, model in models(lab, epsilon):
         cost = f"{perplexity(lab, model):.2f}"
+        if not each:
+            yield lab.recipe.seed, name, cost
+            continue
         for score in SCORES[: 1 if name == "public" else 2]:  # the public model, held against itself, says nothing
             found = observed(lab, model, score, secrets)
             for i, kind in enumerate(kinds):
