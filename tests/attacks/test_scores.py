@@ -132,6 +132,18 @@ def test_tuning_depends_on_no_option_of_the_sampler() -> None:
     assert all(attack.fit_options() != Ethicist().fit_options() for attack in others)
 
 
+def test_a_warm_up_that_outlasts_the_tuning_is_said() -> None:
+    view = View("target", tiny(7), WHITE_BOX, 0)
+    known = [Pair((i, i + 1), (i + 2, i + 3)) for i in range(4)]  # three to learn from, one to choose by
+
+    def said(warmup: int) -> str:
+        attack = Ethicist(prompt_length=2, epochs=3, batch=2, warmup_steps=warmup)
+        return attack.notes(view, attack.fit(view, known))[0]
+
+    assert said(7).endswith("; the warm-up of 7 steps is longer than all 6")
+    assert "warm-up" not in said(6)
+
+
 def test_ranking_breaks_ties_by_count_then_by_first_draw() -> None:
     guesses = rank_candidates(Query("a", (1,), 4), candidates([1, 3, 3], [1, 1, 1]), torch.tensor([0.5, 0.5, 0.5]), 7)
     assert [g.suffix[0] for g in guesses.ranked] == [1, 2, 0]
