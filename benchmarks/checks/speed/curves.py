@@ -169,7 +169,7 @@ def records(folder: Path, size: int) -> dict[str, Any]:
 
 KNOBS = {
     "secrets": Knob("secrets, exact probability", (100, 1000, 10_000, 100_000), secrets),
-    "membership": Knob("secrets, membership", (100, 1000, 10_000), partial(secrets, attack="membership")),
+    "membership": Knob("secrets, membership", (100, 1000, 10_000, 100_000), partial(secrets, attack="membership")),
     "samples": Knob("samples a secret", (10, 100, 1000, 10_000), samples),
     "suffix": Knob("tokens of a suffix", (8, 32, 128, 512), suffix),
     "vocabulary": Knob("entries of the vocabulary", (256, 2048, 16_384, 131_072), vocabulary),
