@@ -211,7 +211,7 @@ class Decoding:
         """
         vocab_size = distribution.shape[-1]
         if width < vocab_size:
-            values, tokens = top_k_by_blocks(distribution, width)
+            values, tokens = _lower_ids_first(*top_k_by_blocks(distribution, width))
         else:  # a stable sort puts the lower id first among equals
             values, tokens = distribution.sort(dim=-1, descending=True, stable=True)
         values = values / self.temperature
@@ -231,10 +231,9 @@ class Decoding:
         weights = torch.where(keep, weights, 0.0)
         last = keep.sum(-1)  # the kept tokens come first
         edge = values.gather(-1, (last - 1).unsqueeze(-1)).squeeze(-1)
-        first_cut = values.gather(-1, last.clamp(max=width - 1).unsqueeze(-1)).squeeze(-1)
-        # Settled: the first cut token was seen, and is not as likely as the last kept one (then ids would decide);
-        # under top-k, every token that ties with the k-th was seen too.
-        settled = (last < width) & (first_cut < edge) & ~unseen
+        # Settled: a token less likely than the last kept one was seen, so all were that tie with it, and ids have
+        # decided between them; under top-k, every token that ties with the k-th was seen too.
+        settled = (values[:, -1] < edge) & ~unseen
         if width == vocab_size:
             settled = torch.ones_like(settled)
         order = torch.where(keep, tokens, vocab_size).argsort(-1)[:, : int(last.max())]
@@ -307,6 +306,18 @@ def top_k_by_blocks(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     values = distribution.gather(1, columns.clamp(max=width - 1))
     values, at = torch.where(columns < width, values, -math.inf).topk(count, dim=-1)
     return values, columns.gather(1, at)
+
+
+def _lower_ids_first(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Falling values and their columns, as a stable sort has them: of equal ones the lower column first.
+
+    In bfloat16 many logits are equal; without a tie nothing is sorted.
+    """
+    if not (values[:, 1:] == values[:, :-1]).any():
+        return values, tokens
+    tokens, order = tokens.sort(dim=-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, tokens.gather(1, order)
 
 
 def log_sum_exp(distribution: Tensor, rows: Tensor | None = None, scale: float = 1.0) -> Tensor:

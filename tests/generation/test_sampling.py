@@ -344,6 +344,26 @@ def test_the_likeliest_of_blocks_are_the_likeliest(width: int, count: int) -> No
     assert all(len(set(row)) == count for row in tokens.tolist())
 
 
+@pytest.mark.parametrize("decoding", DECODINGS, ids=str)
+def test_equal_tokens_go_by_id_without_a_sort_of_the_vocabulary(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits of a model in bfloat16: the last token that stays is often as likely as the first one that goes."""
+    logits = torch.randn(200, 5003, generator=torch.Generator().manual_seed(7)) * torch.linspace(1, 9, 200)[:, None]
+    distributions = logits.bfloat16().float().log_softmax(-1)
+    found, exact, sorted_in_full = decoding.log_distribution(distributions), Decoding._truncate, []
+
+    def counted(self: Decoding, some: Tensor, total: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        sorted_in_full.append(len(some) * (width == some.shape[-1]))
+        return exact(self, some, total, width)
+
+    monkeypatch.setattr(Decoding, "_truncate", counted)
+    decoding.log_distribution(distributions)
+    assert decoding is ANCESTRAL or sum(sorted_in_full) < 100
+    monkeypatch.setattr(decoding_module, "_NUCLEUS_GUESSES", ())
+    assert torch.equal(found, decoding.log_distribution(distributions))
+
+
 @pytest.mark.parametrize("decoding", [*DECODINGS, GREEDY], ids=str)
 def test_logits_are_drawn_from_as_the_distribution_that_they_sum_to(decoding: Decoding) -> None:
     noise = torch.Generator().manual_seed(6)
