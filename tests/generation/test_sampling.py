@@ -359,7 +359,7 @@ def test_equal_tokens_go_by_id_without_a_sort_of_the_vocabulary(
 
     monkeypatch.setattr(Decoding, "_truncate", counted)
     decoding.log_distribution(distributions)
-    assert decoding is ANCESTRAL or sum(sorted_in_full) < 100
+    assert decoding is ANCESTRAL or sum(sorted_in_full) < 10
     monkeypatch.setattr(decoding_module, "_NUCLEUS_GUESSES", ())
     assert torch.equal(found, decoding.log_distribution(distributions))
 
