@@ -35,7 +35,7 @@ class Ethicist(SamplingAttack):
     """Extract by a tuned soft prompt, K samples and calibrated confidence (Ethicist, Eq. 1-4).
 
     The defaults are the paper's (Section 4.2, Appendix B; means, not sums, as in the authors' code), the warm-up too: a
-    seventeenth of its 8,400 steps. Who knows few pairs takes fewer, and may say `warmup_steps`. `tune_on`: which
+    seventeenth of its 8,440 steps. Who knows few pairs takes fewer, and may say `warmup_steps`. `tune_on`: which
     model the prompt is tuned on; `auto` takes the target where gradients are to be had, else the public model, else no
     prompt. In a setting that gives no log-probabilities, candidates are ranked by their share of the samples, r_i/K;
     those of a tree by their exact probability under the decoding distribution; beams, and single candidates, by nll.
@@ -116,7 +116,10 @@ class Ethicist(SamplingAttack):
                 f"{state['best_epoch']} of {len(losses)}, validation loss {min(losses):.3f} nats"
             )
             if state["steps"] < self.warmup_steps:
-                prompt += f"; the warm-up of {self.warmup_steps} steps is longer than all {state['steps']}"
+                prompt += (
+                    f"; the warm-up of {self.warmup_steps} steps is longer than all {state['steps']}: "
+                    f"-A warmup_steps={paper_warmup_steps(state['steps'])} is the paper's share of them"
+                )
         return (prompt, self._ranking_label_and_score(view)[0])
 
     def fit_options(self) -> dict[str, Any]:
@@ -279,6 +282,11 @@ def split_pairs(known: Sequence[Pair], validation: float, seed: int) -> tuple[li
     order = keyed_random_generator(seed, "known", "split").permutation(len(known))
     held = min(len(known) - 1, max(1, round(validation * len(known))))
     return [known[i] for i in order[held:]], [known[i] for i in order[:held]]
+
+
+def paper_warmup_steps(steps: int) -> int:
+    """The share of so many steps for which the paper warms up: of 15,000 pairs, a tenth held out, 20 epochs of 32."""
+    return max(1, round(steps * 500 / 8440))
 
 
 def _shuffled_batches(pairs: Sequence[Pair], size: int, order: np.random.Generator) -> Iterator[list[Pair]]:

@@ -17,6 +17,7 @@ from auditor.attacks.ethicist import (
     _group_by_similar_length,
     calibrated_confidence,
     mle_plus_smoothing_loss,
+    paper_warmup_steps,
     split_pairs,
 )
 from auditor.attacks.reference import reference_score
@@ -140,8 +141,10 @@ def test_a_warm_up_that_outlasts_the_tuning_is_said() -> None:
         attack = Ethicist(prompt_length=2, epochs=3, batch=2, warmup_steps=warmup)
         return attack.notes(view, attack.fit(view, known))[0]
 
-    assert said(7).endswith("; the warm-up of 7 steps is longer than all 6")
-    assert "warm-up" not in said(6)
+    assert said(7).endswith(
+        "the warm-up of 7 steps is longer than all 6: -A warmup_steps=1 is the paper's share of them"
+    )
+    assert "warm-up" not in said(6) and paper_warmup_steps(8440) == 500
 
 
 def test_ranking_breaks_ties_by_count_then_by_first_draw() -> None:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.checks.speed.tuning [--lab smollm2] [--pairs 96]
 
-The paper warms up for 500 of some 8,400 steps. Who knows a hundred pairs takes 60 steps in all, and is still warming up
+The paper warms up for 500 of 8,440 steps. Who knows a hundred pairs takes 60 steps in all, and is still warming up
 when it ends: a warm-up of the same share of the steps is held beside it, on the same pairs, split the same way.
 """
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from auditor.attacks.ethicist import Ethicist
+from auditor.attacks.ethicist import Ethicist, paper_warmup_steps
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.real_lab import RealLab
 from auditor.core import threads
@@ -21,7 +21,6 @@ from auditor.plugins.view import WHITE_BOX, View
 from benchmarks.checks.harness import Page, refuse, run
 
 LABS: dict[str, type[Lab]] = {"small": Lab, "smollm2": RealLab}
-SHARE = 500 / 8400  # of the paper's steps: 15,000 pairs, a tenth of them held out, 20 epochs of batches of 32
 VALIDATION = 0.1
 
 
@@ -31,7 +30,7 @@ def variants(pairs: int) -> Iterator[tuple[str, Ethicist]]:
         yield f"{epochs} epochs, warm-up 500", Ethicist(epochs=epochs, patience=epochs)
         plain = Ethicist(epochs=epochs, patience=epochs)
         steps = epochs * -(-round(pairs * (1 - VALIDATION)) // plain.batch)
-        warmup = max(1, round(SHARE * steps))
+        warmup = paper_warmup_steps(steps)
         yield f"{epochs} epochs, warm-up {warmup}", Ethicist(epochs=epochs, patience=epochs, warmup_steps=warmup)
 
 
