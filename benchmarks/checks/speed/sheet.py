@@ -378,25 +378,23 @@ def smollm2(device: str = "cpu", dtype: str = "float32") -> HuggingFaceModel:
 
 
 def llama(device: str = "cpu", dtype: str = "bfloat16") -> HuggingFaceModel:
-    """TinyLlama's shape, 1.1 billion weights at random, 2.2 GB in bfloat16."""
+    """TinyLlama's shape, 1.1 billion weights at random, 2.2 GB in bfloat16.
+
+    Its head is scaled so that 70% of a distribution lies on 6 tokens (of SmolLM2's on 3), not on 10,673.
+    """
     from auditor.benchmarks.smollm2 import smollm2_folder
     from auditor.models.loading import DEFAULTS, load_tokenizer_if_present
 
-    config = LlamaConfig(
-        hidden_size=2048,
-        num_hidden_layers=22,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        intermediate_size=5632,
-        vocab_size=49152,
-        dtype=dtype,
-    )
+    heads: dict[str, Any] = {"num_attention_heads": 32, "num_key_value_heads": 4}
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632, "vocab_size": 49152}
+    config = LlamaConfig(**sizes, **heads, dtype=dtype)
     torch.manual_seed(0)
     with torch.device("meta"):
         model = LlamaForCausalLM(config).to(DTYPES[dtype])
     model = model.to_empty(device=device)
     for parameter in model.parameters():
         parameter.data.uniform_(-0.04, 0.04) if parameter.ndim > 1 else parameter.data.fill_(1.0)
+    model.lm_head.weight.data.mul_(4)
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
     return HuggingFaceModel(
         model.eval(), load_tokenizer_if_present(str(smollm2_folder()), DEFAULTS), "a Llama of 1.1 billion weights"
@@ -441,9 +439,8 @@ def main(
         if system:
             page.head("phase", "times the speed, median", "spread", "same tokens", "log-probabilities, nats a token")
             for one in conversations(bench, system, talks, repeats, only):
-                spread = f"{min(one.faster):.2f} to {max(one.faster):.2f}"
-                median = f"{statistics.median(one.faster):.2f}"
-                page.row(one.name, median, spread, "yes" if one.same else "NO", f"{one.apart:.1e} apart")
+                spread, apart = f"{min(one.faster):.2f} to {max(one.faster):.2f}", f"{one.apart:.1e} apart"
+                page.row(one.name, f"{statistics.median(one.faster):.2f}", spread, "yes" if one.same else "NO", apart)
 
 
 if __name__ == "__main__":
