@@ -42,7 +42,7 @@ class CellWorkResult(Generic[Answer]):
 
 
 class Workplace:
-    """The targets of a scene, of which the last one is kept, with a view for each setting."""
+    """The targets of a run, of which the last one is kept, with a view for each setting."""
 
     def __init__(self, scene: RunContext, targets: Targets) -> None:
         self.scene, self.targets = scene, targets
