@@ -183,7 +183,7 @@ def _sample_canaries_from_model(
 def _least_expected_words(count: int, begun: Sequence[str], model: HuggingFaceModel) -> list[str]:
     """Words of one token each, by the mean log-probability (nats) that the model gives them behind these beginnings.
 
-    After the strongest canaries that a fixed vocabulary allows (Panda et al. 2025: tokens the model has never seen).
+    In the place of new tokens (Panda et al. 2025), which a fixed vocabulary has no room for.
     """
     import torch
 
