@@ -16,8 +16,8 @@ import torch
 from auditor.benchmarks.ngrams import NGramIndex
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Challenge, PrefixToken, Secret, Tokens
+from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
-from auditor.core.plan_parts import DataPlan, DefensePlan
 from auditor.models import precision, self_check
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
@@ -46,16 +46,10 @@ class RunContext:
     site: Site
     selection: Selection
     prefix_token: PrefixToken
-    defenses: DefensePlan
-    batch_size: int | None
 
     @property
-    def seed(self) -> int:
-        return self.site.seed
-
-    @property
-    def data(self) -> DataPlan:
-        return self.site.data_plan
+    def plan(self) -> Plan:
+        return self.site.plan
 
     @property
     def benchmark(self) -> Benchmark:
@@ -74,13 +68,13 @@ class RunContext:
             target_name=target.name,
             target=target.model,
             setting=setting,
-            seed=self.seed,
+            seed=self.plan.seed,
             public=public,
             reference=reference,
             reference_fault=self.site.reference_fault,
             references=self.references,
             tokenizer=self.benchmark.tokenizer,
-            batch_size=self.batch_size,
+            batch_size=self.plan.compute.batch_size,
             meter=target.spending.meter,
             training=target.canaries,
             claim=target.claim,
@@ -156,7 +150,7 @@ class Audit(RunContext):
     @cached_property
     def personal(self) -> PersonalDataOfSecrets:
         return personal_data.count_personal_data(
-            self.benchmark, personal_data.parse_phone_regions(self.data.phone_region)
+            self.benchmark, personal_data.parse_phone_regions(self.plan.data.phone_region)
         )
 
     @property
@@ -164,7 +158,7 @@ class Audit(RunContext):
         """All that the run is about, for its fingerprint. Of the lab's canaries, those that other runs do not have."""
         canaries = self.benchmark.canaries
         own = [one for one in canaries if one.canary and one.canary.coin is not None]
-        return (*self.benchmark.secrets, *(canaries if self.data.canaries else own))
+        return (*self.benchmark.secrets, *(canaries if self.plan.data.canaries else own))
 
     @cached_property
     def asked(self) -> dict[str, Any]:
@@ -196,7 +190,7 @@ class Audit(RunContext):
     @cached_property
     def states(self) -> TunedStates:
         return TunedStates(
-            [self.seed, self.data.known_limit, self.defenses.defense_options],
+            [self.plan.seed, self.plan.data.known_limit, self.plan.defenses.defense_options],
             self.folder,
             self.site.shared,
             self.asked,
@@ -210,7 +204,7 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
     longest: tokens that a context takes beside the prefix token, at most. Raises AuditError where a resumed run is
     asked for another one.
     """
-    held, asked = folder.prefix_token(), site.data_plan
+    held, asked = folder.prefix_token(), site.plan.data
     if held is not None and asked.prefix_token == AUTO:
         return held
     told = site.benchmark

@@ -122,7 +122,7 @@ class Cell(ABC):
         if (stop := self.audit.stops.get(self.key)) is None:
             ask(items)
             return items
-        self.collector.stopped[self.key], asked = stop.ask(items, self.audit.seed, ask, seen)
+        self.collector.stopped[self.key], asked = stop.ask(items, self.audit.plan.seed, ask, seen)
         return [item for item in items if item.id in asked]
 
     def _progress(self, done: int, of: int) -> None:
@@ -353,7 +353,7 @@ class ProbeCell(Cell):
         """
         if not self.target.is_undefended:
             return {}, {}
-        key = (self.audit.asked, self.audit.seed, self.probe)
+        key = (self.audit.asked, self.audit.plan.seed, self.probe)
         held: tuple[dict[str, Observation], dict[str, float]] = self.audit.site.shared.get(
             f"{self.setting.name} {self.probe.name}", key, lambda: ({}, {})
         )

@@ -83,7 +83,7 @@ def estimate_run_cost(
         )
     with clock.stage("prepare"):
         site.model, site.public, site.reference, site.benchmark  # noqa: B018 - each is loaded as it is asked for
-    scene = RunContext(site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
+    scene = RunContext(site, selection, PrefixToken((), "not chosen yet"))
     with clock.stage("probe"):
         asker = _Asker(scene, seconds)
         asker.prefix_token()
@@ -132,7 +132,7 @@ class _Asker:
         def chosen_by(known: Sequence[Any]) -> None:
             chosen.append(
                 resolve_prefix_token(
-                    scene.data.prefix_token,
+                    scene.plan.data.prefix_token,
                     scene.site.model,
                     known,
                     longest,
@@ -142,7 +142,7 @@ class _Asker:
                 )
             )
 
-        of = min(len(told.known), PAIRS) if scene.data.prefix_token == AUTO else 0
+        of = min(len(told.known), PAIRS) if scene.plan.data.prefix_token == AUTO else 0
         if of:
             self.ask(
                 lambda n: iter(
@@ -194,12 +194,12 @@ class _Asker:
 
         def heldout(n: int) -> Iterator[TimedPart]:
             some = _fixed_random_subset(list(zip(told.heldout, given, strict=True)), n, "heldout")
-            work = partial(_score_heldout_texts, target.model, some, self.scene.seed)
+            work = partial(_score_heldout_texts, target.model, some, self.scene.plan.seed)
             at_once = _texts_fitting_in_memory(target.model, max(map(len, told.heldout)))
             yield TimedPart(f"perplexity of {target.title}", len(told.heldout), at_once, work)
 
         def tokens(n: int) -> Iterator[TimedPart]:
-            some, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.batch_size
+            some, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.plan.compute.batch_size
             work = partial(_exhaust_iterator, scoring.suffix_token_log_probs, target, some, size)
             at_once = _texts_fitting_in_memory(target.model, max(len(secret.suffix) for secret in target.secrets))
             name = f"tokens of the secrets under {target.title}"

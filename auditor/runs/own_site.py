@@ -14,8 +14,8 @@ from auditor.benchmarks.lab import Lab
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import Secret
+from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
-from auditor.core.plan_parts import DataPlan, LoadingOptions, TargetPlan
 from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
 from auditor.models.loading import adapter_base
@@ -48,28 +48,22 @@ class OwnSite(Site):
 
     def __init__(
         self,
-        target: TargetPlan,
-        loading: LoadingOptions,
-        data_plan: DataPlan,
-        sizes: str,
-        seed: int,
-        subject: dict[str, Any],
+        plan: Plan,
         reporter: Reporter,
         shared: SweepCache,
         live: Mapping[str, LanguageModel] = MappingProxyType({}),
     ) -> None:
-        super().__init__(data_plan, seed, subject, reporter, shared)
-        self.target, self.loading, self.sizes = target, loading, sizes
-        self.models = Loader(target, loading, reporter, shared, live)
+        super().__init__(plan, reporter, shared)
+        self.target, self.models = plan.target, Loader(plan, reporter, shared, live)
         self._folder: RunFolder | None = None
 
     @property
     def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
-        return Lab.attack_defaults if self.sizes == "lab" else MappingProxyType({})
+        return Lab.attack_defaults if self.plan.attacks.sizes == "lab" else MappingProxyType({})
 
     @cached_property
     def defense_parts(self) -> OwnDefenseParts:
-        return OwnDefenseParts(self, self.models, self.sizes)
+        return OwnDefenseParts(self, self.models)
 
     # --- what is loaded ---
 
@@ -82,7 +76,7 @@ class OwnSite(Site):
         return "" if self._adapter_base_and_revision is None else self._adapter_base_and_revision[0]
 
     def ask_float32(self) -> None:
-        self.loading = self.models.loading = self.loading.exact()
+        self.models.loading = self.models.loading.exact()
 
     def check_model(self, given: Sequence[str]) -> None:
         self.models.check(given)
@@ -93,7 +87,7 @@ class OwnSite(Site):
 
     @cached_property
     def model(self) -> LanguageModel:
-        return self.models.load("model", str(self.target.model), self.loading)
+        return self.models.load("model", str(self.target.model))
 
     @property
     def description(self) -> str:
@@ -119,14 +113,15 @@ class OwnSite(Site):
             return None if self.target.reference == NONE else self.public
         size = self.model.vocab_size  # what does not load is said of the model that is attacked
         name, revision = self._adapter_base_and_revision
-        base = self.models.load("reference", name, replace(self.loading, revision=revision, base=None))
+        base = self.models.load("reference", name, replace(self.models.loading, revision=revision, base=None))
         return base if base.vocab_size == size else None
 
     @cached_property
     def _adapter_base_and_revision(self) -> tuple[str, str | None] | None:
         """Of an adapter that is attacked, its base and the revision of that; None for a whole model."""
         named = adapter_base(str(self.target.model))
-        return named if named is None or self.loading.base is None else (self.loading.base, None)
+        base = self.models.loading.base
+        return named if named is None or base is None else (base, None)
 
     @property
     def reference_fault(self) -> str:
@@ -161,13 +156,13 @@ class OwnSite(Site):
         return found
 
     def data(self) -> Benchmark:
-        chosen = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
+        chosen = json.dumps([to_json(self.target), to_json(replace(self.plan.data, limit=None))])
         held = (None if self._folder is None else self._folder.text_form()) or self.shared.forms.get(chosen)
         key = [self.subject, held and held.digest]
         benchmark = self.shared.get(
             "data",
             key,
-            lambda: load_data(self.data_plan, str(self.target.model), self.seed, self.model, held, self.form_rows),
+            lambda: load_data(self.plan.data, str(self.target.model), self.plan.seed, self.model, held, self.form_rows),
         )
         if benchmark.text_form is not None:
             self.shared.forms[chosen] = benchmark.text_form

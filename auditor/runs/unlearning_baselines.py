@@ -7,7 +7,6 @@ from functools import partial
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.core.plan_parts import DefensePlan
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense
@@ -19,11 +18,10 @@ from auditor.training.relearning import relearn
 
 
 class UnlearningBaselines:
-    """Each is made once. asked: how often and how fast a model relearns."""
+    """Each is made once."""
 
-    def __init__(self, site: Site, asked: DefensePlan, seed: int) -> None:
-        self.site, self.steps, self.seed = site, asked.relearn, seed
-        self.rate = asked.relearn_rate or site.relearn_rate
+    def __init__(self, site: Site) -> None:
+        self.site, self.rate = site, site.plan.defenses.relearn_rate or site.relearn_rate
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
     def model(self, defense: Defense) -> LanguageModel:
@@ -61,11 +59,11 @@ class UnlearningBaselines:
         return texts
 
     def _relearn_model(self, model: LanguageModel) -> LanguageModel:
-        steps = self.steps
+        steps, seed = self.site.plan.defenses.relearn, self.site.plan.seed
         assert steps is not None  # there is no row of it without
         if not isinstance(model, HuggingFaceModel):
             raise AuditError(f"expected a transformers model to relearn, which can be trained, got {model.name}")
         progress, texts = partial(self.site.reporter.progress, f"relearning of {model.name}"), self._texts()
         return relearn(
-            model, texts, steps=steps, rate=self.rate, seed=self.seed, progress=lambda done: progress(done, steps)
+            model, texts, steps=steps, rate=self.rate, seed=seed, progress=lambda done: progress(done, steps)
         )
