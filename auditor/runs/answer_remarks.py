@@ -14,8 +14,12 @@ def remarks_on_guesses(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, asked: int
 ) -> tuple[str, ...]:
     """asked: for how many of those that are attacked an answer was wanted."""
-    dependent = (*_shared_document_remarks(attacked), *_shared_person_remarks(attacked))
-    said = [*remarks_on_attacked_subset(attacked, benchmark), *dependent, *remarks_on_boundary_draws(guesses)]
+    said = [
+        *remarks_on_attacked_subset(attacked, benchmark),
+        *_dependence_remarks("parts of", [one.document for one in attacked if one.document is not None], "documents"),
+        *_dependence_remarks("of", [one.user for one in attacked if one.user is not None], "people"),
+        *remarks_on_boundary_draws(guesses),
+    ]
     if len(guesses) < asked:
         said.append(f"the query budget covered {len(guesses)} of {asked} secrets")
     return (*said, *_tree_search_certificate_remarks([g.certificate for g in guesses if g.certificate]))
@@ -35,26 +39,13 @@ def remarks_on_attacked_subset(attacked: Sequence[Secret], benchmark: Benchmark)
     return (f"{members} of {of} members attacked, evenly spaced (--ensemble-limit)",)
 
 
-def _shared_document_remarks(attacked: Sequence[Secret]) -> tuple[str, ...]:
-    """That secrets of one document are not independent."""
-    of = {secret.document for secret in attacked if secret.document is not None}
-    parts = sum(secret.document is not None for secret in attacked)
-    if not of:
+def _dependence_remarks(what: str, groups: Sequence[object], name: str) -> tuple[str, ...]:
+    """groups: of each secret that has one, the document or the person; secrets of one are not independent."""
+    if not groups:
         return ()
     return (
-        f"{parts:,} secrets are parts of {len(of):,} documents and not independent: intervals over secrets are too "
-        "narrow, those over documents are not",
-    )
-
-
-def _shared_person_remarks(attacked: Sequence[Secret]) -> tuple[str, ...]:
-    """That secrets of one person are not independent."""
-    records = [secret.user for secret in attacked if secret.user is not None]
-    if not records:
-        return ()
-    return (
-        f"{len(records):,} secrets are of {len(set(records)):,} people and not independent: intervals over secrets are "
-        "too narrow, those over people are not",
+        f"{len(groups):,} secrets are {what} {len(set(groups)):,} {name} and not independent: intervals over secrets "
+        f"are too narrow, those over {name} are not",
     )
 
 

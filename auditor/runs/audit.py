@@ -6,16 +6,16 @@ have too; the run folder belongs to the main process alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from auditor.benchmarks.ngrams import NGramIndex
+from auditor.benchmarks.ngrams import build_index
 from auditor.core.errors import AuditError
-from auditor.core.nouns import CellKey, Challenge, PrefixToken, Secret, Tokens
+from auditor.core.nouns import CellKey, Challenge, Pair, PrefixToken, Secret
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
 from auditor.models import precision, self_check
@@ -25,7 +25,7 @@ from auditor.models.references import References
 from auditor.plugins.attack import CorpusAttack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import WHITE_BOX, Setting, View
+from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from auditor.records.folder import RunFolder
 from auditor.runs import generations, personal_data
 from auditor.runs.generations import TrainingCorpus
@@ -35,7 +35,7 @@ from auditor.runs.selection import Selection
 from auditor.runs.site import Site
 from auditor.runs.stopping import StoppingRule
 from auditor.runs.target import Target
-from auditor.runs.token_allowance import queries_of_attack
+from auditor.runs.token_allowance import divide_budget, planned_tokens, queries_of_attack
 from auditor.runs.tuned_states import TunedStates
 
 
@@ -60,11 +60,12 @@ class RunContext:
         return self.benchmark.challenge()
 
     def view(self, target: Target, setting: Setting) -> View:
+        """A fresh one, with a fixed budget shared out; nothing that was drawn before is there."""
         public, reference = (
             other and with_prefix_token(other, self.prefix_token.tokens)
             for other in (self.site.public, self.site.reference)
         )
-        return View(
+        view = View(
             target_name=target.name,
             target=target.model,
             setting=setting,
@@ -80,6 +81,11 @@ class RunContext:
             claim=target.claim,
             progress=self.site.reporter.progress,
         )
+        if target.budget is not None and setting is TEXT_ONLY:
+            attacks = self.selection.attacks_for_defense(target.defense)
+            draws = planned_tokens(view, attacks, target.secrets)
+            view.allowance = divide_budget(target.budget, draws, target.lots)
+        return view
 
     def references(self, asked: str) -> References:
         """The reference models of `-A references=`, behind the prefix token. Raises AuditError where there are none."""
@@ -98,24 +104,19 @@ class RunContext:
         for model in models:
             if isinstance(model, HuggingFaceModel):
                 notes = self_check.check_and_configure_serving(model, reach)
-                if model is self.site.model and (changed := precision.dtype_effect_sentence(model, self._attacked)):
-                    notes += (f"{model.name}: {changed}",)
+                if model is self.site.model:
+                    before, attacked = self.prefix_token.tokens, (*self.benchmark.secrets, *self.benchmark.canaries)
+                    pairs = [(before + one.prefix, one.suffix) for one in attacked]
+                    if changed := precision.dtype_effect_sentence(model, pairs):
+                        notes += (f"{model.name}: {changed}",)
                 self.benchmark.notes += notes
                 for note in notes:
                     self.site.reporter.note(note)
 
-    @property
-    def _attacked(self) -> list[tuple[Tokens, Tokens]]:
-        """Prefixes and suffixes, those of canaries last."""
-        before = self.prefix_token.tokens
-        return [(before + one.prefix, one.suffix) for one in (*self.benchmark.secrets, *self.benchmark.canaries)]
-
     def check_probes(self) -> None:
         """Refuses what a probe could only refuse after hours. Raises AuditError."""
         for method in self.selection.methods:
-            if not isinstance(method, Probe):
-                continue
-            if method.of == "secrets":
+            if isinstance(method, Probe) and method.of == "secrets":
                 method.check(self.benchmark.secrets)
         for wanted in self.selection.references:
             self.references(wanted)
@@ -165,13 +166,13 @@ class Audit(RunContext):
         """With what stands before every text, which model is attacked for which secrets: equal ones share answers."""
         return {**self.site.subject, "prefix_token": self.prefix_token.tokens}
 
-    @cached_property
-    def _training_ngram_index(self) -> NGramIndex:
-        return self.site.shared.get("n-grams", self.site.subject, lambda: generations.build_index(self.benchmark))
-
     def corpus(self, attack: CorpusAttack) -> TrainingCorpus:
         """What its generations are held against. Raises AuditError where there is no holding them against it."""
-        return generations.training_corpus(attack, self.benchmark, self._training_ngram_index)
+        corpus = self.benchmark.corpus
+        index = self.site.shared.get(
+            "n-grams", self.site.subject, lambda: build_index(corpus(True), (tokens for tokens, _ in corpus(False)))
+        )
+        return generations.training_corpus(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
         """Refuses what could only be refused after the first of them was drawn. Raises AuditError."""
@@ -207,14 +208,9 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
     held, asked = folder.prefix_token(), site.plan.data
     if held is not None and asked.prefix_token == AUTO:
         return held
-    told = site.benchmark
     key = [site.subject, asked.prefix_token, asked.known_limit, longest]
     prefix_token = site.shared.get(
-        "prefix_token",
-        key,
-        lambda: resolve_prefix_token(
-            asked.prefix_token, site.model, told.known, longest, told.canaries, told.framed, told.as_trained
-        ),
+        "prefix_token", key, lambda: resolve_prefix_token_of_site(site, site.benchmark.known, longest)
     )
     if held is None:
         folder.save_prefix_token(prefix_token)
@@ -226,9 +222,15 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
     return prefix_token
 
 
+def resolve_prefix_token_of_site(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
+    """As the plan asks for it, chosen by these known pairs where that is left open."""
+    told = site.benchmark
+    own = (told.canaries, told.framed, told.as_trained)
+    return resolve_prefix_token(site.plan.data.prefix_token, site.model, known, longest, *own)
+
+
 def longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
     """Tokens that a context takes beside the prefix token, at most."""
-    pairs = [*((pair.prefix, pair.suffix) for pair in benchmark.known)]
-    pairs += [(secret.prefix, secret.suffix) for secret in benchmark.secrets]
+    behind_prompt = [prompt_rows + len(one.prefix + one.suffix) for one in (*benchmark.known, *benchmark.secrets)]
     others = [*map(len, benchmark.heldout), *(len(canary.prefix + canary.suffix) for canary in benchmark.canaries)]
-    return max([*(prompt_rows + len(prefix) + len(suffix) for prefix, suffix in pairs), *others], default=0)
+    return max([*behind_prompt, *others], default=0)

@@ -9,7 +9,6 @@ from pathlib import Path
 from auditor.benchmarks import manifests
 from auditor.benchmarks.canaries import Manifest
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Observation, Secret
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.loading import load
@@ -78,7 +77,8 @@ def score_canaries(
         view = View("undefended", attacked, WHITE_BOX, seed, tokenizer=target.tokenizer)
         completed = run_probe(probe, view, secrets)
     notes = (before.said, *target.notes, *probe.notes(secrets, completed))
-    return [TargetScores(f"Exposure on {model}", _canary_score_rows(secrets, completed), notes)]
+    rows = tuple(CanaryScore(s.id, s.repeats or 0, o.values) for s, o in zip(secrets, completed, strict=True))
+    return [TargetScores(f"Exposure on {model}", rows, notes)]
 
 
 def _canary_scores_of_run(held: Manifest, folder: Path) -> list[TargetScores]:
@@ -97,7 +97,3 @@ def _canary_scores_of_run(held: Manifest, folder: Path) -> list[TargetScores]:
         probe = registry.method_measuring(_MEASURED)
         raise AuditError(f"{str(folder)!r} holds no exposure: run it with --canaries MANIFEST --attack {probe}")
     return scores
-
-
-def _canary_score_rows(secrets: Sequence[Secret], observations: Sequence[Observation]) -> tuple[CanaryScore, ...]:
-    return tuple(CanaryScore(s.id, s.repeats or 0, o.values) for s, o in zip(secrets, observations, strict=True))

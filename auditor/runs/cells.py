@@ -27,7 +27,6 @@ from auditor.runs.cell_work import Answer, Asked, AttackWork, CellWork, CellWork
 from auditor.runs.per_secret_results import Collector, make_token_decoder
 from auditor.runs.selection import reason_method_is_skipped
 from auditor.runs.target import Target
-from auditor.runs.token_allowance import divide_budget, planned_tokens
 from auditor.runs.tuned_states import State
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, nonmember_metric_name
@@ -52,6 +51,7 @@ class Cell(ABC):
 
     target_run: TargetRun
     setting: Setting
+    method: Attack | Probe
 
     @property
     def audit(self) -> Audit:
@@ -68,11 +68,6 @@ class Cell(ABC):
     @property
     def view(self) -> View:
         return self.target_run.place.view(self.target.name, self.setting.name)
-
-    @property
-    @abstractmethod
-    def method(self) -> Attack | Probe:
-        """What is measured with."""
 
     @property
     def key(self) -> CellKey:
@@ -147,25 +142,21 @@ class Cell(ABC):
 class AttackCell(Cell):
     """Fits, guesses secret by secret, and is judged."""
 
-    attack: Attack
-
-    @property
-    def method(self) -> Attack:
-        return self.attack
+    method: Attack
 
     def _measured(self, blank: Finding) -> Finding:
-        state = self.audit.states.of(self.target, self.view, self.attack)
+        state = self.audit.states.of(self.target, self.view, self.method)
         asked, answered = self._guess_remaining_secrets(state)
         if not answered:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
         outcome, costs, kinds = self._judge_guesses_and_costs(answered)
         if self.setting is TEXT_ONLY:
-            self.target.spending.charge(self.view, self.attack, costs)
+            self.target.spending.charge(self.view, self.method, costs)
         members = outcome.only(outcome.member)
         if not len(members.ids):
             raise NotApplicable("the budget covers no member")
-        plain = self.view.recipe(sampling, "") if (sampling := self.attack.sampling()) else ""
-        kept = self.collector.judged(self.key, outcome, self.attack.score_is_probability(self.view), kinds)
+        plain = self.view.recipe(sampling, "") if (sampling := self.method.sampling()) else ""
+        kept = self.collector.judged(self.key, outcome, self.method.score_is_probability(self.view), kinds)
         return dataclasses.replace(
             blank,
             measurements=(
@@ -183,12 +174,12 @@ class AttackCell(Cell):
             curve=extraction.recall_error_curve(members),
             notes=(
                 *blank.notes,
-                *self.attack.notes(self.view, state),
+                *self.method.notes(self.view, state),
                 *answer_remarks.remarks_on_guesses(costs, self.target.secrets, self.audit.benchmark, len(asked)),
-                *answer_remarks.remarks_on_budget(self.view, self.attack, costs),
+                *answer_remarks.remarks_on_budget(self.view, self.method, costs),
             ),
             drawn=sum(g.drawn for g in costs),
-            samples=self.attack.samples_by_recipe(self.view).get(plain, 0),
+            samples=self.method.samples_by_recipe(self.view).get(plain, 0),
             rows=sum(g.rows for g in costs),
         )
 
@@ -233,7 +224,7 @@ class AttackCell(Cell):
         done, target = self.audit.folder.guesses.done(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
-        queries = self.attack.queries(self.view, known)
+        queries = self.method.queries(self.view, known)
         self._refuse_others(done, {query.id for query in queries})
         work = AttackWork(self.key, self.view.allowance, target.spending.meter, state)
 
@@ -253,10 +244,10 @@ class AttackCell(Cell):
 class CorpusCell(AttackCell):
     """Texts that are drawn as guesses are, and held against all that was trained on."""
 
-    attack: CorpusAttack
+    method: CorpusAttack
 
     def _measured(self, blank: Finding) -> Finding:
-        audit, attack, view = self.audit, self.attack, self.view
+        audit, attack, view = self.audit, self.method, self.view
         corpus = audit.corpus(attack)
         state = audit.states.of(self.target, view, attack)
         _, drawn = self._guess_remaining_secrets(state)
@@ -289,14 +280,10 @@ class CorpusCell(AttackCell):
 class ProbeCell(Cell):
     """Observes secret by secret: it sees the answers, and draws nothing that a claim would be charged for."""
 
-    probe: Probe
-
-    @property
-    def method(self) -> Probe:
-        return self.probe
+    method: Probe
 
     def _measured(self, blank: Finding) -> Finding:
-        probe, target = self.probe, self.target
+        probe, target = self.method, self.target
         every = secrets_to_probe(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
         target.spending.meter.spent = claim.spent_queries if claim else target.spending.meter.total
@@ -315,7 +302,7 @@ class ProbeCell(Cell):
 
     def _observe_secrets(self, secrets: Sequence[Secret]) -> tuple[Sequence[Secret], Observed]:
         """The secrets that were asked, each with its observation, those of an interrupted run included."""
-        folder, probe, (seen_before, facts) = self.audit.folder, self.probe, self._shared_undefended_observations()
+        folder, probe, (seen_before, facts) = self.audit.folder, self.method, self._shared_undefended_observations()
         done = folder.observations.done(self.key)
         self._refuse_others(done, {secret.id for secret in secrets})
         work = ProbeWork(self.key, self.view.allowance, self.target.spending.meter)
@@ -341,7 +328,7 @@ class ProbeCell(Cell):
     def _seen(self, asked: Sequence[Secret]) -> PerSecret:
         """What was observed of these."""
         done = self.audit.folder.observations.done(self.key)
-        kept = self.probe.per_secret(asked, Observed([done[secret.id] for secret in asked]))
+        kept = self.method.per_secret(asked, Observed([done[secret.id] for secret in asked]))
         numbers = {name: np.array(values, dtype=float) for name, values in kept.items()}
         member = np.array([secret.member for secret in asked], dtype=bool)
         return PerSecret(tuple(s.id for s in asked), member, tuple(s.repeats for s in asked), numbers)
@@ -353,9 +340,9 @@ class ProbeCell(Cell):
         """
         if not self.target.is_undefended:
             return {}, {}
-        key = (self.audit.asked, self.audit.plan.seed, self.probe)
+        key = (self.audit.asked, self.audit.plan.seed, self.method)
         held: tuple[dict[str, Observation], dict[str, float]] = self.audit.site.shared.get(
-            f"{self.setting.name} {self.probe.name}", key, lambda: ({}, {})
+            f"{self.setting.name} {self.method.name}", key, lambda: ({}, {})
         )
         return held
 
@@ -383,10 +370,6 @@ def cells_of_target(target_run: TargetRun) -> Iterator[Cell]:
     """All cells of a target, in the order of the settings and of what was asked for."""
     selection, target = target_run.audit.selection, target_run.target
     for setting in selection.settings_for_row(target.companion):
-        view = target_run.place.view(target.name, setting.name)
-        attacks = selection.attacks_for_defense(target.defense)
-        if target.budget is not None and setting is TEXT_ONLY:
-            view.allowance = divide_budget(target.budget, planned_tokens(view, attacks, target.secrets), target.lots)
         for method in selection.methods:
             if isinstance(method, Probe):
                 yield ProbeCell(target_run, setting, method)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import partial
 from math import nan
 
 from auditor.core.counts import counted
@@ -59,12 +60,8 @@ class CostEstimate:
     def flags_that_halve_time(self) -> tuple[str, ...]:
         """The flags that would each halve it, with the largest number that does; () where none does."""
         found = {
-            LIMIT: _largest_satisfying(
-                max(self.secrets), lambda n: self._seconds_with_flag(LIMIT, n) <= self.seconds / 2
-            ),
-            SAMPLES: _largest_satisfying(
-                self.samples or 0, lambda n: self._seconds_with_flag(SAMPLES, n) <= self.seconds / 2
-            ),
+            flag: bisect_right(range(1, most), self.seconds / 2, key=partial(self._seconds_with_flag, flag))
+            for flag, most in ((LIMIT, max(self.secrets)), (SAMPLES, self.samples or 0))
         }
         return tuple(f"{flag} {n}" for flag, n in found.items() if n)
 
@@ -120,21 +117,11 @@ _HEAD = ("part", "asked", "forward rows", "tokens", "memory", "time")
 def _cost_table_row(cost: Cost) -> tuple[str, ...]:
     if cost.why:
         return (cost.name, cost.why, "", "", "", "")
-    asked = f"{cost.asked:,} of {cost.of:,}"
     return (
         cost.name,
-        asked,
+        f"{cost.asked:,} of {cost.of:,}",
         f"{cost.rows:,.0f}",
         f"{cost.tokens:,.0f}",
         phrases.format_memory(cost.memory / 1e6),
         phrases.format_duration(cost.seconds),
     )
-
-
-def _largest_satisfying(below: int, enough: Callable[[int], bool]) -> int:
-    """The largest number below this one with which it is enough, where it is with all smaller ones too; 0: none."""
-    low, high = 0, max(0, below - 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if enough(middle) else (low, middle - 1)
-    return low

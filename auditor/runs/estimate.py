@@ -25,19 +25,18 @@ from auditor.models.base import LanguageModel, implies_capability, max_logits_at
 from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
-from auditor.plugins.view import TEXT_ONLY, Setting, View
+from auditor.plugins.view import Setting, View
 from auditor.runs import machine, scoring
-from auditor.runs.audit import RunContext, longest_context
+from auditor.runs.audit import RunContext, longest_context, resolve_prefix_token_of_site
 from auditor.runs.cells import secrets_to_probe
 from auditor.runs.cost import LIMIT, SAMPLES, Cost, CostEstimate
-from auditor.runs.prefix_token import PAIRS, resolve_prefix_token
+from auditor.runs.prefix_token import PAIRS
 from auditor.runs.reporter import Clock, Reporter
 from auditor.runs.selection import reason_method_is_skipped, select_and_check_plugins
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.target import Target
 from auditor.runs.targets import Targets
-from auditor.runs.token_allowance import divide_budget, planned_tokens
 from auditor.runs.tuned_states import State
 
 PROBE = 30.0  # seconds that models are asked for, beside loading them
@@ -116,7 +115,8 @@ class _Asker:
         self.building = 0.0
         self.states: dict[str, State] = {}
         self.device = scene.site.model.device
-        self.held = _current_memory_bytes(self.device)
+        on_gpu = self.device.type == "cuda"  # bytes that are held now
+        self.held = int(torch.cuda.memory_allocated(self.device) if on_gpu else psutil.Process().memory_info().rss)
         targets = 1 + len(scene.selection.rows)
         cells = sum(len(scene.selection.settings_for_row(row.companion)) for row in scene.selection.rows)
         self.left = 2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))  # weights of parts to come
@@ -130,33 +130,15 @@ class _Asker:
         chosen: list[PrefixToken] = []
 
         def chosen_by(known: Sequence[Any]) -> None:
-            chosen.append(
-                resolve_prefix_token(
-                    scene.plan.data.prefix_token,
-                    scene.site.model,
-                    known,
-                    longest,
-                    told.canaries,
-                    told.framed,
-                    told.as_trained,
-                )
-            )
+            chosen.append(resolve_prefix_token_of_site(scene.site, known, longest))
+
+        def choosing(n: int) -> Iterator[TimedPart]:
+            work = partial(chosen_by, _fixed_random_subset(told.known, n, "prefix_token"))
+            yield TimedPart("choosing a prefix token", of, 32, work)
 
         of = min(len(told.known), PAIRS) if scene.plan.data.prefix_token == AUTO else 0
         if of:
-            self.ask(
-                lambda n: iter(
-                    [
-                        TimedPart(
-                            "choosing a prefix token",
-                            of,
-                            32,
-                            partial(chosen_by, _fixed_random_subset(told.known, n, "prefix_token")),
-                        )
-                    ]
-                ),
-                4,
-            )
+            self.ask(choosing, 4)
         else:
             chosen_by(told.known)
         self.scene = replace(scene, prefix_token=chosen[-1])
@@ -194,9 +176,14 @@ class _Asker:
 
         def heldout(n: int) -> Iterator[TimedPart]:
             some = _fixed_random_subset(list(zip(told.heldout, given, strict=True)), n, "heldout")
-            work = partial(_score_heldout_texts, target.model, some, self.scene.plan.seed)
+
+            def score() -> None:
+                own, own_given = [text for text, _ in some], [count for _, count in some]
+                list(perplexity_nll(target.model, own, given=own_given))
+                scoring.nll_of_other_perplexities(target.model, own, own_given, self.scene.plan.seed)
+
             at_once = _texts_fitting_in_memory(target.model, max(map(len, told.heldout)))
-            yield TimedPart(f"perplexity of {target.title}", len(told.heldout), at_once, work)
+            yield TimedPart(f"perplexity of {target.title}", len(told.heldout), at_once, score)
 
         def tokens(n: int) -> Iterator[TimedPart]:
             some, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.plan.compute.batch_size
@@ -221,7 +208,7 @@ class _Asker:
 
     def tuned(self, attack: Attack, target: Target, setting: Setting) -> State:
         """What it would have tuned, on few of the known pairs: once for all that share it. Raises NotApplicable."""
-        view, known = self.view(target, setting), self.scene.challenge.known
+        view, known = self.scene.view(target, setting), self.scene.challenge.known
         state = self.states.setdefault(f"{attack.name} {attack.state_name(view)}", {})
         rehearsal, times = attack.rehearsal()
 
@@ -236,7 +223,7 @@ class _Asker:
         return state
 
     def asked(self, target: Target, setting: Setting, states: dict[str, State], n: int) -> Iterator[TimedPart]:
-        view = self.view(target, setting)
+        view = self.scene.view(target, setting)
         for method in self.scene.selection.methods:
             name = f"{target.title}: {method.name} ({setting.name})"
             try:
@@ -273,14 +260,6 @@ class _Asker:
         longest = max((len(secret.suffix) for secret in secrets), default=1)
         cut = (LIMIT,) if probe.of == "secrets" else ()
         return TimedPart(name, len(secrets), _texts_fitting_in_memory(target.model, longest), work, cut=cut)
-
-    def view(self, target: Target, setting: Setting) -> View:
-        """A fresh one: nothing that was drawn before is there."""
-        view = self.scene.view(target, setting)
-        if target.budget is not None and setting is TEXT_ONLY:
-            draws = planned_tokens(view, self.scene.selection.attacks_for_defense(target.defense), target.secrets)
-            view.allowance = divide_budget(target.budget, draws, target.lots)
-        return view
 
     # --- asking ---
 
@@ -367,12 +346,6 @@ def _texts_fitting_in_memory(model: LanguageModel, length: int) -> int:
     return max(1, min(_TEXTS_AT_ONCE, max_logits_at_once(model.device) // (length * model.vocab_size * model.parts)))
 
 
-def _score_heldout_texts(model: LanguageModel, texts: Sequence[tuple[Any, int]], seed: int) -> None:
-    own, given = [text for text, _ in texts], [count for _, count in texts]
-    list(perplexity_nll(model, own, given=given))
-    scoring.nll_of_other_perplexities(model, own, given, seed)
-
-
 def _exhaust_iterator(made: Callable[..., Iterator[Any]], *given: Any) -> None:
     for _ in made(*given):
         pass
@@ -384,10 +357,3 @@ def _fixed_random_subset(items: Sequence[Any], n: int, what: str) -> list[Any]:
         return list(items)
     chosen = keyed_random_generator("estimate", what).permutation(len(items))[:n]
     return [items[i] for i in sorted(chosen.tolist())]
-
-
-def _current_memory_bytes(device: torch.device) -> int:
-    """Bytes that are held now."""
-    if device.type == "cuda":
-        return int(torch.cuda.memory_allocated(device))
-    return int(psutil.Process().memory_info().rss)

@@ -40,21 +40,17 @@ def judge_run_by_policy(
     as `apply_policy` takes them.
     """
     run = read_run(folder)
-    for one in (run, baseline):
-        _check_run_has_manifest(one)
+    for one in filter(None, (run, baseline)):
+        if one.edits is None:
+            raise AuditError(
+                f"{one.name}: no {MANIFEST}, which lists what the run wrote: it was removed, or audit "
+                f"{one.result.tool_version} wrote none; run the audit again with {__version__}"
+            )
     run = replace(run, listed=run.listed.whole())
     found = _comparison_with_deployed(run, model, said)
     decision = apply_policy(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)
     bound = [*judge_deployed(found, policy.require), *filter(None, (decision_log.edited_decisions_ruling(folder),))]
     return replace(decision, rulings=(*bound, *decision.rulings), about=found.said)
-
-
-def _check_run_has_manifest(run: RunOutcomes | None) -> None:
-    if run is not None and run.edits is None:
-        raise AuditError(
-            f"{run.name}: no {MANIFEST}, which lists what the run wrote: it was removed, or audit "
-            f"{run.result.tool_version} wrote none; run the audit again with {__version__}"
-        )
 
 
 def _comparison_with_deployed(run: RunOutcomes, model: str | None, said: Said) -> Deployed:

@@ -10,9 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from auditor.benchmarks import ngrams
 from auditor.benchmarks.ngrams import NGramIndex
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses, Tokens
@@ -44,10 +42,6 @@ class TrainingCorpus:
         known = len(self.index.copies)
         return memorised.CorpusCounts(trained, heldout, int(long[:known].sum()), int(long[known:].sum()))
 
-    @property
-    def _training_text_lengths(self) -> Any:
-        return self.index.lengths[: len(self.index.copies)]
-
     @cached_property
     def secrets(self) -> dict[int, tuple[str, ...]]:
         """The aliases of the attacked secrets in each trained record."""
@@ -61,12 +55,8 @@ class TrainingCorpus:
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:
         """How many trained records have an n-gram, by how often they were trained on."""
-        long = (
-            times
-            for times, length in zip(self.index.copies, self._training_text_lengths, strict=True)
-            if length >= self.n
-        )
-        return dict(Counter(long))
+        lengths = self.index.lengths[: len(self.index.copies)]
+        return dict(Counter(times for times, own in zip(self.index.copies, lengths, strict=True) if own >= self.n))
 
     def notes(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
         known, every = len(self.index.copies), len(self.index.lengths)
@@ -117,11 +107,6 @@ def training_corpus(attack: CorpusAttack, benchmark: Benchmark, index: NGramInde
     if n > longest:
         raise AuditError(f"expected -A {attack.name}.n of at most {longest}, the longest training record, got {n}")
     return TrainingCorpus(benchmark, index, n, said)
-
-
-def build_index(benchmark: Benchmark) -> NGramIndex:
-    """Raises AuditError where it does not fit into memory."""
-    return ngrams.build_index(benchmark.corpus(True), (tokens for tokens, _ in benchmark.corpus(False)))
 
 
 def judge_generations(
@@ -178,13 +163,9 @@ def judge_generations(
 
 
 def _generation_columns(cell: CellKey, drawn: Sequence[str], every: Sequence[MemorisedTokens]) -> Iterator[Column]:
-    counts = [float(held.memorised) for held in every]
-    values = {
-        memorised.MEMORISED: [memorised.PER * n for n in counts],
-        memorised.GENERATIONS: [float(n > 0) for n in counts],
-    }
-    for name, numbers in values.items():
-        yield Column(MEASURED, cell, name, drawn, numbers, [True] * len(drawn))
+    counts, member = [float(held.memorised) for held in every], [True] * len(drawn)
+    yield Column(MEASURED, cell, memorised.MEMORISED, drawn, [memorised.PER * n for n in counts], member)
+    yield Column(MEASURED, cell, memorised.GENERATIONS, drawn, [float(n > 0) for n in counts], member)
 
 
 def _extracted_record_columns(

@@ -27,9 +27,7 @@ class Loader:
     run = ""  # which run pays for what is asked over a network
     attacked: LanguageModel | None = None  # the model, once it is loaded
 
-    def __init__(
-        self, plan: Plan, reporter: Reporter, shared: SweepCache, live: Mapping[str, LanguageModel]
-    ) -> None:
+    def __init__(self, plan: Plan, reporter: Reporter, shared: SweepCache, live: Mapping[str, LanguageModel]) -> None:
         self.target, self.loading = plan.target, plan.loading
         self.reporter, self.shared, self.live = reporter, shared, live
 

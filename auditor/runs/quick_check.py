@@ -6,6 +6,7 @@ Knows no terminal. A record costs what it takes to read it and to complete it; b
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -101,9 +102,8 @@ def limit_plan_to_time(
     plan, limits = _plan_with_answerable_methods(plan, site)
     scene = RunContext(site, select_and_check_plugins(plan, site), PrefixToken((), "not chosen yet"))
     with clock.stage("measuring the model's speed"):
-        scene.check_models_self_consistent(
-            (site.model, site.reference)
-        )  # which finds out how many can be completed at once
+        # which finds out how many can be completed at once
+        scene.check_models_self_consistent((site.model, site.reference))
         takes = _run_seconds_by_row_count(scene, _SHARE * seconds)
     sides = _secrets_per_row(site.benchmark.secrets)
     there, most = len(sides[0]), max(map(len, sides))
@@ -111,7 +111,7 @@ def limit_plan_to_time(
     left = (1 - _AFTER) * seconds - spent
     if takes(most) <= left:
         return plan, limits
-    kept, fewest = _most_rows_within_time(takes, left, most), min(FEWEST, most)
+    kept, fewest = bisect_right(range(1, most), left, key=takes), min(FEWEST, most)
     if kept < fewest:
         minutes = ceil((takes(fewest) + spent) / (1 - _AFTER) / 60)
         raise AuditError(
@@ -147,15 +147,6 @@ def _secrets_per_row(secrets: Sequence[Secret]) -> tuple[list[int], list[int]]:
     """How many secrets each row of members holds, and each of non-members: a row is attacked with all of them."""
     own, others = (Counter(s.document or s.id for s in secrets if s.member is side) for side in (True, False))
     return list(own.values()), list(others.values())
-
-
-def _most_rows_within_time(takes: Callable[[int], float], left: float, most: int) -> int:
-    """The largest number of rows that takes no longer; 0 where not even one does."""
-    low, high = 0, most  # takes(low) <= left < takes(high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if takes(middle) <= left else (low, middle)
-    return low
 
 
 # --- what a record takes ----------------------------------------------------------------------------------------------
