@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import to_json
@@ -24,14 +21,18 @@ from auditor.records.outcomes import PerSecret
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
 from auditor.runs.audit import Audit
 from auditor.runs.cell_work import Answer, Asked, AttackWork, CellWork, CellWorkResult, ProbeWork, Workplace
-from auditor.runs.per_secret_results import Collector, make_token_decoder
+from auditor.runs.per_secret_results import (
+    Collector,
+    Kinds,
+    make_token_decoder,
+    row_of_guesses,
+    row_of_observations,
+)
 from auditor.runs.selection import reason_method_is_skipped
 from auditor.runs.target import Target
 from auditor.runs.tuned_states import State
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, nonmember_metric_name
-
-Kinds = Mapping[str, Mapping[str, float]]  # by kind of personal data, the share of what each secret holds of it
 
 
 @dataclass(frozen=True)
@@ -202,22 +203,15 @@ class AttackCell(Cell):
                 costs.append(dataclasses.replace(guesses, ranked=()))
                 yield guesses
 
-        outcome, decode = (
-            judging.judge_guesses(read(), self.audit.secrets),
-            make_token_decoder(self.audit.benchmark.tokenizer),
-        )
-        return (
-            outcome,
-            costs,
-            self.audit.personal.extracted_shares(map(done.__getitem__, answered), self.audit.secrets, decode),
-        )
+        secrets, decode = self.audit.secrets, make_token_decoder(self.audit.benchmark.tokenizer)
+        outcome = judging.judge_guesses(read(), secrets)
+        return outcome, costs, self.audit.personal.extracted_shares(map(done.__getitem__, answered), secrets, decode)
 
     def _seen(self, asked: Sequence[Query]) -> PerSecret:
         """What was found of these, as far as they have an answer."""
         done = self.audit.folder.guesses.done(self.key)
         outcome, _, kinds = self._judge_guesses_and_costs([query.id for query in asked if query.id in done])
-        held = {kind: [found.get(id, math.nan) for id in outcome.ids] for kind, found in kinds.items()}
-        return PerSecret.of(outcome, held)
+        return row_of_guesses(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
         """Attacks what an interrupted run has not; returns what was asked, and what of it has an answer."""
@@ -328,10 +322,7 @@ class ProbeCell(Cell):
     def _seen(self, asked: Sequence[Secret]) -> PerSecret:
         """What was observed of these."""
         done = self.audit.folder.observations.done(self.key)
-        kept = self.method.per_secret(asked, Observed([done[secret.id] for secret in asked]))
-        numbers = {name: np.array(values, dtype=float) for name, values in kept.items()}
-        member = np.array([secret.member for secret in asked], dtype=bool)
-        return PerSecret(tuple(s.id for s in asked), member, tuple(s.repeats for s in asked), numbers)
+        return row_of_observations(self.method, asked, Observed([done[secret.id] for secret in asked]))
 
     def _shared_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:
         """By secret, and of no one secret, what an earlier run of a sweep saw of the undefended model.

@@ -70,7 +70,6 @@ class LabSite(Site):
         return self.shared.get("lab", self.key, make)
 
     def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[TrainablePiece]:
-        needs = {need for defense in defenses.values() for need in defense.needs}
         pieces = [
             TrainablePiece("reference", i, asked)
             for asked in references
@@ -78,12 +77,9 @@ class LabSite(Site):
         ]
         sizes = {d.members or self.recipe.members: name for name, d in defenses.items() if "ensemble" in d.needs}
         pieces += [TrainablePiece("member", i, of=name) for size, name in sizes.items() for i in range(size)]
-        pieces += [
-            TrainablePiece("whole") for need in needs if need == "whole" and not self.recipe.target_trained_like_members
-        ]
-        pieces += [
-            TrainablePiece("trained", of=name) for name, defense in defenses.items() if "trained" in defense.needs
-        ]
+        if not self.recipe.target_trained_like_members and any("whole" in d.needs for d in defenses.values()):
+            pieces.append(TrainablePiece("whole"))
+        pieces += [TrainablePiece("trained", of=name) for name, d in defenses.items() if "trained" in d.needs]
         return [piece for piece in pieces if not self._piece_to_train_alone(piece, defenses).there]
 
     def train(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> None:

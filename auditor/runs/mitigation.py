@@ -101,6 +101,11 @@ class Mitigation:
         here = same.with_fields(model=str(model), revision=None, base=self.plan.loading.base if adapter else None)
         return here.with_fields(dtype=dtype_when_loaded(str(self.plan.target.model), self.plan.loading))
 
+    @property
+    def data(self) -> str:
+        """The file of the records, outside the lab."""
+        return self.recipe.data if self.recipe else self.asked.data or str(self.plan.data.data)
+
     def configuration(self) -> dict[str, Any]:
         """What the folder is of: another one is refused."""
         told = {"run": str(self.asked.run.resolve()), "by": self.asked.by, "train": self.asked.train}
@@ -113,29 +118,36 @@ def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
     plan = Plan.from_json(run.result.plan, str(asked.run / "result.json"))
     _check_run_is_retrainable(plan)
     name, options = _parse_method_and_options(asked)
-    kind = registry.mitigations()[name]
     if plan.target.uses_builtin_lab:
         for flag, value in (("--train", asked.train), ("--data", asked.data)):
             if value is not None:
                 raise AuditError(f"{flag} goes with a model of your own: the lab trains by its own recipe")
         trainer = _lab_site_of_plan(plan.with_fields(mitigation={"method": name, **options})).mitigation
         assert trainer is not None  # it is named
-        return _mitigation_with_checked_data(Mitigation(asked, plan, trainer), options)
-    if asked.train is not None:
-        trainer = build_plugin("mitigation", registry.mitigations(), name, options)
-        return _mitigation_with_checked_data(
-            Mitigation(asked, plan, trainer, command=_training_command_words(asked.train, trainer)), options
-        )
-    recipe = training.recorded_training(Path(str(plan.target.model)), asked.out / MODEL)
-    recipe = dataclasses.replace(recipe, data=asked.data or recipe.data)
-    if not issubclass(kind, DataVariant):
-        carried = {key: value for key, value in recipe.options.items() if key in _CARRIED and key in options_of(kind)}
-        options = {**carried, **options}
-        recipe = dataclasses.replace(recipe, method=name, options=options)
-        if kind.whole and recipe.lora:
-            raise AuditError(f"{name} trains a whole model, and the recipe of {plan.target.model!r} is of an adapter")
+        return Mitigation(asked, plan, trainer)
+    recipe = None
+    if asked.train is None:
+        recipe = training.recorded_training(Path(str(plan.target.model)), asked.out / MODEL)
+        recipe = dataclasses.replace(recipe, data=asked.data or recipe.data)
+        kind = registry.mitigations()[name]
+        if not issubclass(kind, DataVariant):
+            carried = {key: own for key, own in recipe.options.items() if key in _CARRIED and key in options_of(kind)}
+            options = {**carried, **options}
+            recipe = dataclasses.replace(recipe, method=name, options=options)
+            if kind.whole and recipe.lora:
+                raise AuditError(
+                    f"{name} trains a whole model, and the recipe of {plan.target.model!r} is of an adapter"
+                )
     trainer = build_plugin("mitigation", registry.mitigations(), name, options)
-    return _mitigation_with_checked_data(Mitigation(asked, plan, trainer, recipe), options)
+    command = () if asked.train is None else _training_command_words(asked.train, trainer)
+    found = Mitigation(asked, plan, trainer, recipe, command)
+    if isinstance(trainer, DataVariant) and not (
+        Path(found.data).suffix.lower() in WRITERS and Path(found.data).is_file()
+    ):
+        raise AuditError(
+            f"expected the records as a file of {', '.join(WRITERS)}, got {found.data!r}: --data FILE names one"
+        )
+    return found
 
 
 def _lab_site_of_plan(plan: Plan, reporter: Reporter | None = None, shared: SweepCache | None = None) -> LabSite:
@@ -193,16 +205,6 @@ def _training_command_words(asked: str, trainer: Trainer) -> tuple[str, ...]:
         if not any(placeholder in word for word in words):
             raise AuditError(f"expected --train with {' and '.join(_PLACEHOLDERS)} in it, got no {placeholder}")
     return words
-
-
-def _mitigation_with_checked_data(found: Mitigation, options: Mapping[str, Any]) -> Mitigation:
-    if not found.plan.target.uses_builtin_lab and isinstance(found.trainer, DataVariant):
-        data = found.recipe.data if found.recipe else found.asked.data or str(found.plan.data.data)
-        if Path(data).suffix.lower() not in WRITERS or not Path(data).is_file():
-            raise AuditError(
-                f"expected the records as a file of {', '.join(WRITERS)}, got {data!r}: --data FILE names one"
-            )
-    return found
 
 
 def train_and_audit(what: Mitigation, run: RunOutcomes, reporter: Reporter, command: str) -> TrainingOutcome:
@@ -282,15 +284,18 @@ def run_training(what: Mitigation, run: RunOutcomes, reporter: Reporter, shared:
     start = time.perf_counter()
     try:
         _write_dropped_records(what, run, reporter, shared)
-        told, seconds = (
-            _lab_mitigation_notes_and_time(what, reporter, shared)
-            if what.plan.target.uses_builtin_lab
-            else (_train_own_model(what, reporter), None)
-        )
+        if what.plan.target.uses_builtin_lab:
+            site = _lab_site_of_plan(what.after, reporter, shared)
+            assert site.mitigated_model is not None  # the plan names it
+            told = site.mitigated_model.notes()
+            seconds = site.lab.training_seconds_of_trainer(what.trainer)
+        else:
+            told = _train_own_model(what, reporter)
+            seconds = time.perf_counter() - start
     except AuditError:
         _discard_refused_training(out)
         raise
-    done = TrainingOutcome(told, time.perf_counter() - start if seconds is None else seconds)
+    done = TrainingOutcome(told, seconds)
     disk.replace_atomically(
         out / RECORD,
         json.dumps({"configuration": configuration, "done": dataclasses.asdict(done)}, indent=1),
@@ -326,22 +331,12 @@ def _discard_refused_training(out: Path) -> None:
             folder.rmdir()
 
 
-def _lab_mitigation_notes_and_time(
-    what: Mitigation, reporter: Reporter, shared: SweepCache
-) -> tuple[tuple[str, ...], float]:
-    site = _lab_site_of_plan(what.after, reporter, shared)
-    made = site.mitigated_model
-    assert made is not None  # the plan names it
-    return made.notes(), site.lab.training_seconds_of_trainer(what.trainer)
-
-
 def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
     """Raises AuditError for data that are not what the model was trained on, and for a command that makes no model."""
     out, recipe = what.asked.out / MODEL, what.recipe
     if recipe is not None:
         training.check_same_training_records(Path(str(what.plan.target.model)), recipe)
-    told: tuple[str, ...] = ()
-    data = recipe.data if recipe else what.asked.data or str(what.plan.data.data)
+    told, data = tuple[str, ...](), what.data
     if isinstance(what.trainer, DataVariant):
         column = recipe.text_column if recipe else None
         kept = what.asked.out / f"data{Path(data).suffix.lower()}"
@@ -386,9 +381,8 @@ def _write_dropped_records(what: Mitigation, run: RunOutcomes, reporter: Reporte
     else:
         rows, _ = training_texts(str(what.plan.data.data))
         repeats = row_repeat_counts(read_table("--data", str(what.plan.data.data), COLUMNS))
-        first = dict(
-            reversed([(row, i) for i, row in enumerate(rows_repeated_by_count(repeats))])
-        )  # where a row's copies begin
+        # where a row's copies begin
+        first = dict(reversed([(row, i) for i, row in enumerate(rows_repeated_by_count(repeats))]))
         texts = [row_as_plain_text(rows[first[int(id.split("-")[1])]]) for id in ids]
     write_shard_record_list(what.asked.out / DROPPED, texts)
 

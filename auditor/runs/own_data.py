@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from auditor.benchmarks.lm_extraction import LMExtraction, folder_has_extraction
 from auditor.benchmarks.tokenised import Tokenised, is_tokenised
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, TextForm
-from auditor.core.plan import command_line_flag
-from auditor.core.plan_fields import AUTO
+from auditor.core.plan import FIELDS, command_line_flag
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel
 from auditor.models.vocabulary import check_tokens
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs import making_audit_canaries, text_form
+
+_COLUMNS, _OF_TEXT = ("group_column", "user_column"), ("knows", "turns", "windows", "template", "date")
 
 
 def load_data(
@@ -46,7 +48,7 @@ def load_data(
         return manifests.Canaries(
             canaries, model.tokenizer, f"{Path(str(asked.canaries)).name}: {len(canaries)} canaries"
         )
-    benchmark = _load_records(asked, asked.data, name, seed, model, held, form_rows)
+    benchmark = _load_records(asked, asked.data, name, seed, model, held, form_rows or text_form.ROWS)
     benchmark.canaries = canaries
     return benchmark
 
@@ -58,42 +60,33 @@ def _load_records(
     seed: int,
     model: LanguageModel,
     held: TextForm | None,
-    form_rows: int | None,
+    form_rows: int,
 ) -> Benchmark:
     common: dict[str, Any] = {
+        "prefix_length": asked.prefix_length,
+        "suffix_length": asked.suffix_length,
         "known": asked.known,
         "known_fraction": asked.known_fraction,
         "nonmembers": asked.nonmembers,
         "limit": asked.limit,
         "seed": seed,
     }
-    prefix, suffix = asked.prefix_length, asked.suffix_length
+    benchmark: Benchmark
     if folder_has_extraction_arrays(Path(data)):
-        for field in ("group_column", "user_column"):
-            if getattr(asked, field) is not None:
-                raise AuditError(f"{command_line_flag(field)} names a column, which the arrays of {data!r} do not have")
-        for field in ("knows", "turns", "windows", "forget", "template", "date"):
-            if getattr(asked, field) not in (None, AUTO):
-                raise AuditError(f"--{field} is about text, which the arrays of {data!r} do not have")
-        arrays = LMExtraction(data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, **common)
-        arrays.tokenizer = model.tokenizer
-        benchmark: Benchmark = arrays
+        _refuse_given(asked, _COLUMNS, f"names a column, which the arrays of {data!r} do not have")
+        _refuse_given(asked, (*_OF_TEXT, "forget"), f"is about text, which the arrays of {data!r} do not have")
+        benchmark = LMExtraction(data, vocab_size=model.vocab_size, **common)
+        benchmark.tokenizer = model.tokenizer
     elif is_tokenised(data):
-        for field in ("knows", "turns", "windows", "group_column", "user_column", "template", "date"):
-            if getattr(asked, field) not in (None, AUTO):
-                raise AuditError(f"{command_line_flag(field)} is about text, and {data!r} holds token ids")
-        benchmark = Tokenised(
-            data, vocab_size=model.vocab_size, prefix_length=prefix, suffix_length=suffix, forget=asked.forget, **common
-        )
+        _refuse_given(asked, (*_OF_TEXT, *_COLUMNS), f"is about text, and {data!r} holds token ids")
+        benchmark = Tokenised(data, vocab_size=model.vocab_size, forget=asked.forget, **common)
         benchmark.tokenizer = model.tokenizer
     else:
-        chosen = text_form.choose_text_form(asked, name, model, held, form_rows or text_form.ROWS)
+        chosen = text_form.choose_text_form(asked, name, model, held, form_rows)
         form, said = (None, None) if chosen is None else chosen
         benchmark = Files(
             data,
             model.tokenizer,
-            prefix_length=prefix,
-            suffix_length=suffix,
             knows=asked.knows,
             turns=asked.turns,
             windows=asked.windows,
@@ -116,3 +109,10 @@ def _load_records(
             + ("the data use none of those beyond" if more else "the rest is padding"),
         )
     return benchmark
+
+
+def _refuse_given(asked: DataPlan, fields: Sequence[str], why: str) -> None:
+    """Raises AuditError for one of these fields that does not hold its default."""
+    for field in fields:
+        if getattr(asked, field) != FIELDS[field].default:
+            raise AuditError(f"{command_line_flag(field)} {why}")

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 from auditor.benchmarks.lab import Lab
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
 from auditor.gate.deployed import ANSWERS
@@ -151,8 +150,11 @@ class OwnSite(Site):
     def _attacked(self) -> Mapping[str, Sequence[str]]:
         """Ids of the attacked records by the SHA-256 of their text; of two that say the same, both."""
         found: dict[str, list[str]] = {}
+        decode = make_token_decoder(self.benchmark.tokenizer)
         for secret in self.benchmark.secrets:
-            found.setdefault(text_digests([_secret_text(secret, self.benchmark.tokenizer)])[0], []).append(secret.id)
+            wording = secret.wording  # as its owner wrote it
+            text = decode(secret.prefix + secret.suffix) if wording is None else wording.whole
+            found.setdefault(text_digests([text])[0], []).append(secret.id)
         return found
 
     def data(self) -> Benchmark:
@@ -227,10 +229,3 @@ def _adapter_base_sentence(name: str, is_reference: bool) -> str:
         f"reference: the adapter's base, {name}. It saw no private data only if the adapter alone was trained on them; "
         "--reference MODEL names another, --reference none takes none"
     )
-
-
-def _secret_text(secret: Secret, tokenizer: Any) -> str:
-    """Prefix and suffix as their owner wrote them, or as the tokenizer does; the ids where there is none."""
-    if secret.wording is not None:
-        return secret.wording.prefix + secret.wording.suffix
-    return make_token_decoder(tokenizer)([*secret.prefix, *secret.suffix])

@@ -22,6 +22,9 @@ from auditor.runs.generations import JudgedGenerations
 from auditor.statistics import judging
 from auditor.statistics.metrics import RECALL
 
+# `PersonalDataOfSecrets.extracted_shares`: by kind of personal data and secret, the share of what it holds of it
+Kinds = Mapping[str, Mapping[str, float]]
+
 
 class Collector:
     """answers: the main number of each member, by cell, and of each non-member where what it has is no memory.
@@ -41,33 +44,19 @@ class Collector:
         self._attacks: list[CellKey] = []
         self._texts: dict[str, Mapping[str, tuple[Tokens, Tokens]]] = {}
 
-    def judged(
-        self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Mapping[str, Mapping[str, float]]
-    ) -> PerSecret:
-        """What an attack's cell came to.
-
-        probable: its scores are probabilities; kinds: `PersonalDataOfSecrets.extracted`.
-        """
-        of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
-        row = self._kept(key, PerSecret.of(outcome, of_kinds, probable))
+    def judged(self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds) -> PerSecret:
+        """What an attack's cell came to. probable: its scores are probabilities."""
+        row = self._kept(key, row_of_guesses(outcome, kinds, probable))
         self.answers[key] = row.only(RECALL, others=False)
         self._columns += row.columns(key)
         self._attacks.append(key)
         return row
 
     def probed(
-        self,
-        key: CellKey,
-        probe: Probe,
-        secrets: Sequence[Secret],
-        observations: Observed,
-        main: Measurement,
+        self, key: CellKey, probe: Probe, secrets: Sequence[Secret], observations: Observed, main: Measurement
     ) -> None:
         """What a probe's cell came to; main: its first measurement."""
-        kept = probe.per_secret(secrets, observations).items()
-        numbers = {name: np.array(values, dtype=float) for name, values in kept}
-        ids, member, repeats = (tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats"))
-        row = self._kept(key, PerSecret(ids, np.array(member, dtype=bool), repeats, numbers))
+        row = self._kept(key, row_of_observations(probe, secrets, observations))
         self._columns += [*row.columns(key), *_observation_columns(key, secrets, observations)]
         if main.name in row.values:
             # A canary's exposure is a rank among texts that were never inserted: nothing is to be taken off it.
@@ -100,6 +89,18 @@ class Collector:
             for name, numbers in losses.items():
                 ids = [f"heldout-{i}" for i in range(len(numbers))]
                 yield Column(table.HELDOUT, CellKey(target, "", ""), name, ids, numbers)
+
+
+def row_of_guesses(outcome: judging.Outcome, kinds: Kinds, probable: bool = False) -> PerSecret:
+    of_kinds = {kind: [held.get(id, math.nan) for id in outcome.ids] for kind, held in kinds.items()}
+    return PerSecret.of(outcome, of_kinds, probable)
+
+
+def row_of_observations(probe: Probe, secrets: Sequence[Secret], observations: Observed) -> PerSecret:
+    kept = probe.per_secret(secrets, observations).items()
+    numbers = {name: np.array(values, dtype=float) for name, values in kept}
+    ids, member, repeats = (tuple(getattr(s, name) for s in secrets) for name in ("id", "member", "repeats"))
+    return PerSecret(ids, np.array(member, dtype=bool), repeats, numbers)
 
 
 def _observation_columns(

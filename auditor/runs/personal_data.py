@@ -63,10 +63,11 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
     worded = {secret.id: _wording_or_decoded_text(secret, decode) for secret in benchmark.secrets}
     found = {id: list(_personal_spans_with_fate(wording, recognisers)) for id, wording in worded.items()}
     members = {secret.id for secret in benchmark.secrets if secret.member}
-    trained = _strings_in_training_texts(
-        {text for id, spans in found.items() if id not in members for _, text, _ in spans},
-        (*(worded[id].whole for id in members), *(decode(pair.prefix + pair.suffix) for pair in benchmark.known)),
-    )
+    foreign = {text: True for id, spans in found.items() if id not in members for _, text, _ in spans}
+    known = (decode(pair.prefix + pair.suffix) for pair in benchmark.known)
+    counted = occurrences(foreign, (*(worded[id].whole for id in members), *known))
+    # As far as it is attacked or known: a guess of what stands in what was trained on is no chance.
+    trained = {text for text, count in counted.items() if count}
     of: dict[str, tuple[Mark, ...]] = {}
     counts: dict[str, Counter[str]] = {}
     for id, spans in found.items():
@@ -128,11 +129,6 @@ def _personal_spans_with_fate(wording: Wording, recognisers: pii.Recognisers | N
             yield span.kind, text, "held"
         else:
             yield span.kind, text, "cut" if span.start < begin or span.end > end else "members"
-
-
-def _strings_in_training_texts(wanted: Iterable[str], texts: Iterable[str]) -> set[str]:
-    """Which of these stand in what was trained on, as far as it is attacked or known: a guess of one is no chance."""
-    return {text for text, count in occurrences(dict.fromkeys(wanted, True), texts).items() if count}
 
 
 def _texts_by_kind(marks: Iterable[Mark]) -> dict[str, list[str]]:

@@ -60,11 +60,7 @@ def merge_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[st
             merged.pop(name, None)
         else:
             merged[name] = value
-    return {name: _tuple_as_list(value) for name, value in merged.items()}
-
-
-def _tuple_as_list(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in merged.items()}
 
 
 def parse_options(flag: str, items: Sequence[str], known: Sequence[str]) -> Options:

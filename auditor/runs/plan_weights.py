@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,19 +49,37 @@ def target_and_model_locations(fields: Mapping[str, Any], run: str, model: str |
 
 def model_locations_by_role(plan: Plan) -> Places:
     """By role, the folder or hub id, and the revision of one on the hub."""
-    return {role: (name, revision) for role, name, revision in _iterate_model_locations(plan)}
+    target, places = plan.target, Places()
+    if target.tokenizer is not None:
+        places["tokenizer"] = target.tokenizer, None
+    if target.provider == RELEASED:
+        places["model"] = provider_and_name(str(target.model))[1], None
+    elif target.model is not None:
+        places |= _locations_of_model(target.model, plan.loading)
+    if target.forms:
+        from auditor.runs.forms import forms_that_are_models  # torch
 
+        for form in forms_that_are_models(target.forms):
+            for place in _locations_of_model(form, plan.loading.beside()).values():
+                places[f"form {deployed_form_name(form)}"] = place
+    named = plan.values()
+    for role in ("base", "public", "reference", "before", "retrained"):
+        if (name := named[role]) is not None and (role, name) != ("reference", NONE):
+            places[role] = name, None
+    for options in plan.attacks.attack_options.values() if target.model is not None else ():
+        if folder := str(options.get("references", "")):  # of another probe a number
+            from auditor.models.references import reference_folders  # torch: only for who has any
 
-def _attacked_model_places(plan: Plan) -> Mapping[str, tuple[str, str | None]]:
-    """Where the model that is attacked lies, as its provider says; nowhere, where nobody here knows that provider."""
-    if plan.target.model is None:
-        return {}
-    if plan.target.provider == RELEASED:
-        return {"model": (provider_and_name(plan.target.model)[1], None)}
-    return _locations_of_model(plan.target.model, plan.loading)
+            places |= {f"reference {one.name}": (str(one), None) for one in reference_folders(Path(folder))}
+    for defense, options in sorted(plan.defenses.defense_options.items()):
+        for option, kind in _FOLDERS.items():
+            if option in options:
+                places[f"{defense} {kind}".strip()] = str(options[option]), None
+    return places
 
 
 def _locations_of_model(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
+    """As its provider says; nowhere, where nobody here knows that provider."""
     if not provider_and_name(model)[0]:
         return loading.places(model)
     from auditor.plugins import registry  # torch: only for who asks a provider
@@ -71,37 +89,3 @@ def _locations_of_model(model: str, loading: LoadingOptions) -> Mapping[str, tup
         provider, name = registry.resolve_model_provider(model, loading.model_args)
         return provider.places(RequestedModel(name, loading))
     return {}
-
-
-def _form_model_places(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
-    """Of the forms that are models of their own, where they lie."""
-    if not plan.target.forms:
-        return
-    from auditor.runs.forms import forms_that_are_models  # torch
-
-    for form in forms_that_are_models(plan.target.forms):
-        for place, revision in _locations_of_model(form, plan.loading.beside()).values():
-            yield f"form {deployed_form_name(form)}", place, revision
-
-
-def _iterate_model_locations(plan: Plan) -> Iterator[tuple[str, str, str | None]]:
-    """(role, folder or hub id, revision)."""
-    if plan.target.tokenizer is not None:
-        yield "tokenizer", plan.target.tokenizer, None
-    for role, (place, revision) in _attacked_model_places(plan).items():
-        yield role, place, revision
-    yield from _form_model_places(plan)
-    named = plan.values()
-    for role in ("base", "public", "reference", "before", "retrained"):
-        if (name := named[role]) is not None and (role, name) != ("reference", NONE):
-            yield role, name, None
-    for options in plan.attacks.attack_options.values() if plan.target.model is not None else ():
-        if folder := str(options.get("references", "")):  # of another probe a number
-            from auditor.models.references import reference_folders  # torch: only for who has any
-
-            for one in reference_folders(Path(folder)):
-                yield f"reference {one.name}", str(one), None
-    for defense, options in sorted(plan.defenses.defense_options.items()):
-        for option, kind in _FOLDERS.items():
-            if option in options:
-                yield " ".join(filter(None, (defense, kind))), str(options[option]), None

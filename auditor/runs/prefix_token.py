@@ -165,7 +165,10 @@ def _choose_likeliest_prefix_token(
             "choose by)",
         )
     most = max(map(len, candidates))
-    pairs = _fixed_subset_of_pairs([pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room])
+    pairs = [pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room]
+    # The same ones for every seed: which prefix token stands there is no draw of the attack's.
+    kept = keyed_random_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
+    pairs = [pairs[i] for i in sorted(kept.tolist())]
     if not pairs:
         return PrefixToken(own, f"prefix token: {describe_prefix_token(own, words)} ({whose}; no {what} to choose by)")
     nll = {prefix_token: mean_nll(with_prefix_token(model, prefix_token), pairs) for prefix_token in candidates}
@@ -271,9 +274,3 @@ def _sample_fresh_canary_texts(canaries: Sequence[Secret], tokenizer: Any) -> li
         texts |= dict.fromkeys(space.draw(noise) for _ in range(_DRAWN))
     rows = encode_texts(tokenizer, [text for text in texts if text not in said])
     return [Pair(tuple(row[:1]), tuple(row[1:])) for row in rows if len(row) > 1]
-
-
-def _fixed_subset_of_pairs(known: Sequence[Pair]) -> list[Pair]:
-    """The same ones for every seed: which prefix token stands there is no draw of the attack's."""
-    kept = keyed_random_generator("prefix_token", len(known)).permutation(len(known))[:PAIRS]
-    return [known[i] for i in sorted(kept.tolist())]

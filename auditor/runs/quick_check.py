@@ -25,7 +25,6 @@ from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import adapter_base
 from auditor.plugins import registry
-from auditor.plugins.method import Method
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX
 from auditor.reports import phrases
@@ -58,23 +57,19 @@ def quick_plan(model: str, data: str, nonmembers: str | None, seed: int, templat
 
 def quick_methods() -> dict[str, Any]:
     """The fields of a plan by which all that is cheap is asked: what attacks and probes declare as `quick`."""
-    options = {name: dict(kind.quick) for name, kind in _attack_and_probe_classes().items() if kind.quick is not None}
+    options = {name: dict(kind.quick) for name, kind in registry.attacks_and_probes().items() if kind.quick is not None}
     return {"setting": "white-box", "attack": tuple(options), "attack_options": _nonempty_options(options)}
 
 
 def plan_of_slow_attacks(plan: Plan) -> Plan:
     """The same model and data under the attacks that take long, and under the same probes as they are elsewhere."""
-    known, whole = _attack_and_probe_classes(), adapter_base(str(plan.target.model)) is None
+    known, whole = registry.attacks_and_probes(), adapter_base(str(plan.target.model)) is None
     attacks = [name for name, kind in known.items() if kind.deep]
     probes = [name for name in plan.attacks.attack if issubclass(known[name], Probe)]
     probes = [name for name in probes if plan.data.nonmembers is not None or not known[name].least_nonmembers]
     options = {name: dict(known[name].without_reference) for name in probes if whole}
     usual = {name: FIELDS[name].default for name in ("setting", "known_fraction", "known_limit")}
     return plan.with_fields(attack=(*attacks, *probes), attack_options=_nonempty_options(options), **usual)
-
-
-def _attack_and_probe_classes() -> Mapping[str, type[Method]]:
-    return registry.attacks_and_probes()
 
 
 def _nonempty_options(options: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -127,7 +122,7 @@ def limit_plan_to_time(
 def _plan_with_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
     """The plan with the methods that can say something of these records, and what is not known without the others."""
     members, others = (sum(secret.member is side for secret in site.benchmark.secrets) for side in (True, False))
-    known, kept, limits = _attack_and_probe_classes(), list[str](), list[str]()
+    known, kept, limits = registry.attacks_and_probes(), list[str](), list[str]()
     for name in plan.attacks.attack:
         least = known[name].least_nonmembers
         if least and plan.data.nonmembers is None:

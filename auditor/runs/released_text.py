@@ -20,7 +20,7 @@ from auditor import __version__
 from auditor.benchmarks import manifests, pii, released_passages
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.benchmarks.occurrences import occurrences
-from auditor.benchmarks.released_passages import CopiedSpan, ReleasedRecord, WordIds
+from auditor.benchmarks.released_passages import ReleasedRecord, WordIds
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey, Guess, Guesses, Observation, Secret
 from auditor.core.plan import Plan
@@ -231,10 +231,13 @@ def _find_copied_passages(
     found, every, index = released_passages.find_nearest_passages([held.records[i] for i in long], held.texts, n)
     # What is asked for of a record is its passage: the longest there, else the nearest n words, else its first.
     asked = [replace(secrets[i], suffix=one.own) for i, one in zip(long, found, strict=True)]
-    guesses = [_guess_from_copied_span(secret, one) for secret, one in zip(asked, found, strict=True)]
+    guesses = [
+        Guesses(secret.id, (Guess(one.there, float(one.length)),), 1, 0)
+        for secret, one in zip(asked, found, strict=True)
+    ]
     outcome = judging.judge_guesses(guesses, {one.id: one for one in asked})
     parts, counts = _personal_data_shares(held, [held.records[i] for i in long])
-    by_id = dict(zip((one.id for one in asked), range(len(asked)), strict=True))
+    by_id = {one.id: i for i, one in enumerate(asked)}
     of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
     kept = PerSecret.of(outcome, of_kinds)
     rows.add_guesses(_cell_key_of_attack(PASSAGES), asked, guesses)
@@ -253,10 +256,6 @@ def _find_copied_passages(
         options={"words": n},
     )
     return finding, counts
-
-
-def _guess_from_copied_span(secret: Secret, found: CopiedSpan) -> Guesses:
-    return Guesses(secret.id, (Guess(found.there, float(found.length)),), 1, 0)
 
 
 def _released_passage_sentences(
@@ -297,11 +296,13 @@ def _personal_data_shares(
         )
         for one in records
     ]
-    sides = [{said for own, one in zip(spans, records, strict=True) if one.member == side for _, said in own}
-             for side in (True, False)]  # fmt: skip
-    shared = {said for mine, other in ((0, 1), (1, 0)) for said in _strings_found_in_texts(sides[mine], [
-        one.text for one in records if one.member == bool(mine)])}  # fmt: skip
-    there = _strings_found_in_texts(sides[0] | sides[1], held.written)
+    of_members, of_others = (
+        {said for own, one in zip(spans, records, strict=True) if one.member == side for _, said in own}
+        for side in (True, False)
+    )
+    members, others = ([one.text for one in records if one.member == side] for side in (True, False))
+    shared = _strings_found_in_texts(of_members, others) | _strings_found_in_texts(of_others, members)
+    there = _strings_found_in_texts(of_members | of_others, held.written)
     found: dict[str, list[float]] = {}
     counts: dict[str, Counter[str]] = {}
     for i, (own, one) in enumerate(zip(spans, records, strict=True)):

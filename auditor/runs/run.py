@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 
 from auditor import __version__
 from auditor.core.errors import AuditError
-from auditor.core.nouns import TextForm
 from auditor.core.plan import Plan
 from auditor.core.result import (
     AuditResult,
@@ -88,7 +87,8 @@ def run_audit(
         greedy = _greedy_recall_of_target(audit, targets.undefended, clock)
         records, findings = list[TargetRecord](), list[Finding]()
         place = Workplace(audit, targets)
-        there = WorkerSite(_plan_with_text_form(plan, site.benchmark.text_form))
+        form = site.benchmark.text_form  # a worker renders conversations as the run does
+        there = WorkerSite(plan if form is None else plan.with_fields(template=form.template, date=form.day))
         engine.open(place, WorkerWorkplace(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
         for target in targets.each(clock):
             settle()
@@ -128,11 +128,6 @@ def _plugin_report_sections(selection: Selection, findings: Sequence[Finding]) -
     """What plug-ins say of their own rows, in reports."""
     told = {m.name: m.section([f for f in findings if f.attack == m.name]) for m in selection.methods}
     return {name: section for name, section in told.items() if section is not None}
-
-
-def _plan_with_text_form(plan: Plan, form: TextForm | None) -> Plan:
-    """The plan with what was chosen for it: a worker renders conversations as the run does."""
-    return plan if form is None else plan.with_fields(template=form.template, date=form.day)
 
 
 def _measure_unlearning(result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float) -> Unlearning:

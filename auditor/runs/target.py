@@ -83,13 +83,11 @@ class Target:
         """What is promised, with what was spent until now; None where nothing is."""
         spent = largest_lot_token_count(self.spending.spent, self.lots)
         if spent not in self._claims:
-            self._claims[spent] = self._claim(spent)
+            if self.defense and self.scenario:
+                self._claims[spent] = self.defense.claim(self.scenario, spent)
+            else:
+                self._claims[spent] = self.privacy.claim() if self.privacy else None
         return self._claims[spent]
-
-    def _claim(self, spent: int) -> Claim | None:
-        if self.defense and self.scenario:
-            return self.defense.claim(self.scenario, spent)
-        return self.privacy.claim() if self.privacy else None
 
     @property
     def privacy(self) -> PrivacyRecord | None:

@@ -126,8 +126,7 @@ def _build_job(asked: Training, progress: Callable[[str, int, int], None]) -> tu
     base = load(asked.model, asked.loading)
     records, notes = _tokenized(asked, base, texts, units)
     heldout, forget = (_training_records_of_file(asked, base, path) for path in (asked.heldout, asked.forget))
-    _check_heldout_untrained(heldout, records)
-    _check_forget_in_records(forget, records)
+    _check_files_beside_records(heldout, forget, records)
     job = TrainingJob(
         base=asked.model,
         load=lambda: _trainable_model(asked),
@@ -240,15 +239,13 @@ def _training_records_of_file(asked: Training, base: HuggingFaceModel, path: str
     return () if path is None else _tokenized(asked, base, training_texts(path, asked.text_column, None)[0], None)[0]
 
 
-def _check_heldout_untrained(heldout: Sequence[TrainingRecord], records: Sequence[TrainingRecord]) -> None:
-    """Raises AuditError where one of them is trained on."""
-    if shared := len({record.text for record in heldout} & {record.text for record in records}):
-        raise AuditError(f"expected --heldout with records that are not trained on, got {shared} that --data has too")
-
-
-def _check_forget_in_records(forget: Sequence[TrainingRecord], records: Sequence[TrainingRecord]) -> None:
-    """Raises AuditError where one of them is none of the records."""
+def _check_files_beside_records(
+    heldout: Sequence[TrainingRecord], forget: Sequence[TrainingRecord], records: Sequence[TrainingRecord]
+) -> None:
+    """Raises AuditError where one of `heldout` is among the records, and where one of `forget` is not."""
     known = {record.text for record in records}
+    if shared := len({record.text for record in heldout} & known):
+        raise AuditError(f"expected --heldout with records that are not trained on, got {shared} that --data has too")
     if missing := [row for row, record in enumerate(forget) if record.text not in known]:
         raise AuditError(
             f"expected --forget with records that --data has, got {len(missing)} of {len(forget)} that it has not "

@@ -43,19 +43,16 @@ class TunedStates:
             name = "-".join(key)
             state = load_attack_state(self.folder, name)
             if state is None:
-                known_as = self._attack_state_key(target, key, attack)
+                # All that the state depends on. A defense may be set up for what the row will draw: another number is
+                # another model to tune on.
+                queries = target.scenario.queries if target.scenario else None
+                made_of = [self.asked, *self.configured, queries, key, attack.fit_options()]
+                known_as = json.dumps(made_of, sort_keys=True)
                 state = self.shared.fits.get(known_as) or attack.fit(view, self.known)
                 save_attack_state(self.folder, name, state)
                 self.shared.fits[known_as] = state
             self._held[key] = state
         return self._held[key]
-
-    def _attack_state_key(self, target: Target, key: tuple[str, str], attack: Attack) -> str:
-        """All that the state depends on: runs of one sweep that agree in it share the state."""
-        # A defense may be set up for what the row will draw: another number is another model to tune on.
-        queries = target.scenario.queries if target.scenario else None
-        made_of = [*self.configured, queries, key, attack.fit_options()]
-        return json.dumps([self.asked, *made_of], sort_keys=True)
 
 
 # --- in the run folder ------------------------------------------------------------------------------------------------

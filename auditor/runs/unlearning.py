@@ -85,10 +85,9 @@ def unlearning_rows(plan: Plan, defenses: Sequence[Defense]) -> tuple[list[Shown
         for name, given in (("forget", forget), ("relearn", asked.relearn)):
             if given is not None:
                 before = "" if target.uses_builtin_lab else "--before MODEL, or "
-                raise AuditError(
-                    f"--{name} needs an unlearned model: expected {before}"
-                    f"--defense {' or '.join(_unlearning_defense_names())}, got neither"
-                )
+                known = registry.defenses().items()
+                names = " or ".join(name for name, kind in known if issubclass(kind, UnlearningTrainer))
+                raise AuditError(f"--{name} needs an unlearned model: expected {before}--defense {names}, got neither")
         return [], ()
     rows, found = list[ShownRow](), list[UnlearnedModel]()
     shared = _names_of_retrained_rows(target, asked)
@@ -110,10 +109,6 @@ def unlearning_rows(plan: Plan, defenses: Sequence[Defense]) -> tuple[list[Shown
     titles = {RETRAINED: RetrainedBaseline.title, RETRAINED_RELEARNED: f"{RetrainedBaseline.title}, relearned"}
     rows += [ShownRow(shared[role], titles[role], never[role], True) for role in shared]
     return rows, tuple(found)
-
-
-def _unlearning_defense_names() -> list[str]:
-    return [name for name, kind in registry.defenses().items() if issubclass(kind, UnlearningTrainer)]
 
 
 def _names_of_retrained_rows(target: TargetPlan, asked: DefensePlan) -> dict[str, str]:
