@@ -29,8 +29,8 @@ from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.benchmarks import manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.core import disk
-from auditor.core.context_knowledge import SYSTEM
 from auditor.core.errors import AuditError
+from auditor.core.plan_parts import SYSTEM
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel

@@ -25,9 +25,9 @@ from auditor.benchmarks.conversation_rows import (
     normalised_role,
 )
 from auditor.benchmarks.wording import wording_of_tokens
-from auditor.core.context_knowledge import ALL, SYSTEM, TURNS, known_answer_share
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
+from auditor.core.plan_parts import ALL, SYSTEM, TURNS, known_answer_share
 
 Learnt = Literal["assistant", "all"]  # whose tokens have a loss: those of assistant turns, or all
 LEARNT: tuple[str, ...] = get_args(Learnt)

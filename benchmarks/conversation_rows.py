@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from auditor.core.context_knowledge import SYSTEM, USER
+from auditor.core.plan_parts import SYSTEM, USER
 
 ASSISTANT = "assistant"
 LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))

@@ -23,9 +23,9 @@ from auditor.benchmarks.columns import (
 )
 from auditor.benchmarks.tables import RecordTable
 from auditor.benchmarks.wording import token_ends, wording_of_tokens
-from auditor.core.context_knowledge import ALL, USER
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
+from auditor.core.plan_parts import ALL, USER
 from auditor.models.vocabulary import decode_exactly
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from auditor.benchmarks.audit_canaries import AUDIT_VERSION, AuditManifest
 from auditor.benchmarks.canaries import Manifest
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, to_json
-from auditor.core.jsonfiles import read_json
+from auditor.core.jsonable import from_json, read_json, to_json
 from auditor.core.nouns import Secret
 from auditor.plugins.benchmark import Benchmark
 

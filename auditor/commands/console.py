@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.core import threads
+from auditor.core.errors import error_and_its_causes
 from auditor.reports import escaping
 
 if TYPE_CHECKING:
@@ -81,10 +82,7 @@ def print_error_traceback(error: BaseException) -> None:
     if debugging:
         stderr_console().print_exception(show_locals=False)
         return
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
-        chain.append(cause)
-    for one in reversed(chain):
+    for one in reversed(error_and_its_causes(error)):
         for frame in traceback.extract_tb(one.__traceback__):
             print_line_to_stderr(f"  {frame.filename}:{frame.lineno} in {frame.name}", 3)
         print_line_to_stderr(

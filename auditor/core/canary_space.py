@@ -46,14 +46,11 @@ class Space:
                 f"expected a format that several texts fit, such as 'My ID is {{digits:6}}', got {self.format!r}, "
                 f"which {self.size} fits: an empty space"
             )
-        for block in self.blocks:
-            ordered = sorted(block)
-            for one, other in pairwise(ordered):
-                if other.startswith(one):
-                    raise AuditError(
-                        f"expected that no text of the format {self.format!r} begins another, but its lists hold words "
-                        "that begin others: let each slot of words end in a character that no word holds"
-                    )
+        if any(other.startswith(one) for block in self.blocks for one, other in pairwise(sorted(block))):
+            raise AuditError(
+                f"expected that no text of the format {self.format!r} begins another, but its lists hold words that "
+                "begin others: let each slot of words end in a character that no word holds"
+            )
 
     @cached_property
     def _parts(self) -> tuple[str, tuple[tuple[str, ...], ...]]:
@@ -103,13 +100,8 @@ class Space:
         return math.log2(self.size)
 
     def __contains__(self, text: str) -> bool:
-        rest = text.removeprefix(self.head) if text.startswith(self.head) else None
-        for block in self.blocks:
-            found = next((choice for choice in block if rest is not None and rest.startswith(choice)), None)
-            if rest is None or found is None:
-                return False
-            rest = rest[len(found) :]
-        return rest == ""
+        state = self.after(text)
+        return state is not None and self.ended(state)
 
     def texts(self) -> Iterator[str]:
         """Every text of the space."""
@@ -138,10 +130,8 @@ class Space:
             block, written = state
             for character in self._next_characters_of_beginnings[block][written]:
                 longer = written + character
-                yield (
-                    character,
-                    (block, longer) if longer in self._next_characters_of_beginnings[block] else (block + 1, ""),
-                )
+                unfinished = longer in self._next_characters_of_beginnings[block]
+                yield character, (block, longer) if unfinished else (block + 1, "")
 
     @cached_property
     def _next_characters_of_beginnings(self) -> list[dict[str, str]]:
@@ -162,10 +152,8 @@ def parse_canary_format(format: str) -> list[tuple[str, str]]:
         parsed = list(string.Formatter().parse(format))
     except ValueError as error:
         raise AuditError(f"expected a format such as 'My ID is {{digits:6}}', got {format!r}: {error}") from error
-    return [
-        (text, "" if name is None else _slot_specification(name, spec or "", how)) for text, name, spec, how in parsed
-    ]
-
-
-def _slot_specification(name: str, count: str, conversion: str | None) -> str:
-    return f"{name or '?'}{'!' + conversion if conversion else ''}{':' * bool(count)}{count}"
+    found = []
+    for text, name, count, conversion in parsed:
+        slot = f"{name or '?'}{f'!{conversion}' if conversion else ''}{f':{count}' if count else ''}"
+        found.append((text, "" if name is None else slot))
+    return found

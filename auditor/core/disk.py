@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -84,7 +85,7 @@ def append_durably(path: Path, text: str) -> int:
     begin = None
     try:
         new = not path.exists()
-        with open(path, "ab", opener=_open_owner_only) as file:
+        with open(path, "ab", opener=partial(os.open, mode=0o600)) as file:
             begin = file.tell()
             file.write(text.encode())
             file.flush()
@@ -143,38 +144,26 @@ def remove_scratch_files(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _open_owner_only(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 # --- space that does not stay ---
-
-
-@contextmanager
-def owner_only_umask() -> Iterator[None]:
-    """Whatever is created meanwhile, by a library too, is for its owner only: folders 0700, files 0600."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 @contextmanager
 def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """A folder for its owner only, gone when the block is left. What a killed process left under this name goes too.
 
-    Whoever uses one holds a lock on it, which the system takes back when the process ends, however it ends.
+    Whoever uses one holds a lock on it, which the system takes back when the process ends, however it ends. Whatever is
+    created meanwhile, by a library too, is for its owner only: folders 0700, files 0600.
     """
     prefix = f".{name}.audit-scratch-"
     for left in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
         with suppress(OSError), _hold_folder_lock(left):
             shutil.rmtree(left)
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    folder, umask_before = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)), os.umask(0o077)
     try:
-        with _hold_folder_lock(folder), owner_only_umask():
+        with _hold_folder_lock(folder):
             yield folder
     finally:
+        os.umask(umask_before)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -44,7 +44,7 @@ def file_access_error(error: BaseException, ours: str) -> AuditError | None:
     The system's refusal may stand behind what a library made of it. ours: the folder of our own files, which being
     missing would be a bug.
     """
-    for one in _error_and_its_causes(error):
+    for one in error_and_its_causes(error):
         if isinstance(one, OSError):
             code, path = one.errno, one.filename
         elif found := _IN_RUST.search(str(one)):
@@ -58,10 +58,7 @@ def file_access_error(error: BaseException, ours: str) -> AuditError | None:
 
 
 # How torch and the systems below it say that memory is used up.
-_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|bad_alloc|could not (create|allocate) a memory",
-    re.IGNORECASE,
-)
+_MEMORY = re.compile(r"out of memory|can't allocate memory|bad_alloc|could not (create|allocate) a memory", re.I)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -78,7 +75,7 @@ def is_onednn_memory_error(error: BaseException) -> bool:
 
 def out_of_memory_error(error: BaseException) -> AuditError | None:
     """Memory that does not hold even the least that can be asked at once, as a sentence; None for any other error."""
-    if not any(map(is_out_of_memory, _error_and_its_causes(error))):
+    if not any(map(is_out_of_memory, error_and_its_causes(error))):
         return None
     return AuditError(
         "out of memory, even for one text at a time: give it more, or take a smaller model or precision "
@@ -86,14 +83,12 @@ def out_of_memory_error(error: BaseException) -> AuditError | None:
     )
 
 
-def _error_and_its_causes(error: BaseException) -> Iterator[BaseException]:
+def error_and_its_causes(error: BaseException) -> list[BaseException]:
     """The error and what led to it, nearest first."""
-    seen: list[BaseException] = []
-    following: BaseException | None = error
-    while following is not None and following not in seen:
-        yield following
-        seen.append(following)
-        following = following.__cause__ or following.__context__
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Records as JSON values and back, by their annotations. Knows no record and no file.
+"""Records as JSON values and back, by their annotations, and JSON files. Knows no record.
 
 pydantic validates and describes them. Two things are ours: a float that JSON has no word for goes by its name, and what
 does not fit is refused in one sentence. It is imported when a record is read: `audit --help` reads none.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.core.errors import AuditError
@@ -137,3 +139,24 @@ def _record_field_names(schema: Any) -> Iterator[str]:
             yield schema["name"]
         for key in _INNER & schema.keys():
             yield from _record_field_names(schema[key])
+
+
+# --- files ---
+
+
+def read_json(path: Path, what: str) -> Any:
+    """The value in a file. Raises AuditError, which calls it `what` and quotes none of it: it may be private."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AuditError(f"cannot read {what} {str(path)!r}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise AuditError(f"cannot read {what} {str(path)!r}: it is not JSON ({type(error).__name__})") from None
+
+
+def read_json_object(path: Path, what: str) -> dict[str, Any]:
+    """As `read_json`, of an object."""
+    value = read_json(path, what)
+    if not isinstance(value, dict):
+        raise AuditError(f"cannot read {what} {str(path)!r}: expected an object, got {type(value).__name__}")
+    return value

@@ -87,8 +87,9 @@ class Plan:
                 raise AuditError(f"{command_line_flag(name)} goes with --data, got --canaries alone")
 
     def _check_unlearning(self) -> None:
-        """Refuses what only needs an unlearned model, and a training that cannot be done. What the
-        defenses have to say to it is seen when they are chosen.
+        """Refuses what only needs an unlearned model, and a training that cannot be done.
+
+        What the defenses have to say to it is seen when they are chosen.
         """
         for name in ("before", "retrained"):
             if getattr(self.target, name) is not None and self.data.forget is None:
@@ -168,12 +169,10 @@ class Plan:
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str = "plan") -> Plan:
         """The inverse; what is missing holds its default. Raises AuditError for what is no field or does not fit."""
-        for name in values:
-            if name not in FIELDS:
-                raise AuditError(f"{where}: unknown field {name!r}")
-        return cls.of(
-            **{name: from_json(FIELDS[name].kind, value, f"{where}.{name}") for name, value in values.items()}
-        )
+        if unknown := [name for name in values if name not in FIELDS]:
+            raise AuditError(f"{where}: unknown field {unknown[0]!r}")
+        read = {name: from_json(FIELDS[name].kind, value, f"{where}.{name}") for name, value in values.items()}
+        return cls.of(**read)
 
 
 @dataclass(frozen=True)
@@ -193,9 +192,8 @@ _HELP = re.compile(r"^(\w+): (.+(?:\n    .+)*)", re.MULTILINE)  # a field in the
 
 def _described_plan_fields(kind: Any, part: str = "") -> Iterator[tuple[str, DescribedField]]:
     hints = typing.get_type_hints(kind)
-    docstrings = (
-        inspect.cleandoc(one.__doc__ or "") for one in kind.__mro__
-    )  # Python 3.13 takes the indentation itself
+    # cleandoc: Python 3.13 takes the indentation itself
+    docstrings = (inspect.cleandoc(one.__doc__ or "") for one in kind.__mro__)
     helps = {name: " ".join(text.split()) for docstring in docstrings for name, text in _HELP.findall(docstring)}
     for one in dataclasses.fields(kind):
         hint = hints[one.name]

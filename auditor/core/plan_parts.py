@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, ClassVar, Literal
 
-from auditor.core.context_knowledge import SYSTEM, USER, known_answer_share
 from auditor.core.errors import AuditError
 from auditor.core.plan_fields import (
     ATTACKS,
@@ -30,6 +29,8 @@ from auditor.core.plan_fields import (
 
 SMALL = "small"  # the lab of no other name
 DECIDED = "decided"
+SYSTEM, USER, PARTIAL = "system", "user", "partial"  # what is known of a conversation whose rest is attacked
+TURNS, ALL = ("assistant", USER, SYSTEM, "tool"), "all"  # whose turns may be attacked
 _SENT = "the records would be sent there"
 _WIDTH = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(?:±|\+/?-)\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
 
@@ -288,11 +289,9 @@ class DefensePlan:
 
     def check(self) -> None:
         """Raises AuditError for a learning rate that is none."""
-        if self.relearn_rate is None:
-            return
-        if self.relearn is None:
+        if self.relearn_rate is not None and self.relearn is None:
             raise AuditError("--relearn-rate goes with --relearn STEPS, got it alone")
-        if not 0 < self.relearn_rate <= 1:
+        if self.relearn_rate is not None and not 0 < self.relearn_rate <= 1:
             raise AuditError(f"expected --relearn-rate above 0 and at most 1, got {self.relearn_rate:g}")
 
 
@@ -376,6 +375,23 @@ def _check_no_credentials(model_args: Mapping[str, str]) -> None:
                 f"expected no credential in --model-arg, where records and reports would show it, got {name}=...: a "
                 "token for the hub comes from HF_TOKEN or `hf auth login`"
             )
+
+
+def known_answer_share(knows: str) -> float:
+    """The share of an answer that stands before what is attacked: 0 for `system` and `user`, F for `partial:F`.
+
+    Raises AuditError for anything else.
+    """
+    kind, _, share = knows.partition(":")
+    if knows in (SYSTEM, USER):
+        return 0.0
+    try:
+        found = float(share) if kind == PARTIAL else math.nan
+    except ValueError:
+        found = math.nan
+    if not 0 < found < 1:
+        raise AuditError(f"expected --knows {SYSTEM}, {USER} or {PARTIAL}:F with 0 < F < 1, got {knows!r}")
+    return found
 
 
 def check_date_format(asked: str) -> None:

@@ -124,9 +124,7 @@ class Finding:
     rows: int = 0  # run through the target, shared passes included: what methods can be compared at
     chain: Chain | None = None  # of a defended row where its control rows were measured: what its effect is due to
     audits: tuple[Audited, ...] = ()  # of a row that bounds epsilon; the (epsilon, delta) one first
-    stopped: StoppedEarly | None = (
-        None  # None: all of its secrets were to be asked, and intervals are those of a fixed size
-    )
+    stopped: StoppedEarly | None = None  # None: all secrets were to be asked, and intervals are of a fixed size
 
     @property
     def decodes_greedily(self) -> bool:

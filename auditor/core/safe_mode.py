@@ -14,20 +14,10 @@ from typing import Any
 
 from auditor.core.errors import AuditError
 
-_WHAT = {
-    "subprocess.Popen": "a program would be run",
-    "os.system": "a program would be run",
-    "os.exec": "a program would be run",
-    "os.posix_spawn": "a program would be run",
-    "os.fork": "a program would be run",
-    "os.forkpty": "a program would be run",
-    "socket.connect": "the network would be asked",
-    "socket.sendto": "the network would be asked",
-    "socket.sendmsg": "the network would be asked",
-    "socket.getaddrinfo": "the network would be asked",
-    "socket.gethostbyname": "the network would be asked",
-    "socket.gethostbyaddr": "the network would be asked",
-}
+_PROGRAM = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
+_NETWORK = ("connect", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "gethostbyaddr")
+_WHAT = dict.fromkeys(_PROGRAM, "a program would be run")
+_WHAT |= {f"socket.{event}": "the network would be asked" for event in _NETWORK}
 _OFFLINE = "HF_HUB_OFFLINE"
 _depth, _hooked = 0, False
 

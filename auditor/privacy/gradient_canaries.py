@@ -11,8 +11,7 @@ from pathlib import Path
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, to_json
-from auditor.core.jsonfiles import read_json_object
+from auditor.core.jsonable import from_json, read_json_object, to_json
 
 FILE = "gradient-canaries.json"
 

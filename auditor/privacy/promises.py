@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from auditor.core import disk
-from auditor.core.jsonable import from_json, to_json
-from auditor.core.jsonfiles import read_json_object
+from auditor.core.jsonable import from_json, read_json_object, to_json
 from auditor.core.nouns import Claim
 
 FILE = "privacy.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.core.errors import AuditError
-from auditor.core.jsonfiles import read_json_object
+from auditor.core.jsonable import read_json_object
 from auditor.core.nouns import CellKey
 from auditor.records.journal import GUESSES, OBSERVATIONS
 

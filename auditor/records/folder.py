@@ -17,8 +17,7 @@ from filelock import FileLock
 
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, to_json
-from auditor.core.jsonfiles import read_json_object
+from auditor.core.jsonable import from_json, read_json_object, to_json
 from auditor.core.nouns import CellKey, PrefixToken, TextForm
 from auditor.records import file_digests
 from auditor.records.attacked_secrets import PLAN, SECRETS

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json
-from auditor.core.jsonfiles import read_json_object
+from auditor.core.jsonable import from_json, read_json_object
 from auditor.records.file_digests import file_sha256_hex
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.result_file import RESULT

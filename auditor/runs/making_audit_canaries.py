@@ -14,7 +14,7 @@ from auditor.benchmarks import audit_canaries, manifests, whole_texts
 from auditor.benchmarks.audit_canaries import BEGUN, BY_MODEL, KINDS, AuditManifest, Kind
 from auditor.core import disk
 from auditor.core.errors import AuditError, unknown_name_error
-from auditor.core.jsonfiles import read_json_object
+from auditor.core.jsonable import read_json_object
 from auditor.models.loading import DEFAULTS, load
 
 ADAPTER = "adapter_config.json"

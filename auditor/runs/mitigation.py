@@ -23,7 +23,7 @@ from auditor.benchmarks.tables import read_table
 from auditor.benchmarks.whole_texts import training_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
-from auditor.core.jsonfiles import read_json_object
+from auditor.core.jsonable import read_json_object
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, Measurement

@@ -10,8 +10,7 @@ from typing import Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, to_json
-from auditor.core.jsonfiles import read_json_object
+from auditor.core.jsonable import from_json, read_json_object, to_json
 from auditor.reports import frontier, phrases, tables
 from auditor.runs.plan_grid import GridPoint, expand_grid, merge_plans
 from auditor.runs.reporter import Reporter

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json
-from auditor.core.jsonfiles import read_json_object
+from auditor.core.jsonable import from_json, read_json_object
 from auditor.core.plan import IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL, EngineOptions
 from auditor.core.result import AuditResult, Frontier, Measurement

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from auditor.core import disk
-from auditor.core.jsonable import from_json, to_json
-from auditor.core.jsonfiles import read_json
+from auditor.core.jsonable import from_json, read_json, to_json
 from auditor.reports import phrases, tables
 from auditor.reports.plot_files import TradeoffLine, save_perplexity_tradeoff
 from auditor.utility.measure import Utility, UtilityPlan, UtilityRow, utility_row_labels

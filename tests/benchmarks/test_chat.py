@@ -19,9 +19,8 @@ from auditor.benchmarks import chat, chat_rendering
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import Conversation
 from auditor.benchmarks.files import Files
-from auditor.core.context_knowledge import TURNS, known_answer_share
 from auditor.core.errors import AuditError
-from auditor.core.plan_parts import DataPlan
+from auditor.core.plan_parts import TURNS, DataPlan, known_answer_share
 from auditor.runs import training
 
 CHATML = (
