@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 
 from auditor.core.errors import AuditError
 
-_MASS_TOLERANCE = 1e-3  # a distribution further from total mass 1 than this is not a rounding matter
+MASS_TOLERANCE = 1e-3  # a distribution further from total mass 1 than this is not a rounding matter
 
 
 def uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> float:
@@ -121,13 +121,6 @@ def realised_pure_dp(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> npt.NDArray[
     return np.maximum(realised_renyi(log_p, log_q, math.inf), realised_renyi(log_q, log_p, math.inf))
 
 
-# Bounds on the moments of h = member / public - 1, which has mean 0 and is at least -reach, where every moment
-# M_j = E (1 + h)^j is at most e^{(j-1) radius}. The plain ones do not all vanish with the radius, so a long run can
-# find no radius that fits; the sharp ones do. They rest on |h|^j <= (1 + h)^j - 1 - j h, whose mean is M_j - 1: for
-# h >= 0 by the binomial theorem; for h = -x, (1 - x)^j - 1 + j x - x^j is 0 at 0 and grows, as
-# (1 - x)^(j-1) + x^(j-1) <= 1.
-
-
 def _rdp_conversion_cost(delta: float, alpha: float) -> float:
     if not 0 < delta < 1:
         raise AuditError(f"expected delta in (0, 1), got {delta}")
@@ -137,7 +130,7 @@ def _rdp_conversion_cost(delta: float, alpha: float) -> float:
 def _normalise_log_probs(log_distribution: npt.ArrayLike) -> npt.NDArray[np.float64]:
     distribution = np.asarray(log_distribution, dtype=np.float64)
     log_mass = logsumexp(distribution, axis=-1, keepdims=True)
-    if not np.all(np.abs(log_mass) < _MASS_TOLERANCE):  # NaN too
+    if not np.all(np.abs(log_mass) < MASS_TOLERANCE):  # NaN too
         raise AuditError(f"expected log-probabilities of total mass 1, got mass {np.exp(log_mass).ravel()}")
     return distribution - log_mass
 

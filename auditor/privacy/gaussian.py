@@ -72,6 +72,8 @@ def reported_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: 
 def _composed_epsilon(
     accountant: PrivacyAccountant, sigma: float, q: float, steps: int, delta: float, earlier: Earlier
 ) -> float:
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+
     check_mechanism(sigma, q, steps, delta)
     if steps == 0 and not earlier:
         return 0.0
@@ -80,17 +82,11 @@ def _composed_epsilon(
     before = absl.level
     absl.setLevel(logging.ERROR)
     try:
-        for mechanism in ((sigma, q, steps), *earlier):
-            accountant.compose(_subsampled_gaussian_event(*mechanism))
+        for scale, rate, count in ((sigma, q, steps), *earlier):
+            accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(scale)), count))
         return float(accountant.get_epsilon(delta))
     finally:
         absl.setLevel(before)
-
-
-def _subsampled_gaussian_event(sigma: float, q: float, steps: int) -> Any:
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-
-    return SelfComposedDpEvent(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), steps)
 
 
 def check_mechanism(sigma: float, q: float, steps: int, delta: float) -> None:

@@ -24,10 +24,7 @@ from auditor.privacy.accounting import (
 
 Adjacency = Literal["zero_out", "add_remove", "replace"]
 
-
 _Terms = list[tuple[float, float]]  # a sum, kept as the logs of (weight, value)
-
-
 _SMALLEST_RADIUS = 2.0**-60  # a budget that does not buy this much buys nothing
 
 
@@ -64,8 +61,7 @@ def published_beta(epsilon: float, delta: float, alpha: int, queries: int, q: fl
 
 
 def member_mixing_weight(q: float, members: int) -> float:
-    """w = (1 - (1-q)^N) / N, the weight of each of N members in the distribution of one token under Poisson(q)
-    sampling.
+    """w = (1 - (1-q)^N) / N: the weight of each of N members in a token's distribution, under Poisson(q) sampling.
 
     The collapse lemma: that distribution is exactly public + w * sum_j (projected_j - public), public being the
     projection's centre, if the projection does not depend on the size of the subset. Raises AuditError on bad input.
@@ -83,8 +79,7 @@ def subset_size_distribution(q: float, members: int) -> npt.NDArray[np.float64]:
 
 
 def mean_member_weights(weights: npt.NDArray[np.float64], q: float, members: int) -> npt.NDArray[np.float64]:
-    """Share of each member's distribution in that of one token, (..., n); what they leave of 1 is the public
-    distribution's.
+    """Share of each member's distribution in that of one token, (..., n); what they leave of 1 is the public one's.
 
     weights: (..., N or 1, n), the mixing weight of each of n <= N members by subset size 1..N, or the one of all
     sizes. The collapse lemma (formulas B2.4): members are exchangeable given the size of the subset, so the
@@ -108,9 +103,8 @@ def neighbour_distributions(
 
     It answers as the public model (zero_out), is absent (add_remove), or answers as the next member does (replace: one
     neighbour of the many there are). public: (..., V); distributions: (..., N, V); weights: as in
-    `mean_member_weights`, for
-    the sizes 1..N - 1 where a member is absent: those that the neighbour is served with. O(N V), by the collapse lemma;
-    sums of non-negative terms only, so that small probabilities keep their precision.
+    `mean_member_weights`, for the sizes 1..N - 1 where a member is absent: those that the neighbour is served with.
+    O(N V), by the collapse lemma; sums of non-negative terms only, so that small probabilities keep their precision.
     """
     members = distributions.shape[-2]
     left = members - 1 if adjacency == "add_remove" else members
@@ -130,9 +124,7 @@ def _leave_one_out_sums(parts: npt.NDArray[np.float64]) -> npt.NDArray[np.float6
     return before + after
 
 
-def sound_query_rdp(
-    adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float, *, sharp: bool = True
-) -> float:
+def sound_query_rdp(adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float) -> float:
     """Upper bound (nats) on the Renyi divergence of order `alpha`, both directions, of one token of the sound rule.
 
     The rule: every member is projected by the forward divergence alone, of order `alpha` or higher, to `radius`, and
@@ -141,9 +133,8 @@ def sound_query_rdp(
     (add_remove), or it is any other distribution (replace). `members` is how many there are, which is public, as
     zero_out and replace leave it alone. It is no argument of the bound of add_remove, where it differs between
     neighbours: that one is of any number of members. Its direction without || with rests on an inequality that was
-    checked numerically at 60 digits and is not proved (formulas B2.5); zero_out and replace do without. `sharp` takes
-    our tighter moments for zero_out and replace, which vanish with the radius; False takes those of formulas B2.5. It
-    changes the bound, not the rule. Raises AuditError on bad input.
+    checked numerically at 60 digits and is not proved (formulas B2.5); zero_out and replace do without, by moments of
+    our own, tighter than those of B2.5. Raises AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_in_unit_interval("q", q)
@@ -157,7 +148,7 @@ def sound_query_rdp(
     if adjacency == "add_remove":
         terms = _renyi_terms_add_remove(alpha, q, radius, cap)
     else:
-        terms = _renyi_terms_fixed_members(adjacency, alpha, q, members, radius, cap, sharp)
+        terms = _renyi_terms_fixed_members(adjacency, alpha, q, members, radius, cap)
     return max(map(_log1p_sum, terms)) / (alpha - 1)
 
 
@@ -171,8 +162,6 @@ def sound_epsilon(
     members: int,
     radius: float,
     cap: float,
-    *,
-    sharp: bool = True,
 ) -> float:
     """Epsilon (nats) at `delta` of `queries` tokens of the sound rule projected at order `alpha`.
 
@@ -182,7 +171,7 @@ def sound_epsilon(
     queries = require_count("queries", queries, 0)
 
     def at_order(order: int) -> float:
-        rdp = sound_query_rdp(adjacency, order, q, members, radius, cap, sharp=sharp)
+        rdp = sound_query_rdp(adjacency, order, q, members, radius, cap)
         return rdp_to_dp(queries * rdp if queries else 0.0, delta, order)
 
     return min(at_order(order) for order in range(2, require_renyi_order(alpha) + 1))
@@ -198,8 +187,6 @@ def sound_radius(
     q: float,
     members: int,
     cap: float | None = None,
-    *,
-    sharp: bool = True,
 ) -> float:
     """Largest radius (nats) at which `queries` tokens of the sound rule cost at most (epsilon, delta) at order `alpha`.
 
@@ -208,69 +195,64 @@ def sound_radius(
     """
 
     def query_rdp(radius: float) -> float:
-        return sound_query_rdp(adjacency, alpha, q, members, radius, radius if cap is None else cap, sharp=sharp)
+        return sound_query_rdp(adjacency, alpha, q, members, radius, radius if cap is None else cap)
 
     return _largest_within_budget(query_rdp, epsilon, delta, alpha, queries)
 
 
 def _renyi_terms_fixed_members(
-    adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float, sharp: bool
+    adjacency: Adjacency, alpha: int, q: float, members: int, radius: float, cap: float
 ) -> list[_Terms]:
     """The terms of E_Q (P/Q)^alpha - 1, once for each direction, for zero_out and replace.
 
     P = Q + w h public with h = (change of one member) / public. Term j is C(alpha, j) w^j base^(1-j) E h^j, where the
     base distribution is at least `base` times the public one.
     """
-    share, log_reach = (
-        member_mixing_weight(q, members),
-        math.log(-math.expm1(-cap)),
-    )  # a member is >= (1 - reach) * public
+    share = member_mixing_weight(q, members)
+    log_reach = math.log(-math.expm1(-cap))  # a member is >= (1 - reach) * public
     absent = math.exp(members * _log1m(q))
     base_all = absent + (1 - absent) * math.exp(-cap)  # every member at its lowest
     base_others = base_all + share * math.exp(log_reach)  # the one that changes is public
 
+    orders = range(2, alpha + 1)
+
     def terms(base: float, log_moment: Callable[..., float]) -> _Terms:
         log_base = math.log(base) if base > 0 else -math.inf
-        return [
-            (
-                math.log(math.comb(alpha, j)) + j * math.log(share) + (1 - j) * log_base,
-                log_moment(j, radius, log_reach, sharp),
-            )
-            for j in range(2, alpha + 1)
-        ]
+        weights = [math.log(math.comb(alpha, j)) + j * math.log(share) + (1 - j) * log_base for j in orders]
+        return [(weight, log_moment(j, radius, log_reach)) for weight, j in zip(weights, orders, strict=True)]
 
     if adjacency == "replace":
         return [terms(base_all, _log_moment_of_change)]
     return [terms(base_others, _log_moment_of_rise), terms(base_all, _log_moment_of_fall)]
 
 
-def _log_moment_of_rise(j: int, radius: float, log_reach: float, sharp: bool) -> float:
+# Bounds on the moments of h = member / public - 1, which has mean 0 and is at least -reach, where every moment
+# M_j = E (1 + h)^j is at most e^{(j-1) radius}. They vanish with the radius, so that a run of any length finds one that
+# fits. They rest on |h|^j <= (1 + h)^j - 1 - j h, whose mean is M_j - 1: for h >= 0 by the binomial theorem; for
+# h = -x, (1 - x)^j - 1 + j x - x^j is 0 at 0 and grows, as (1 - x)^(j-1) + x^(j-1) <= 1.
+
+
+def _log_moment_of_rise(j: int, radius: float, log_reach: float) -> float:
     """log of a bound on E h^j; where j is odd, on its part above 0."""
-    if sharp or j == 2:
-        return _log_expm1((j - 1) * radius)
-    return (j - 1) * radius if j % 2 else float(np.logaddexp((j - 1) * radius, j * log_reach))
+    return _log_expm1((j - 1) * radius)
 
 
-def _log_moment_of_fall(j: int, radius: float, log_reach: float, sharp: bool) -> float:
+def _log_moment_of_fall(j: int, radius: float, log_reach: float) -> float:
     """log of a bound on E (-h)^j; where j is odd, on its part where the member is below public."""
-    if j % 2 == 0:
-        return _log_moment_of_rise(j, radius, log_reach, sharp)
-    return _log_negative_part_moment(j, radius, log_reach) if sharp else j * log_reach
+    return _log_negative_part_moment(j, radius, log_reach) if j % 2 else _log_moment_of_rise(j, radius, log_reach)
 
 
 def _log_negative_part_moment(j: int, radius: float, log_reach: float) -> float:
     return (j - 2) * log_reach + min(2 * log_reach, _log_expm1(radius))
 
 
-def _log_moment_of_change(j: int, radius: float, log_reach: float, sharp: bool) -> float:
-    """log of a bound on E (h - h')^j, h and h' being the two distributions of a replaced member; odd j: on its part
-    above 0."""
+def _log_moment_of_change(j: int, radius: float, log_reach: float) -> float:
+    """log of a bound on E (h - h')^j, h and h' being a replaced member's two; where j is odd, on its part above 0."""
     if j == 2:
         return math.log(4) + _log_expm1(radius)  # Minkowski: each has norm sqrt(e^radius - 1) at most
-    above = (j - 1) * radius  # (f - f')_+ <= f
-    if sharp:  # (h - h')_+ <= h_+ + h'_-, and Minkowski again
-        norms = _log_expm1((j - 1) * radius) / j, _log_negative_part_moment(j, radius, log_reach) / j
-        above = min(above, j * float(np.logaddexp(*norms)))
+    # (f - f')_+ <= f; (h - h')_+ <= h_+ + h'_-, and Minkowski again
+    norms = _log_expm1((j - 1) * radius) / j, _log_negative_part_moment(j, radius, log_reach) / j
+    above = min((j - 1) * radius, j * float(np.logaddexp(*norms)))
     return above if j % 2 else math.log(2) + above
 
 
@@ -282,15 +264,11 @@ def _renyi_terms_add_remove(alpha: int, q: float, radius: float, cap: float) -> 
     others, both together from their average. Rates fall with K, so K = 0 and K = 1 are the worst of any number of
     members, and of any mixture of them that the subset's size makes.
     """
+    # Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >= 2.
     return [
-        _subsampled_divergence_terms(alpha, q, max(radius, cap)),
-        _subsampled_divergence_terms(alpha, q / 2, radius + cap),
+        [(_log_binomial_probability(k, alpha, rate), _log_expm1((k - 1) * apart)) for k in range(2, alpha + 1)]
+        for rate, apart in ((q, max(radius, cap)), (q / 2, radius + cap))
     ]
-
-
-def _subsampled_divergence_terms(alpha: int, rate: float, divergence: float) -> _Terms:
-    """Theorem C.4's bracket less 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >= 2."""
-    return [(_log_binomial_probability(k, alpha, rate), _log_expm1((k - 1) * divergence)) for k in range(2, alpha + 1)]
 
 
 def _largest_within_budget(

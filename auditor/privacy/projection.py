@@ -1,5 +1,4 @@
-"""How much of a private distribution may be mixed into the public one: the largest weight that stays within a Renyi
-radius.
+"""How much of a private distribution may be mixed into the public one: the most that stays within a Renyi radius.
 
 Knows tensors, not budgets or models. Distributions are normalised log-probabilities in nats over the last dimension, p
 private and p0 public, with any leading dimensions; the mixture is lambda p + (1 - lambda) p0. Weights carry no
@@ -16,12 +15,11 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.privacy.accounting import require_renyi_order
+from auditor.privacy.accounting import MASS_TOLERANCE, require_renyi_order
 
 _CHUNK = 1 << 18  # elements walked at once: the working copies of a chunk stay in the cache
 _DIRECT_ORDERS = 8  # from 12 on, alternating sums of central moments cancel more digits than _SHAVE makes up for
 _ITERATIONS = 64  # Newton needs 3 to 20
-_MASS_TOLERANCE = 1e-3  # a distribution further from total mass 1 than this is not a rounding matter
 _ROUNDING = 1e-12  # relative, off every radius: what double precision may hide of a divergence
 _SHAVE = 1e-4  # the same for single precision
 _SMALLEST_STEP = 1e-15  # relative to the weight
@@ -38,9 +36,8 @@ def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     moments = log_p.new_empty(require_renyi_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64)
     of_chunk = _moments_directly if alpha <= _DIRECT_ORDERS else _moments_in_logs
     for index in _chunk_index_ranges(log_p.shape):
-        moments[(slice(None), *index)] = of_chunk(
-            _broadcast_slice(log_p, index), _broadcast_slice(log_p0, index), alpha
-        )
+        chunk = (_broadcast_slice(distribution, index) for distribution in (log_p, log_p0))
+        moments[(slice(None), *index)] = of_chunk(*chunk, alpha)
     return moments
 
 
@@ -93,9 +90,8 @@ def two_sided_projection_weight(log_p: Tensor, log_p0: Tensor, alpha: int, radiu
     # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1 - lambda everywhere
     most = math.comb(alpha, 2) * weight**2 * torch.expm1(moments[2]) * (1 - weight) ** -(alpha + 1)
     unsure = ~(most.log1p() <= budget)  # NaN, where no weight is left or none needed, too
-    lead = weight.shape[
-        weight.ndim - moments.ndim + 1 :
-    ]  # of the distributions; before it are sizes that the radius alone has
+    # of the distributions; before it are sizes that the radius alone has
+    lead = weight.shape[weight.ndim - moments.ndim + 1 :]
     log_p, log_p0 = _align_dtype_and_dimensions(log_p, log_p0, lead)
     sizes = math.prod(weight.shape[: weight.ndim - len(lead)])
     found, budget, unsure = (x.reshape(sizes, *lead) for x in (weight, budget, unsure))
@@ -128,7 +124,7 @@ def _moments_directly(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     for _ in range(2, alpha + 1):
         powers.append(term.mul_(excess).sum(-1))  # E h^k
     central = torch.stack(powers).double()
-    fine = central.isfinite().all(0) & (central[0].abs() <= _MASS_TOLERANCE)
+    fine = central.isfinite().all(0) & (central[0].abs() <= MASS_TOLERANCE)
     moments = central.new_zeros(alpha + 1, *fine.shape)  # the first two are log 1
     for k in range(2, alpha + 1):  # E (1 + h)^k - 1
         weights = central.new_tensor([math.comb(k, j) for j in range(2, k + 1)])
@@ -209,8 +205,7 @@ def _log_bernstein_polynomial(log_coefficients: Tensor, degree: int, weight: Ten
 def _weights_within_reverse_budget(
     log_p: Tensor, log_p0: Tensor, weight: Tensor, budget: Tensor, unsure: Tensor, alpha: int
 ) -> Tensor:
-    """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget (sizes, n); distributions (n,
-    V)."""
+    """Weights (sizes, n) shrunk where, among the unsure, log E x^(1 - alpha) > budget; distributions (n, V)."""
     weight, reverse, exact = weight.clone(), _ReverseDivergence(log_p, log_p0, alpha), None
     # single precision may be a few percent off where the mixture loses nearly all of a token: look again near it
     near = torch.where(weight > 0.9, 0.9, 1.0) * budget
@@ -249,9 +244,6 @@ class _ReverseDivergence:
         inverse = self._inverse_of_mixture_ratio(weight) if inverse is None else inverse
         return weight**2 * self._sum_weighted_by_square(_polynomial(inverse, range(1, self.alpha)))
 
-    def _excess_slope(self, weight: Tensor, inverse: Tensor) -> Tensor:
-        return (self.alpha - 1) * weight * self._sum_weighted_by_square(_polynomial(inverse, [1] * self.alpha))
-
     def _inverse_of_mixture_ratio(self, weight: Tensor) -> Tensor:
         own = weight.unsqueeze(-1)  # x = lambda p / p0 + 1 - lambda is no difference either
         return torch.addcmul((1 - own).to(self.ratio), self.ratio, own.to(self.ratio)).reciprocal_()
@@ -271,9 +263,8 @@ class _ReverseDivergence:
             inverse = self._inverse_of_mixture_ratio(weight)
             moment = self.excess(weight, inverse)
             log_moment = torch.log1p(moment)
-            step = (
-                order * torch.expm1((log_moment - budget) / order) * (1 + moment) / self._excess_slope(weight, inverse)
-            )
+            slope = order * weight * self._sum_weighted_by_square(_polynomial(inverse, [1] * self.alpha))
+            step = order * torch.expm1((log_moment - budget) / order) * (1 + moment) / slope
             step = torch.where(log_moment > budget, step, 0.0)
             if not (step > _SMALLEST_STEP * weight).any():
                 break
@@ -296,8 +287,7 @@ def _log_expm1(x: Tensor) -> Tensor:
 
 
 def _align_dtype_and_dimensions(log_p: Tensor, log_p0: Tensor, lead: torch.Size | None = None) -> tuple[Tensor, Tensor]:
-    """Both distributions in one dtype and with the same number of dimensions, p with all of them and p0 with 1 where it
-    can."""
+    """Both distributions in one dtype and of as many dimensions, p with all of them and p0 with 1 where it can."""
     if log_p.shape[-1] != log_p0.shape[-1]:
         raise AuditError(f"expected one vocabulary, got {log_p.shape[-1]} and {log_p0.shape[-1]} tokens")
     shape = torch.broadcast_shapes(log_p.shape, log_p0.shape, (*(lead or ()), 1))
@@ -340,6 +330,6 @@ def _radii_less_precision_margin(radius: float | Tensor, *distributions: Tensor)
 
 def _require_total_mass_one(mass: Tensor) -> None:
     off = (mass - 1).abs()
-    if not bool((off <= _MASS_TOLERANCE).all()):  # NaN too
+    if not bool((off <= MASS_TOLERANCE).all()):  # NaN too
         worst = mass.flatten()[off.flatten().argmax()].item()
         raise AuditError(f"expected log-probabilities of total mass 1, got mass {worst:.6g}")

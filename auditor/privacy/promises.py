@@ -80,8 +80,9 @@ class PrivacyRecord:
             relation=self.adjacency,
             unit=self.unit,
             queries=None,
-            theorem=f"subsampled Gaussian mechanism, {self.steps:,} steps{self._public_unit_count_phrase()} "
-            f"({self.accountant})",
+            theorem=f"subsampled Gaussian mechanism, {self.steps:,} steps"
+            + ("" if self.units is None else f", on a public number of {self.unit}s")
+            + f" ({self.accountant})",
             status=self.status,
             sound=self.sound,
             access=ANY_ACCESS,
@@ -109,20 +110,26 @@ class PrivacyRecord:
         whose = "the claim is for one user or group: for all of its records together"
         if self.unit == "record":
             whose = "the claim is for one record: a text that occurs k times is protected at the group size k only"
-        return (whose, *self._unit_count_remarks(), *self._other_trainings_remarks(), *self._gradient_canary_remarks())
+        return (whose, *self._premises(), *self._gradient_canary_remarks())
 
-    def _public_unit_count_phrase(self) -> str:
-        return "" if self.units is None else f", on a public number of {self.unit}s"
-
-    def _unit_count_remarks(self) -> tuple[str, ...]:
-        if self.units is None:
-            return ()
-        if self.units_given:
-            return (f"sampling rate and noise follow from {self.units:,} {self.unit}s, which was given as public",)
-        return (
-            f"that there are {self.units:,} {self.unit}s is taken as public: sampling rate and noise follow from it "
-            "(-D units= names a public number instead)",
-        )
+    def _premises(self) -> Iterator[str]:
+        if self.units_given and self.units is not None:
+            yield f"sampling rate and noise follow from {self.units:,} {self.unit}s, which was given as public"
+        elif self.units is not None:
+            yield (
+                f"that there are {self.units:,} {self.unit}s is taken as public: sampling rate and noise follow from "
+                "it (-D units= names a public number instead)"
+            )
+        if self.earlier:
+            yield (
+                f"its base was trained privately too: ε is that of both together, {len(self.earlier) + 1} trainings, "
+                f"for a {self.unit} in all of them"
+            )
+        if self.epsilon_twice is not None:
+            yield (
+                f"another training on the same {self.unit}s adds to it: two models like this one promise "
+                f"ε {self.epsilon_twice:.3g} together"
+            )
 
     def _gradient_canary_remarks(self) -> tuple[str, ...]:
         if not (planted := self.details.get(CANARIES)):
@@ -131,20 +138,6 @@ class PrivacyRecord:
             f"it was trained with {planted:,.0f} gradient canaries, units without text, each included by a fair "
             "coin: a model to audit, not to release",
         )
-
-    def _other_trainings_remarks(self) -> tuple[str, ...]:
-        told = []
-        if self.earlier:
-            told.append(
-                f"its base was trained privately too: ε is that of both together, {len(self.earlier) + 1} trainings, "
-                f"for a {self.unit} in all of them"
-            )
-        if self.epsilon_twice is not None:
-            told.append(
-                f"another training on the same {self.unit}s adds to it: two models like this one promise "
-                f"ε {self.epsilon_twice:.3g} together"
-            )
-        return tuple(told)
 
 
 def recipe_settings_to_compare(own: PrivacyRecord, control: PrivacyRecord) -> Iterator[tuple[str, object, object]]:
