@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks import manifests
-from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.benchmarks.lab_folders import (
     ensemble_version,
     lab_cache_digest,
@@ -29,15 +28,8 @@ from auditor.benchmarks.lab_folders import (
 from auditor.benchmarks.lab_recipe import LabRecipe, Recipe, require_small_lab_recipe
 from auditor.benchmarks.lab_secrets import cut_secrets
 from auditor.benchmarks.lab_texts import LabTexts, TrainingTexts, make_texts
-from auditor.benchmarks.lab_training import (
-    PUBLIC,
-    LabTraining,
-    Progress,
-    load_audit_canaries,
-    load_tokenizer,
-    make_tokenizer,
-)
-from auditor.benchmarks.parts_cache import LabParts
+from auditor.benchmarks.lab_training import PUBLIC, LabTraining, load_audit_canaries, make_tokenizer
+from auditor.benchmarks.parts_cache import LabParts, Progress
 from auditor.core.cache import cache_folder
 from auditor.core.nouns import Tokens, evenly_spaced_secrets
 from auditor.models.huggingface import HuggingFaceModel
@@ -155,8 +147,7 @@ class Lab(Benchmark):
 
     def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
         build = partial(make_tokenizer, recipe=require_small_lab_recipe(self.recipe), public=texts.public)
-        made: PreTrainedTokenizerFast = self.parts.get(_TOKENIZER, build, load_tokenizer)
-        return made
+        return self.parts.get(_TOKENIZER, build, PreTrainedTokenizerFast.from_pretrained)
 
     def _hold_out(self) -> None:
         """Says which text of non-members utility is measured on."""
@@ -169,7 +160,7 @@ class Lab(Benchmark):
         """Canaries with coins, beside those for exposure: each that went in is a record of its own in all trainings."""
         recipe = self.recipe
         build = partial(self.training.audit_canaries, public=self.public)
-        self.coined: AuditManifest = self.parts.get("audit-canaries", build, load_audit_canaries)
+        self.coined = self.parts.get("audit-canaries", build, load_audit_canaries)
         self.texts = dataclasses.replace(self.texts, coined=tuple(one.text for one in self.coined.copies()))
         self.canaries += manifests.manifest_secrets(self.coined, self.tokenizer, len(self.tokenizer))
         self._note(
@@ -211,8 +202,7 @@ class Lab(Benchmark):
         return self._model("retrained", build, "lab model without them")
 
     def _model(self, part: str, build: Any, name: str) -> HuggingFaceModel:
-        made: HuggingFaceModel = self.parts.get(part, build, lambda path: self.training.model(path, name))
-        return made
+        return self.parts.get(part, build, lambda path: self.training.model(path, name))
 
     def ensemble(self) -> LoraEnsemble:
         """One LoRA adapter a shard, on the public model."""
@@ -221,9 +211,7 @@ class Lab(Benchmark):
         def load(path: Path) -> LoraEnsemble:
             return LoraEnsemble(public, sorted(path.glob("member-*")), unit="record")
 
-        version = ensemble_version(self.recipe)
-        ensemble: LoraEnsemble = self.parts.get("ensemble", self.training.ensemble, load, version)
-        return ensemble
+        return self.parts.get("ensemble", self.training.ensemble, load, ensemble_version(self.recipe))
 
     @property
     def ensemble_folder(self) -> Path:
@@ -246,8 +234,7 @@ class Lab(Benchmark):
         def load(path: Path) -> HuggingFaceModel:
             return model_with_adapter(public, path / WHOLE)
 
-        made: HuggingFaceModel = self.parts.get("whole", self.training.whole, load, ensemble_version(self.recipe))
-        return made
+        return self.parts.get("whole", self.training.whole, load, ensemble_version(self.recipe))
 
     def references(self, count: int) -> References:
         """So many models by the target's recipe, each on all that is not attacked and half of what is."""
@@ -268,7 +255,7 @@ class Lab(Benchmark):
             return References(tuple(map(model, folders)), tuple(saw))
 
         build = partial(self.training.references, count=count)
-        made: References = self.parts.get(reference_models_folder_name(count), build, load)
+        made = self.parts.get(reference_models_folder_name(count), build, load)
         made.check(attacked, "the lab")
         return made
 
@@ -278,10 +265,8 @@ class Lab(Benchmark):
         def build(path: Path) -> None:
             self.training.train_and_record(trainer, path, self.job(trainer, path))
 
-        made: TrainedModel = self.parts.get(
-            trained_model_folder_name(trainer), build, lambda path: self.training.load_model_of_trainer(trainer, path)
-        )
-        return made
+        load = partial(self.training.load_model_of_trainer, trainer)
+        return self.parts.get(trained_model_folder_name(trainer), build, load)
 
     def job(self, trainer: Trainer, path: Path) -> TrainingJob:
         """What this trainer is to train on, into that folder."""

@@ -22,6 +22,7 @@ from auditor.benchmarks import audit_canaries, manifests
 from auditor.benchmarks.audit_canaries import AuditManifest
 from auditor.benchmarks.lab_recipe import TRAINING, LabRecipe, Recipe, require_small_lab_recipe
 from auditor.benchmarks.lab_texts import PRIVATE_KINDS, TrainingTexts, draw_texts
+from auditor.benchmarks.parts_cache import Progress
 from auditor.core import threads
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
@@ -35,7 +36,6 @@ from auditor.training.finetune import FineTuningRecipe, causal_loss, fit, make_u
 from auditor.training.members import Adapter, Member, member_folder, train_members, with_adapter
 from auditor.training.variants import FineTuning
 
-Progress = Callable[[str, int, int], None]  # (what, done, of how many)
 END = "<|endoftext|>"
 PUBLIC = "public"  # the part that all fine-tunings begin with
 MANIFEST = "manifest.json"
@@ -135,9 +135,8 @@ class LabTraining:
             texts=list(draw_texts(seed + 2, count, self.kinds)) if kind in audit_canaries.BEGUN else (),  # nobody's
             model=public() if kind in audit_canaries.BY_MODEL else None,
         )
-        manifests.write_manifest(
-            path / MANIFEST, audit_canaries.make_audit_manifest(kind, texts, recipe.audit_times, seed)
-        )
+        made = audit_canaries.make_audit_manifest(kind, texts, recipe.audit_times, seed)
+        manifests.write_manifest(path / MANIFEST, made)
 
     # --- by a trainer ---
 
@@ -218,17 +217,22 @@ class LabTraining:
 
         only: the one that is trained, as it would be beside the others; None: all whose folders are not there yet.
         """
-        recipe = self.recipe
+        recipe, seed = self.recipe, self.recipe.seed
         epochs, rate, batch, rank, alpha = (getattr(recipe, f"{whose}_{name}") for name in TRAINING)
         course, adapter = FineTuningRecipe(epochs, rate, batch, recipe.block, end=0), Adapter(rank, alpha, "all")
-        checkpoint = self._checkpoint(
-            [asdict(course), asdict(adapter), only, *(text_digests(own) for _, own in folders)]
-        )
+        trained = [asdict(course), asdict(adapter), only, *(text_digests(own) for _, own in folders)]
+        digest = hashlib.sha256(json.dumps(trained).encode()).hexdigest()[:16]
+        # Outside the part that is under way, which an interruption takes away.
+        checkpoint = Checkpoint(self.folder / f"checkpoint-{digest}.pt")
         with threads.limit_torch_threads(self.threads):
             train_members(
                 self._load_model_to_train(self.base),
                 adapter,
-                [self._member(what, i, *one) for i, one in enumerate(folders) if only in (None, i)],
+                [
+                    Member(folder, texts, self._sequences(texts), seed + i, ("lab", seed, f"{what} {i + 1}"))
+                    for i, (folder, texts) in enumerate(folders)
+                    if only in (None, i)
+                ],
                 course,
                 together=self.together,
                 half=torch.bfloat16 if has_bfloat16() else None,
@@ -236,15 +240,6 @@ class LabTraining:
                 checkpoint=checkpoint,
             )
         checkpoint.clear()
-
-    def _member(self, what: str, index: int, folder: Path, texts: Sequence[str]) -> Member:
-        seed = self.recipe.seed
-        return Member(folder, texts, self._sequences(texts), seed + index, ("lab", seed, f"{what} {index + 1}"))
-
-    def _checkpoint(self, trained: Sequence[Any]) -> Checkpoint:
-        """Outside the part that is under way, which an interruption takes away; named by all that is trained so."""
-        name = hashlib.sha256(json.dumps(trained).encode()).hexdigest()[:16]
-        return Checkpoint(self.folder / f"checkpoint-{name}.pt")
 
     def _fit_on_private_texts(self, model: Any, texts: Sequence[str], what: str) -> None:
         recipe = self.recipe
@@ -298,10 +293,6 @@ def load_audit_canaries(path: Path) -> AuditManifest:
     manifest = manifests.read_manifest(path / MANIFEST)
     assert isinstance(manifest, AuditManifest)  # the cache holds what was built
     return manifest
-
-
-def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(path)
 
 
 def bfloat16_causal_loss(model: Any, blocks: Tensor) -> Tensor:

@@ -1,22 +1,73 @@
-"""The masked LM of the small lab: two parts more in its cache, made from its texts and its tokenizer."""
+"""The small lab's masked language model: a small encoder that learns to fill gaps in public, then in private text.
+
+Two parts more in its cache. ModernBERT in small, for its rotary positions and normalisation before each layer: a BERT
+of this size with learned positions is still guessing by frequency when this one has begun to read.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import ModernBertForMaskedLM
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+from transformers import ModernBertConfig, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import require_small_lab_recipe
-from auditor.benchmarks.lab_training import END, load_tokenizer
-from auditor.benchmarks.masked import MaskedLoss, MaskedRecipe, untrained_masked_language_model, with_mask
+from auditor.benchmarks.lab_training import END
 from auditor.models.masked import HuggingFaceMaskedModel
 
-MASKED_PUBLIC = "masked-public"
+MASK = "<mask>"
+_IGNORED = -100  # of a label: no loss here, as torch's cross entropy has it
+_PUBLIC = "masked-public"
+
+
+@dataclass(frozen=True)
+class MaskedRecipe:
+    """What the masked parts of a lab depend on beside its recipe (width, heads) and texts. Its hash names them."""
+
+    layers: int = 3
+    share: float = 0.15
+    batch: int = 8
+    block: int = 64
+    public_epochs: int = 5
+    public_rate: float = 2e-3
+    private_epochs: int = 8
+    private_rate: float = 2e-3
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def with_mask(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTokenizerFast:
+    """The same vocabulary and a mask token; texts stand between two ends, as they do in packed blocks."""
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token=end, mask_token=MASK)
+    ends = [(end, made.convert_tokens_to_ids(end))]
+    made.backend_tokenizer.post_processor = TemplateProcessing(single=f"{end} $A {end}", special_tokens=ends)
+    return made
+
+
+@dataclass(frozen=True)
+class MaskedLoss:
+    """Mean nll of a random share of the tokens of each block, hidden; other ones at every step."""
+
+    share: float
+    mask: int
+    end: int
+    noise: torch.Generator
+
+    def __call__(self, model: Any, blocks: Tensor) -> Tensor:
+        hidden = (torch.rand(blocks.shape, generator=self.noise) < self.share) & (blocks != self.end)
+        inputs, labels = blocks.masked_fill(hidden, self.mask), blocks.masked_fill(~hidden, _IGNORED)
+        loss: Tensor = model(input_ids=inputs, labels=labels).loss
+        return loss
 
 
 @dataclass(frozen=True)
@@ -28,7 +79,7 @@ class MaskedLab:
 
     def public(self) -> HuggingFaceMaskedModel:
         """A masked LM, trained on public text only."""
-        return self._cached_masked_model(MASKED_PUBLIC, self._train_public, "lab masked public model")
+        return self._cached_masked_model(_PUBLIC, self._train_public, "lab masked public model")
 
     def target(self) -> HuggingFaceMaskedModel:
         """That one, fine-tuned on the private records."""
@@ -37,25 +88,27 @@ class MaskedLab:
 
     def _cached_masked_model(self, part: str, build: Callable[[Path], None], name: str) -> HuggingFaceMaskedModel:
         def load(path: Path) -> HuggingFaceMaskedModel:
-            return HuggingFaceMaskedModel(ModernBertForMaskedLM.from_pretrained(path), load_tokenizer(path), name)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+            return HuggingFaceMaskedModel(ModernBertForMaskedLM.from_pretrained(path), tokenizer, name)
 
-        made: HuggingFaceMaskedModel = self.lab.parts.get(f"{part}-{self.recipe.digest}", build, load)
-        return made
+        return self.lab.parts.get(f"{part}-{self.recipe.digest}", build, load)
 
     def _train_public(self, path: Path) -> None:
-        recipe, network, tokenizer = (
-            self.recipe,
-            require_small_lab_recipe(self.lab.recipe),
-            with_mask(self.lab.tokenizer, END),
-        )
-        model = untrained_masked_language_model(
-            vocab_size=len(tokenizer),
-            layers=recipe.layers,
-            hidden=network.hidden,
-            heads=network.heads,
-            positions=512,
-            end=0,
-            seed=network.seed,
+        recipe, network = self.recipe, require_small_lab_recipe(self.lab.recipe)
+        tokenizer = with_mask(self.lab.tokenizer, END)
+        torch.manual_seed(network.seed)
+        ends: dict[str, Any] = {f"{kind}_token_id": 0 for kind in ("pad", "bos", "eos", "cls", "sep")}
+        model = ModernBertForMaskedLM(
+            ModernBertConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=network.hidden,
+                num_hidden_layers=recipe.layers,
+                num_attention_heads=network.heads,
+                intermediate_size=2 * network.hidden,
+                max_position_embeddings=512,
+                sparse_prediction=True,  # training asks for the distribution of hidden tokens only
+                **ends,
+            )
         )
         texts = self.lab.texts.made.public
         self._fit(model, texts, recipe.public_epochs, recipe.public_rate, "masked public model")
@@ -63,12 +116,12 @@ class MaskedLab:
         tokenizer.save_pretrained(path)
 
     def _train_target(self, path: Path) -> None:
-        public = self.lab.folder / f"{MASKED_PUBLIC}-{self.recipe.digest}"
+        public = self.lab.folder / f"{_PUBLIC}-{self.recipe.digest}"
         model = ModernBertForMaskedLM.from_pretrained(public)
         texts = self.lab.texts.copies()
         self._fit(model, texts, self.recipe.private_epochs, self.recipe.private_rate, "masked target")
         model.save_pretrained(path)
-        load_tokenizer(public).save_pretrained(path)
+        PreTrainedTokenizerFast.from_pretrained(public).save_pretrained(path)
 
     def _fit(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str) -> None:
         recipe, noise = self.recipe, torch.Generator().manual_seed(self.lab.recipe.seed)

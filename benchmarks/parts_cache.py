@@ -9,12 +9,12 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -26,6 +26,7 @@ _SECONDS, _SUMS = "seconds.json", "sha256.json"  # what building a part took; wh
 _BETWEEN = 1.0  # seconds from one look at another process, or one word to it, to the next
 
 Progress = Callable[[str, int, int], None]  # (what, done, of how many)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class LabParts:
     seconds: dict[str, float] = field(default_factory=dict)  # what building each part took
     _under_way: list[tuple[Path, float]] = field(default_factory=list)  # parts, and when others were last told of them
 
-    def get(self, name: str, build: Callable[[Path], None], load: Callable[[Path], Any], version: str = "") -> Any:
+    def get(self, name: str, build: Callable[[Path], None], load: Callable[[Path], T], version: str = "") -> T:
         """Loads a part, building it first where it is missing; a part may come in several versions.
 
         A lock keeps two processes from building at once; the folder appears by one rename when all of it is written, so
@@ -118,7 +119,8 @@ class LabParts:
         with disk.create_atomically(final) as made:
             made.mkdir()
             start = time.perf_counter()
-            _copy_pieces_into(pieces, made)
+            for piece in pieces:
+                shutil.copytree(piece, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_SECONDS, _SUMS))
             self._under_way.append((final, time.monotonic()))
             try:
                 build(made)
@@ -136,11 +138,6 @@ def _progress_path(final: Path) -> Path:
     return final.with_name(f"{final.name}.progress")
 
 
-def _copy_pieces_into(pieces: Sequence[Path], made: Path) -> None:
-    for piece in pieces:
-        shutil.copytree(piece, made, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_SECONDS, _SUMS))
-
-
 def _file_digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every file, by its path in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _SUMS)
@@ -148,7 +145,6 @@ def _file_digests(folder: Path) -> dict[str, str]:
 
 
 def _recorded_build_seconds(part: Path) -> float:
-    """What it took to build."""
     return float(json.loads((part / _SECONDS).read_text()))
 
 

@@ -20,7 +20,7 @@ from auditor.benchmarks import smollm2
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import Recipe
 from auditor.benchmarks.lab_texts import LabTexts, private_texts
-from auditor.benchmarks.lab_training import LabTraining, load_tokenizer
+from auditor.benchmarks.lab_training import LabTraining
 from auditor.benchmarks.real_texts import ANSWER, KINDS
 from auditor.core.errors import AuditError
 from auditor.models.huggingface import HuggingFaceModel
@@ -123,7 +123,7 @@ class RealLab(Lab):
         return smollm2.required_package_versions()
 
     def _tokenizer(self, texts: LabTexts) -> PreTrainedTokenizerFast:
-        return load_tokenizer(smollm2.smollm2_folder())
+        return PreTrainedTokenizerFast.from_pretrained(smollm2.smollm2_folder())
 
     def _hold_out(self) -> None:
         """Whole answers of non-members."""

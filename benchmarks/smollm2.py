@@ -45,8 +45,7 @@ def smollm2_folder() -> Path:
 @cache  # its sums are read once a process
 def _converted_model_folder(folder: Path) -> Path:
     parts = LabParts(folder, True, _PART, (_PART,), lambda told: None)
-    made: Path = parts.get(_PART, partial(_convert_gguf_to_float32, _gguf_folder()), lambda path: path)
-    return made
+    return parts.get(_PART, partial(_convert_gguf_to_float32, _gguf_folder()), lambda path: path)
 
 
 def _gguf_folder() -> Path:

@@ -22,8 +22,7 @@ from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.lab_texts import make_texts
 from auditor.benchmarks.lab_training import END, LabTraining
-from auditor.benchmarks.masked import MaskedRecipe
-from auditor.benchmarks.masked_lab import MaskedLab
+from auditor.benchmarks.masked_lab import MaskedLab, MaskedRecipe
 from auditor.core.errors import AuditError
 from auditor.defenses.dp_sgd import DpSgd
 from auditor.defenses.no_clipping import NoClipping

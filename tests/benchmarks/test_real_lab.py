@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from auditor.attacks.extraction_probability import measure_suffix_probabilities
 from auditor.benchmarks import smollm2
 from auditor.benchmarks.lab_recipe import LabRecipe, Recipe
 from auditor.benchmarks.lab_texts import draw_texts, private_texts
-from auditor.benchmarks.lab_training import load_tokenizer
 from auditor.benchmarks.real_lab import RealLab, RealRecipe
 from auditor.benchmarks.real_texts import ANSWER, KINDS, SYSTEM, render_conversation_as_chatml
 from auditor.cli import call
@@ -124,7 +123,7 @@ def shallow(plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Real
     model = LlamaForCausalLM(config)
     model.load_state_dict({name: plain.state_dict()[name] for name in model.state_dict()})
     model.save_pretrained(folder)
-    load_tokenizer(smollm2.smollm2_folder()).save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(smollm2.smollm2_folder()).save_pretrained(folder)
     monkeypatch.setattr(smollm2, "smollm2_folder", lambda: folder)
     return RealLab(TINY, cache=tmp_path / "cache")
 
