@@ -6,8 +6,7 @@ subject: every file of the models, by SHA-256; predicate: data, plan, result, de
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult
 from auditor.gate import dsse
 from auditor.gate.decision_log import KeptDecision, load_decisions
-from auditor.gate.rulings import Ruling, Verdict
+from auditor.gate.rulings import Ruling, ruling_without_number
 from auditor.records import manifest, result_file
 from auditor.records.attacked_secrets import PLAN
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://pypi.org/project/audit-lm/leakage-audit/v1"
-_SIGNED = "the attestation is signed and fits the run"
+SIGNED = "the attestation is signed and fits the run"
 
 
 def in_toto_run_statement(folder: Path) -> dict[str, Any]:
@@ -72,22 +71,12 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
     try:
         payload, keyid = dsse.verify_envelope(text, key)
     except dsse.NoValidSignature as why:
-        return _attestation_ruling("failed", f"{attestation}: {why}")
+        return ruling_without_number(f"attestation: {attestation}: {why}", SIGNED)
     wrong = next(_find_statement_mismatches(folder, json.loads(payload)), "")
     if wrong:
-        return _attestation_ruling("failed", f"{attestation} does not fit the run: {wrong}")
-    return _attestation_ruling(
-        "held", f"signed by the key {keyid[:16]}…, and every record of the run is as it was signed"
-    )
-
-
-def missing_attestation_ruling() -> Ruling:
-    """Where a policy requires an attestation and none was given."""
-    return _attestation_ruling("failed", "the policy requires one: give --attestation FILE --key PUBLIC_KEY")
-
-
-def _attestation_ruling(verdict: Verdict, reason: str) -> Ruling:
-    return Ruling("", "", "", "", math.nan, math.nan, math.nan, verdict, f"attestation: {reason}", _SIGNED)
+        return ruling_without_number(f"attestation: {attestation} does not fit the run: {wrong}", SIGNED)
+    signed = f"signed by the key {keyid[:16]}…, and every record of the run is as it was signed"
+    return ruling_without_number(f"attestation: {signed}", SIGNED, "held")
 
 
 def _find_statement_mismatches(folder: Path, stated: Any) -> Iterator[str]:
@@ -105,13 +94,10 @@ def _find_statement_mismatches(folder: Path, stated: Any) -> Iterator[str]:
         now = manifest.record_digests(folder)
         for name in sorted({*files, *now}):
             if files.get(name) != now.get(name):
-                yield f"{name} {_file_change_phrase(name, files, now)} since it was signed"
+                how = "has changed" if name in files and name in now else "was added" if name in now else "is gone"
+                yield f"{name} {how} since it was signed"
         if stated.get("subject") != _statement_subject(result_file.read_result(folder)):
             yield "its subject is another model"
-
-
-def _file_change_phrase(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    return "has changed" if name in before and name in now else "was added" if name in now else "is gone"
 
 
 def _statement_subject(result: AuditResult) -> list[dict[str, Any]]:

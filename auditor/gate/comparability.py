@@ -65,15 +65,12 @@ def run_setup_differences(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
     others = {finding.key: finding for finding in theirs.findings}
     for finding in mine.findings:
         if (other := others.get(finding.key)) is not None:
-            yield from _attack_option_differences(finding.attack, finding.options, other.options)
+            for name in dict.fromkeys((*finding.options, *other.options)):
+                what = f"attack settings: {finding.attack}.{name}"
+                yield from _setting_difference(what, finding.options.get(name), other.options.get(name))
             yield from _setting_difference(f"decoding of {finding.key.title}", finding.decoding, other.decoding)
             yield from _setting_difference(f"access of {finding.key.title}", finding.access, other.access)
             yield from _secret_set_differences(run, base, finding.key)
-
-
-def _attack_option_differences(attack: str, mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
-    for name in dict.fromkeys((*mine, *theirs)):
-        yield from _setting_difference(f"attack settings: {attack}.{name}", mine.get(name), theirs.get(name))
 
 
 def _secret_set_differences(run: RunOutcomes, base: RunOutcomes, row: CellKey) -> Iterator[str]:

@@ -67,9 +67,9 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
         for finding in run.result.findings:
             findings.setdefault(finding.key, [None] * len(runs))[i] = finding
     lines = [
-        _build_comparison_row(runs, row, metric, found)
+        ComparisonRow(row, metric, tuple(_compare_to_first_run(runs, i, row, metric, f) for i, f in enumerate(found)))
         for row, found in findings.items()
-        for metric in metrics or _main_metric_names(found)
+        for metric in metrics or dict.fromkeys(f.main.name for f in found if f and f.main)
     ]
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
     lowest = [_index_of_lowest_value(line) for line in lines]
@@ -81,25 +81,8 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
     )
     record = runs[0].result.benchmark
     secrets = f"{record.name}: {counted(record.members, 'member')}, {counted(record.nonmembers, 'non-member')}"
-    return Comparison(_distinct_run_names(runs), secrets, tuple(marked))
-
-
-def _distinct_run_names(runs: Sequence[RunOutcomes]) -> tuple[str, ...]:
-    """The runs' own names where they tell them apart, else the folders."""
-    short = tuple(run.result.name for run in runs)
-    return short if len(set(short)) == len(runs) else tuple(run.name for run in runs)
-
-
-def _main_metric_names(found: Sequence[Finding | None]) -> list[str]:
-    return list(dict.fromkeys(f.main.name for f in found if f and f.main))
-
-
-def _build_comparison_row(
-    runs: Sequence[RunOutcomes], row: CellKey, metric: str, found: Sequence[Finding | None]
-) -> ComparisonRow:
-    return ComparisonRow(
-        row, metric, tuple(_compare_to_first_run(runs, i, row, metric, finding) for i, finding in enumerate(found))
-    )
+    names = {run.result.name: None for run in runs}  # where they tell them apart, else the folders' names
+    return Comparison(tuple(names if len(names) == len(runs) else (run.name for run in runs)), secrets, tuple(marked))
 
 
 def _compare_to_first_run(

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
@@ -20,15 +19,15 @@ from auditor.core.nouns import UNDEFENDED, CellKey, Claim, SettingName
 from auditor.core.plan import FIELDS
 from auditor.core.plan_parts import deployed_form_name
 from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.gate.rulings import WHOLE_RUN
 from auditor.records.attacked_secrets import NOT_KEPT, PLAN, SECRETS, AnsweredSecretIds, Answers, SecretFacts
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.outcomes import PerSecret
 from auditor.records.table import TABLE as _WHERE
 from auditor.statistics.audited import METRICS, audit_at_level
 from auditor.statistics.metrics import SHARES, find_metric
-from auditor.statistics.recomputed import recompute_metric
+from auditor.statistics.recomputed import mean_or_nan, recompute_metric
 
-_RUN = CellKey("", "", "")
 _ROUNDING = 1e-9
 _SOLVED = 1e-6  # of a bound that was found by bisection
 
@@ -52,17 +51,12 @@ def find_result_contradictions(
         for name, measured in _named_measurements(finding):
             if why := impossible_measurement_reason(measured):
                 yield finding.key, f"{name} is {why}"
-        for why in (
-            *_epsilon_bound_contradictions(finding),
-            *_game_contradictions(finding, claims.get(finding.target)),
-        ):
-            yield finding.key, why
-        kept = outcomes.get(finding.key)
-        if kept is not None:
-            for why in _outcome_contradictions(finding, kept):
-                yield finding.key, why
+        found = [*_epsilon_bound_contradictions(finding), *_game_contradictions(finding, claims.get(finding.target))]
+        if (kept := outcomes.get(finding.key)) is not None:
+            found += _outcome_contradictions(finding, kept)
         elif any(m.n for _, m in _named_measurements(finding)):
-            yield finding.key, f"it has numbers, and {_WHERE} does not hold what they are of"
+            found.append(f"it has numbers, and {_WHERE} does not hold what they are of")
+        yield from ((finding.key, why) for why in found)
 
 
 def _planned_rows_missing(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
@@ -86,13 +80,13 @@ def _plan_and_secret_mismatches(
         begun, ended = {**blank, **listed.plan}, {**blank, **result.plan}
         for name in sorted(begun.keys() | ended.keys()):
             if begun.get(name) != ended.get(name):
-                yield _RUN, f"its plan has another {name} than {PLAN}"
+                yield WHOLE_RUN, f"its plan has another {name} than {PLAN}"
     if listed.secrets is not None:
         attacked = Counter(fact.member for fact in listed.secrets.values() if not fact.canary)
         told = {True: result.benchmark.members, False: result.benchmark.nonmembers}
         for member, what in ((True, "members"), (False, "non-members")):
             if attacked[member] != told[member]:
-                yield _RUN, f"it is about {told[member]} {what}, {SECRETS} holds {attacked[member]}"
+                yield WHOLE_RUN, f"it is about {told[member]} {what}, {SECRETS} holds {attacked[member]}"
         for row, kept in outcomes.items():
             if why := _secret_mismatch_sentence(kept, listed.secrets):
                 yield row, why
@@ -226,7 +220,7 @@ def _outcome_contradictions(finding: Finding, kept: PerSecret) -> Iterator[str]:
     if finding.main is not None and finding.main.name in kept.values:
         for count, m in finding.by_repeats.items():
             chosen = kept.chosen(True, int(count))[finding.main.name] if count.isdigit() else np.empty(0)
-            yield from _measurement_contradiction(f"{m.name}(count={count})", m, _mean(chosen), len(chosen))
+            yield from _measurement_contradiction(f"{m.name}(count={count})", m, mean_or_nan(chosen), len(chosen))
     for by_kind in (finding.by_kind, finding.by_kind_nonmembers):
         for kind, m in by_kind.items():
             again = kept.measure(m.name, kind=kind)
@@ -248,7 +242,3 @@ def _approximately_equal(one: float, other: float) -> bool:
 
 def _at_most_with_tolerance(one: float, other: float) -> bool:
     return one <= other or _approximately_equal(one, other)
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    return float(values.mean()) if len(values) else math.nan

@@ -26,7 +26,7 @@ from auditor.gate.comparability import check_comparable
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.policy import Policy, Rule, check_share_limit
 from auditor.gate.rule_scope import check_scope_names, judged_targets, pair_rows_with_rules, rows_in_scope
-from auditor.gate.rulings import Decision, Ruling, Verdict
+from auditor.gate.rulings import Decision, Ruling, Verdict, ruling_without_number
 from auditor.records import claims, outcomes
 from auditor.records.outcomes import PerSecret, RunOutcomes
 from auditor.records.signals import Assessment, assess_signals
@@ -89,7 +89,8 @@ def apply_policy(
     judged = dict.fromkeys(ruling.target for ruling in rulings if ruling.target)
     rulings += required_coverage.judge_required_attacks(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
-        rulings.append(attested or attest.missing_attestation_ruling())
+        missing = "attestation: the policy requires one: give --attestation FILE --key PUBLIC_KEY"
+        rulings.append(attested or ruling_without_number(missing, attest.SIGNED))
     if not policy.allow_not_applicable:
         rulings += _never_applied_attack_rulings(run.result, judged, attack)
     return Decision(run.name, baseline.name if baseline else "", tuple(rulings), policy.inconclusive)
@@ -97,15 +98,14 @@ def apply_policy(
 
 def _contradiction_rulings(run: RunOutcomes, what: str) -> list[Ruling]:
     found = find_result_contradictions(run.result, run.outcomes, run.listed)
-    return [
-        _failed_ruling(row, f"the result contradicts itself: {why}", f"{what} agrees with itself") for row, why in found
-    ]
+    rule = f"{what} agrees with itself"
+    return [ruling_without_number(f"the result contradicts itself: {why}", rule, row=row) for row, why in found]
 
 
 def _edited_run_rulings(run: RunOutcomes, what: str, whole: bool) -> list[Ruling]:
     said = run.edits.said(whole) if run.edits else ()
     rule = f"{what} is as it was when it ended"
-    return [_failed_ruling(CellKey("", "", ""), f"{run.name}: {why} since the run ended", rule) for why in said]
+    return [ruling_without_number(f"{run.name}: {why} since the run ended", rule) for why in said]
 
 
 def downgrade_doubtful_ruling(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ruling:
@@ -131,12 +131,9 @@ def _never_applied_attack_rulings(result: AuditResult, targets: Collection[str],
             rows = [f for f in result.findings if (f.target, f.attack) == (target, asked)]
             if rows and attack in (None, asked) and all(row.not_applicable for row in rows):
                 why = f"asked for and never applied ({rows[-1].not_applicable}); --allow-not-applicable lets it pass"
-                rulings.append(_failed_ruling(CellKey(target, "", asked), why, "every attack applies"))
+                row = CellKey(target, "", asked)
+                rulings.append(ruling_without_number(why, "every attack applies", row=row))
     return rulings
-
-
-def _failed_ruling(row: CellKey, reason: str, rule: str) -> Ruling:
-    return Ruling(*row, "", math.nan, math.nan, math.nan, "failed", reason, rule)
 
 
 def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
@@ -220,13 +217,6 @@ class _Number:
 
 
 @dataclass(frozen=True)
-class _LowerBound:
-    """A bound of epsilon that a number is the limit of."""
-
-    audit: Audited
-
-
-@dataclass(frozen=True)
 class _Claimed:
     """What a target claims, and all that speaks to it, at any level."""
 
@@ -235,11 +225,11 @@ class _Claimed:
 
 @dataclass(frozen=True)
 class _Case:
-    """A rule on a row, with what was seen of it or why nothing was."""
+    """A rule on a row, with what was seen of it or why nothing was. Audited: a bound that a number is the limit of."""
 
     row: CellKey
     rule: Rule
-    seen: _Number | _LowerBound | _Claimed | str
+    seen: _Number | Audited | _Claimed | str
 
 
 def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None) -> _Case:
@@ -301,25 +291,21 @@ def _measurement_for_rule(
         if str(count) not in finding.by_repeats:
             return f"this row has no {rule.name} (repeat counts: {', '.join(finding.by_repeats)})", False
         recorded = None if finding.main is not recorded else finding.by_repeats[str(count)]
-    found = _wider_measurement(again, recorded)
+    found = again or recorded
+    if again is not None and recorded is not None and again.unit not in SHARES:
+        # of what is no share its row may know more that widens it, never narrows
+        found = replace(again, low=min(again.low, recorded.low), high=max(again.high, recorded.high))
     if found is None or math.isnan(found.value) or found.n == 0:
         return f"{rule.name} is not a number: nothing was measured", False
     believed = found.unit == "count"  # of queries and records, as claim_violations: no mean over secrets
     return replace(found, name=rule.metric), again is not None or own is None or believed
 
 
-def _wider_measurement(again: Measurement | None, recorded: Measurement | None) -> Measurement | None:
-    """The number as it is worked out anew. Of what is no share its row may know more that widens it, never narrows."""
-    if again is None or recorded is None or again.unit in SHARES:
-        return again or recorded
-    return replace(again, low=min(again.low, recorded.low), high=max(again.high, recorded.high))
-
-
-def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
+def _lower_bound(finding: Finding, metric: str) -> Audited | str:
     for audit in finding.audits:
         if BOUNDS.get(audit.estimator) == metric:
             try:
-                return _LowerBound(audit_at_level(audit, LEVEL))
+                return audit_at_level(audit, LEVEL)
             except AuditError as why:
                 return str(why)
     return f"this row has no counts behind its {metric}"
@@ -327,10 +313,10 @@ def _lower_bound(finding: Finding, metric: str) -> _LowerBound | str:
 
 def _evidence_for_absolute_limit(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: bool) -> _Number:
     """A rate of false positives is bounded anew at each level: its threshold takes more non-members at a lower one."""
-    betting = (
-        kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind) if kept is not None and kept.anytime else None
-    )
-    seen = betting or outcomes.tpr_evidence(rule.metric, kept) or one_sided_bounds(measured)
+    seen: BoundedNumber | None = None
+    if kept is not None and kept.anytime:
+        seen = kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
+    seen = seen or outcomes.tpr_evidence(rule.metric, kept) or one_sided_bounds(measured)
     other = "" if seen.value == measured.value else f" (the other way {seen.value:.4g})"
     return _Number(seen, f"{rule.name} {measured.value:.4g}{other}", derived)
 
@@ -359,8 +345,8 @@ def _limit_exceeded_at_level(case: _Case, level: float) -> bool:
     match case.seen:
         case _Number(evidence):
             return evidence.low(level) > case.rule.limit
-        case _LowerBound(audit):
-            return audit_at_level(audit, level).epsilon > case.rule.limit
+        case Audited():
+            return audit_at_level(case.seen, level).epsilon > case.rule.limit
         case _Claimed(at):
             return at(level).verdict == claims.CONTRADICTED
     return False
@@ -370,8 +356,8 @@ def _ruling_at_level(case: _Case, level: float) -> Ruling:
     limit, metric, words = case.rule.limit, case.rule.name, str(case.rule)
     if isinstance(case.seen, str):
         return Ruling(*case.row, metric, limit, math.nan, math.nan, "failed", case.seen, words)
-    if isinstance(case.seen, _LowerBound):
-        return _ruling_of_lower_bound(case.row, case.rule, audit_at_level(case.seen.audit, level))
+    if isinstance(case.seen, Audited):
+        return _ruling_of_lower_bound(case.row, case.rule, audit_at_level(case.seen, level))
     if isinstance(case.seen, _Claimed):
         return _ruling_of_claim(case.row, case.rule, case.seen.at(level))
     seen = case.seen.evidence

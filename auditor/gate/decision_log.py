@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +15,8 @@ from pathlib import Path
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.gate.rulings import Decision, Ruling
+from auditor.gate.rulings import Decision, Ruling, ruling_without_number
+from auditor.records.file_digests import file_sha256_hex
 from auditor.records.result_file import RESULT
 
 DECISIONS, LAST = "decisions.jsonl", "decisions.sha256"
@@ -41,11 +40,10 @@ def save_decision(folder: Path, decision: Decision) -> None:
     try:
         if why := decision_edits_sentence(folder):
             raise AuditError(why)
-        now, before = datetime.now(UTC).isoformat(timespec="seconds"), _digest_of_last_line(_decision_lines(folder))
-        line = (
-            json.dumps(to_json(KeptDecision(now, _result_file_digest(folder), decision, before)), allow_nan=False)
-            + "\n"
-        )
+        now, lines = datetime.now(UTC).isoformat(timespec="seconds"), _decision_lines(folder)
+        before = hashlib.sha256(lines[-1]).hexdigest() if lines else _FIRST
+        kept = KeptDecision(now, file_sha256_hex(folder / RESULT), decision, before)
+        line = json.dumps(to_json(kept), allow_nan=False) + "\n"
         last = hashlib.sha256(line.encode()).hexdigest()
         disk.replace_atomically(folder / LAST, f"{before} {last}", sync=True)  # killed here, either is the last
         disk.append_durably(folder / DECISIONS, line)
@@ -73,19 +71,13 @@ def decision_edits_sentence(folder: Path) -> str:
 
 def edited_decisions_ruling(folder: Path) -> Ruling | None:
     """That the decisions were edited, which fails a gate; None where they were not."""
-    if not (why := decision_edits_sentence(folder)):
-        return None
-    nan = math.nan
-    return Ruling("", "", "", "", nan, nan, nan, "failed", why, "earlier decisions are as gates left them")
+    why = decision_edits_sentence(folder)
+    return ruling_without_number(why, "earlier decisions are as gates left them") if why else None
 
 
 def _recorded_last_digests(folder: Path) -> set[str]:
     """What may be the digest of the last line: two while one is written."""
     return {*_bytes_or_empty(folder / LAST).decode(errors="replace").split()} or {_FIRST}
-
-
-def _digest_of_last_line(lines: Sequence[bytes]) -> str:
-    return hashlib.sha256(lines[-1]).hexdigest() if lines else _FIRST
 
 
 def _decision_lines(folder: Path) -> list[bytes]:
@@ -107,7 +99,7 @@ def load_decisions(folder: Path) -> tuple[KeptDecision, ...]:
 
     Raises AuditError for a file that holds something else, or was edited.
     """
-    path, now = folder / DECISIONS, _result_file_digest(folder)
+    path, now = folder / DECISIONS, file_sha256_hex(folder / RESULT)
     found: dict[object, KeptDecision] = {}
     try:
         read = [from_json(KeptDecision, json.loads(line), str(path)) for line in _decision_lines(folder)]
@@ -117,18 +109,8 @@ def load_decisions(folder: Path) -> tuple[KeptDecision, ...]:
         raise AuditError(why)
     for one in read:
         if one.result == now:
-            asked = (one.decision.baseline, one.decision.inconclusive, _ruled_rows_and_rules(one.decision))
+            ruled = frozenset((ruling.row, ruling.rule) for ruling in one.decision.rulings)
+            asked = (one.decision.baseline, one.decision.inconclusive, ruled)
             found.pop(asked, None)  # the last one stands where it was made
             found[asked] = one
     return tuple(found.values())
-
-
-def _ruled_rows_and_rules(decision: Decision) -> frozenset[tuple[str, str]]:
-    return frozenset((ruling.row, ruling.rule) for ruling in decision.rulings)
-
-
-def _result_file_digest(folder: Path) -> str:
-    try:
-        return hashlib.sha256((folder / RESULT).read_bytes()).hexdigest()
-    except OSError as error:
-        raise AuditError(f"{folder / RESULT}: cannot be read: {error.strerror}") from error

@@ -13,7 +13,7 @@ from datetime import datetime
 from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult
 from auditor.gate.policy import Required
-from auditor.gate.rulings import Ruling, Verdict
+from auditor.gate.rulings import Ruling, ruling_without_number
 from auditor.records.file_digests import changed_files, model_roles
 
 _MODEL = "model"  # the target among the digests, and among the objects that Python gave
@@ -72,15 +72,10 @@ def _age_label(days: float) -> str:
 def judge_deployed(found: Deployed, require: Required) -> Iterator[Ruling]:
     """A ruling for another model, and for each thing that the policy requires of it."""
     if found.differs:
-        yield _deployment_ruling(
-            "failed", f"the judged model is not the deployed one: {found.said}", "the judged model is deployed"
-        )
+        why = f"the judged model is not the deployed one: {found.said}"
+        yield ruling_without_number(why, "the judged model is deployed")
     if require.model_here:
-        yield _deployment_ruling("held" if found.here else "failed", found.said, "model_here")
+        yield ruling_without_number(found.said, "model_here", "held" if found.here else "failed")
     if require.max_age is not None:
-        held = 0 <= found.age <= require.max_age
-        yield _deployment_ruling("held" if held else "failed", found.said, f"max_age = {require.max_age:g} days")
-
-
-def _deployment_ruling(verdict: Verdict, reason: str, rule: str) -> Ruling:
-    return Ruling("", "", "", "", math.nan, math.nan, math.nan, verdict, reason, rule)
+        rule, held = f"max_age = {require.max_age:g} days", 0 <= found.age <= require.max_age
+        yield ruling_without_number(found.said, rule, "held" if held else "failed")

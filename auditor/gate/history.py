@@ -116,10 +116,6 @@ def _missing_result_sentence(folder: Path) -> str:
 # --- in order ---------------------------------------------------------------------------------------------------------
 
 
-def _commit_label(run: RunOutcomes) -> str | None:
-    return run.result.environment.get("commit")
-
-
 def _checkpoint_label(run: RunOutcomes) -> str | None:
     """The revision, or the folder of the model, where it ends in the number of a step."""
     named = (run.result.plan.get("revision"), run.result.plan.get("model"))
@@ -137,7 +133,7 @@ def _checkpoint_step_number(label: str) -> int:
 
 _LABELS: dict[By, Callable[[RunOutcomes], str | None]] = {
     "date": lambda run: run.result.created,
-    "commit": _commit_label,
+    "commit": lambda run: run.result.environment.get("commit"),
     "checkpoint": _checkpoint_label,
 }
 _WITHOUT: dict[By, str] = {
@@ -153,8 +149,8 @@ def _sort_entries(entries: Sequence[Entry], by: By) -> list[Entry]:
         return dated
     if by == "checkpoint":
         return sorted(dated, key=lambda entry: _checkpoint_step_number(entry.label))
-    first = list(dict.fromkeys(entry.label for entry in dated))
-    return sorted(dated, key=lambda entry: first.index(entry.label))
+    labels = [entry.label for entry in dated]
+    return sorted(dated, key=lambda entry: labels.index(entry.label))
 
 
 # --- in lines ---------------------------------------------------------------------------------------------------------
@@ -164,19 +160,17 @@ def _groups_of_comparable_runs(entries: Sequence[Entry]) -> Iterator[ComparableR
     """Each run stands in the first line with every run of which it can be compared; the last run opens the first."""
     grouped: list[list[Entry]] = []
     for entry in reversed(entries):
-        own = next(
-            (line for line in grouped if all(not _not_comparable_sentence(entry, other) for other in line)), None
-        )
-        if own is None:
-            grouped.append([entry])
+        for line in grouped:
+            if not any(_not_comparable_sentence(entry, other) for other in line):
+                line.append(entry)
+                break
         else:
-            own.append(entry)
+            grouped.append([entry])
     for line in grouped:
         runs = tuple(reversed(line))
         changes = [compare_finished_runs([before.run, now.run]) for before, now in pairwise(runs)]
-        yield ComparableRuns(
-            runs, (None, *changes), _separate_group_sentence(line, grouped[0]) if line is not grouped[0] else ""
-        )
+        apart = (_not_comparable_sentence(line[0], other) for other in grouped[0])  # its last run, and the first line
+        yield ComparableRuns(runs, (None, *changes), next(filter(None, apart)) if line is not grouped[0] else "")
 
 
 def _not_comparable_sentence(one: Entry, other: Entry) -> str:
@@ -185,8 +179,3 @@ def _not_comparable_sentence(one: Entry, other: Entry) -> str:
     except AuditError as why:
         return str(why)
     return ""
-
-
-def _separate_group_sentence(line: Sequence[Entry], first: Sequence[Entry]) -> str:
-    """Why the last run of a line is in no line before it."""
-    return next(why for other in first if (why := _not_comparable_sentence(line[0], other)))

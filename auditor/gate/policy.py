@@ -35,7 +35,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
@@ -186,11 +186,9 @@ def _check_required(required: Required, given: Mapping[str, Any], where: str) ->
 
 
 def parse_inconclusive(value: str) -> Reading:
-    match value:
-        case "report" | "pass" | "fail":
-            found: Reading = value
-            return found
-    raise AuditError(f"expected --inconclusive to be report, pass or fail, got {value!r}")
+    if value not in get_args(Reading):
+        raise AuditError(f"expected --inconclusive to be report, pass or fail, got {value!r}")
+    return value  # type: ignore[return-value]
 
 
 def parse_rule(sentence: str) -> Rule:
@@ -272,7 +270,7 @@ def _metric_with_count_or_kind(metric: str, given: Mapping[str, Any], where: str
 
 
 def _validated_rule(name: str, limit: Any, complaint: str, against_baseline: bool) -> Rule:
-    """The rule with this limit, a number or the claim. Raises AuditError for one that nothing could be beyond.
+    """The rule with this limit, a number or the claim. Raises AuditError for one that would hold whatever leaks.
 
     name: `recall`, `recall(count=16)` or `recall(kind=email)`, which has been looked at.
     """
@@ -287,11 +285,7 @@ def _validated_rule(name: str, limit: Any, complaint: str, against_baseline: boo
         if metric != HELD_TO_CLAIMS or against_baseline or count is not None:
             raise AuditError(f"{complaint}: only {HELD_TO_CLAIMS} <= {CLAIM} is held to what is claimed")
         return Rule(metric, math.inf, of_claim=True)
-    return _rule_with_breakable_limit(Rule(metric, _parse_number(limit, complaint), against_baseline, count, kind))
-
-
-def _rule_with_breakable_limit(rule: Rule) -> Rule:
-    """The rule. Raises AuditError for a limit that nothing could be beyond, which would hold whatever leaks."""
+    rule = Rule(metric, _parse_number(limit, complaint), against_baseline, count, kind)
     if math.isinf(rule.limit):
         raise AuditError(f"expected a limit for {rule.name} that a measurement could exceed, got {rule.limit:g}")
     if find_metric(rule.metric).unit in SHARES:

@@ -5,12 +5,11 @@ Read off the outcomes of each secret, not off the counts that the result says of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 
 from auditor.core.nouns import CellKey
 from auditor.gate.policy import Required
-from auditor.gate.rulings import Ruling
+from auditor.gate.rulings import Ruling, ruling_without_number
 from auditor.records.outcomes import RunOutcomes
 
 _ANY = ""  # attack: whichever has looked at most
@@ -39,28 +38,21 @@ def _required_attack_ruling(run: RunOutcomes, asked: Required, target: str, atta
         and finding.measurements
     ]
     if not applied:
-        return _ruling_without_numbers(
-            row, rule, f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{where}"
-        )
+        why = f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{where}"
+        return ruling_without_number(why, rule, row=row)
     enough = (asked.secrets, asked.nonmembers)
     counts = [_member_and_nonmember_counts(run, key) for key in applied]
     members, others = next((c for c in counts if c[0] >= enough[0] and c[1] >= enough[1]), max(counts))
     said = f"{attack or 'an attack'} ran{where} on {members} secrets and {others} non-members"
     if members < asked.secrets or others < asked.nonmembers:
-        return _ruling_without_numbers(row, rule, f"{said}; required are {asked.secrets} and {asked.nonmembers}")
-    return _ruling_without_numbers(row, rule, said, held=True)
+        why = f"{said}; required are {asked.secrets} and {asked.nonmembers}"
+        return ruling_without_number(why, rule, row=row)
+    return ruling_without_number(said, rule, "held", row)
 
 
 def _member_and_nonmember_counts(run: RunOutcomes, key: CellKey) -> tuple[int, int]:
     """Members and non-members that this row found something out about."""
     own = run.outcomes.get(key)
-    if own is None:
-        return 0, 0
-    members, others = (
-        {name for name, member in zip(own.ids, own.member, strict=True) if member == side} for side in (True, False)
-    )
-    return len(members), len(others)
-
-
-def _ruling_without_numbers(row: CellKey, rule: str, reason: str, held: bool = False) -> Ruling:
-    return Ruling(*row, "", math.nan, math.nan, math.nan, "held" if held else "failed", reason, rule)
+    asked = set() if own is None else {(name, bool(member)) for name, member in zip(own.ids, own.member, strict=True)}
+    members = sum(member for _, member in asked)
+    return members, len(asked) - members

@@ -31,8 +31,10 @@ def judged_targets(result: AuditResult, rule: Rule) -> list[str]:
 
 
 def pair_rows_with_rules(rule: Rule, rows: list[Finding], result: AuditResult) -> list[tuple[Finding, Rule]]:
+    """A probe has no recall, and an attack no exact probability: the rows that answer for a metric, else all."""
     if not rule.of_forms:
-        return [(row, rule) for row in _rows_answering_metric(rule.metric, rows, result)]
+        measuring = {finding.attack for finding in result.findings if finding.measurement(rule.metric)}
+        return [(row, rule) for row in [row for row in rows if row.attack in measuring] or rows]
     main = [(row, row.main) for row in rows]
     return [(row, replace(rule, metric=m.name)) for row, m in main if m is not None and m.unit in (*SHARES, AUC)]
 
@@ -44,9 +46,3 @@ def rows_in_scope(result: AuditResult, scope: Mapping[str, str | None]) -> list[
         for f in result.findings
         if not f.not_applicable and all(name in (None, getattr(f, part)) for part, name in scope.items())
     ]
-
-
-def _rows_answering_metric(metric: str, rows: list[Finding], result: AuditResult) -> list[Finding]:
-    """The rows that answer for a metric: a probe has no recall, and an attack no exact probability."""
-    measuring = {finding.attack for finding in result.findings if finding.measurement(metric)}
-    return [row for row in rows if row.attack in measuring] or rows

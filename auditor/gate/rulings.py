@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +10,7 @@ from auditor.core.nouns import CellKey
 
 Verdict = Literal["held", "failed", "inconclusive"]
 Reading = Literal["report", "pass", "fail"]  # what becomes of an inconclusive ruling
+WHOLE_RUN = CellKey("", "", "")
 EXIT_CODES: dict[Verdict, int] = {"held": 0, "failed": 1, "inconclusive": 4}
 
 
@@ -38,15 +38,9 @@ class Ruling:
         return CellKey(self.target, self.setting, self.attack).title or "run"
 
 
-def overall_verdict(rulings: Sequence[Ruling]) -> Verdict:
-    """Failed if any rule failed, else inconclusive if any is, else held. Nothing judged is failed."""
-    return _worst_verdict([ruling.verdict for ruling in rulings])
-
-
-def _worst_verdict(verdicts: Sequence[Verdict]) -> Verdict:
-    if "failed" in verdicts or not verdicts:
-        return "failed"
-    return "inconclusive" if "inconclusive" in verdicts else "held"
+def ruling_without_number(reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN) -> Ruling:
+    """Of what is no metric's, and of the whole run where no row is given."""
+    return Ruling(*row, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,11 @@ class Decision:
 
     @property
     def verdict(self) -> Verdict:
-        return _worst_verdict([self.outcome(ruling) for ruling in self.rulings])
+        """Failed if any rule failed, else inconclusive if any is, else held. Nothing judged is failed."""
+        outcomes = {self.outcome(ruling) for ruling in self.rulings}
+        if "failed" in outcomes or not outcomes:
+            return "failed"
+        return "inconclusive" if "inconclusive" in outcomes else "held"
 
     @property
     def exit_code(self) -> int:

@@ -47,26 +47,26 @@ def rehash_model_files(
     found = {}
     for done, (name, path) in enumerate(paths.items()):
         said(f"reading {name}", done, len(paths))
-        try:
-            found[name] = file_sha256_hex(path)
-        except OSError as error:
-            raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+        found[name] = file_sha256_hex(path)
     return found
 
 
 def file_sha256_hex(path: Path) -> str:
-    """In hex, of a file. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """In hex, of a file. Raises AuditError for one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _model_files_by_role(named: Mapping[str, tuple[str, str | None]]) -> Iterator[tuple[str, Path]]:
     """(`role/file`, where it lies)."""
     for role, (place, revision) in named.items():
-        for name, path in _model_files(place, revision):
-            yield f"{role}/{name}", path
-        for name, path in _adapter_base_files(place, revision):
-            yield f"{role} base/{name}", path
+        yield from ((f"{role}/{name}", path) for name, path in _model_files(place, revision))
+        base = _base_model_of_adapter(_local_model_folder(place, revision) / "adapter_config.json")
+        if base is not None and base != place:
+            yield from ((f"{role} base/{name}", path) for name, path in _model_files(base, None))
 
 
 def check_unchanged(held: Mapping[str, str] | None, now: Mapping[str, str], what: str) -> None:
@@ -105,13 +105,6 @@ def _model_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]
             yield path.name, path
         elif (path / "adapter_config.json").is_file():  # a member of an ensemble
             yield from ((f"{path.name}/{name}", own) for name, own in _model_files(str(path), None))
-
-
-def _adapter_base_files(place: str, revision: str | None) -> Iterator[tuple[str, Path]]:
-    """The same of the model that an adapter is for."""
-    base = _base_model_of_adapter(_local_model_folder(place, revision) / "adapter_config.json")
-    if base is not None and base != place:
-        yield from _model_files(base, None)
 
 
 def _local_model_folder(place: str, revision: str | None) -> Path:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from auditor.core import disk
-from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, read_json_object
 from auditor.records.file_digests import file_sha256_hex
 from auditor.records.journal import GUESSES, OBSERVATIONS
@@ -47,18 +46,11 @@ NO_EDITS = FolderEdits()
 def record_digests(folder: Path) -> dict[str, str]:
     """SHA-256 by name of the records that a gate reads: ids and numbers. Raises AuditError."""
     found = sorted(path for path in (*folder.glob("*.json"), folder / TABLE) if path.name not in _LATER)
-    return _sha256_by_file_name([path for path in found if path.is_file()])
-
-
-def _sha256_by_file_name(paths: list[Path]) -> dict[str, str]:
-    try:
-        return {path.name: file_sha256_hex(path) for path in paths}
-    except OSError as error:
-        raise AuditError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    return {path.name: file_sha256_hex(path) for path in found if path.is_file()}
 
 
 def _journal_digests(folder: Path) -> dict[str, str]:
-    return _sha256_by_file_name([folder / name for name in _JOURNALS if (folder / name).is_file()])
+    return {name: file_sha256_hex(folder / name) for name in _JOURNALS if (folder / name).is_file()}
 
 
 def write_manifest(folder: Path, result: bytes) -> None:
@@ -74,15 +66,12 @@ def edits_since_end(folder: Path) -> FolderEdits | None:
     path = folder / MANIFEST
     if not path.exists():
         return None
-    held, now = _parse_digests(path, read_json_object(path, "a manifest").get("files")), record_digests(folder)
+    held: dict[str, str] = from_json(dict[str, str], read_json_object(path, "a manifest").get("files"), str(path))
+    now = record_digests(folder)
     if (folder / PRIVATE).exists():
-        journals = _parse_digests(folder / PRIVATE, read_json_object(folder / PRIVATE, "digests of journals"))
+        private = read_json_object(folder / PRIVATE, "digests of journals")
+        journals = from_json(dict[str, str], private, str(folder / PRIVATE))
         held |= {name: digest for name, digest in journals.items() if name != _RANDOM}
         now |= _journal_digests(folder)
     changed = tuple(name for name in sorted(now) if now[name] != held.get(name))
     return FolderEdits(changed, tuple(sorted(held.keys() - now.keys())))
-
-
-def _parse_digests(path: Path, digests: object) -> dict[str, str]:
-    found: dict[str, str] = from_json(dict[str, str], digests, str(path))
-    return found

@@ -23,17 +23,18 @@ def recompute_metric(metric: Metric, members: Columns, others: Columns) -> tuple
         column = metric.column.removeprefix(EXCESS)
         if column not in members:
             return None
-        return _mean(members[column]) - _mean(others[column]), len(members[column]) + len(others[column])
+        means = mean_or_nan(members[column]), mean_or_nan(others[column])
+        return means[0] - means[1], len(members[column]) + len(others[column])
     if metric.name == SCORE or any(column not in kept for column in metric.columns):
         return None
     if metric.errors is not None:
         n = len(kept[RECALL])
         hit, before = rank_hits_and_errors(kept[RECALL] == 1, kept[SCORE])
-        return _mean((hit & (before < metric.wrong(n))).astype(float)), n
+        return mean_or_nan((hit & (before < metric.wrong(n))).astype(float)), n
     if not metric.members and metric.column == DRAWN:  # its baseline is of held-out n-grams, of no text's
         return None
     values = kept[metric.column]
-    return (_mean(values), len(values)) if np.isfinite(values).all() else None
+    return (mean_or_nan(values), len(values)) if np.isfinite(values).all() else None
 
 
 def remeasure_with_interval(metric: Metric, members: Columns, others: Columns) -> Measurement | None:
@@ -70,5 +71,6 @@ def _recomputed_separation(metric: Metric, members: Columns, others: Columns) ->
     return roc.auc(own, theirs), len(own) + len(theirs)
 
 
-def _mean(values: NDArray[np.float64]) -> float:
+def mean_or_nan(values: NDArray[np.float64]) -> float:
+    """NaN of nothing."""
     return float(values.mean()) if len(values) else math.nan

@@ -17,7 +17,7 @@ from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Me
 from auditor.gate.decide import apply_policy, downgrade_doubtful_ruling, one_sided_bounds
 from auditor.gate.decide import judge_rules as rule_on
 from auditor.gate.policy import Policy, Rule, parse_limits
-from auditor.gate.rulings import EXIT_CODES, Ruling, overall_verdict
+from auditor.gate.rulings import EXIT_CODES, Decision, Ruling, Verdict
 from auditor.records.outcomes import RunOutcomes
 from auditor.records.signals import assess_signals
 from auditor.statistics.bounds import LEVEL
@@ -41,6 +41,10 @@ def result(*rows: Finding, defense: tuple[str, ...] = ()) -> AuditResult:
 
 def judge(found: AuditResult, limits: dict[str, float], **narrowed: str) -> list[Ruling]:
     return rule_on(found, [Rule(metric, limit) for metric, limit in limits.items()], **narrowed)
+
+
+def overall_verdict(rulings: list[Ruling]) -> Verdict:
+    return Decision("", "", tuple(rulings)).verdict
 
 
 def decided(hits: int, n: int, limit: float) -> str:

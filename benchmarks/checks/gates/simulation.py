@@ -23,7 +23,7 @@ from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measureme
 from auditor.gate.decide import judge_rules
 from auditor.gate.policy import Rule
 from auditor.gate.power import secrets_for_difference
-from auditor.gate.rulings import overall_verdict
+from auditor.gate.rulings import Decision
 from auditor.records.outcomes import PerSecret, RunOutcomes
 from auditor.statistics.judging import Outcome
 from benchmarks.checks.harness import Page, run, save_svg
@@ -121,7 +121,7 @@ def outcome(scenario: GateScenario, rng: Random) -> str:
     """Draws a run and its baseline, and lets the gate decide."""
     rows = scenario.draw(rng)
     new, base = (synthetic([pair[side] for pair in rows]) for side in (0, 1))
-    return overall_verdict(judge_rules(new.result, scenario.rules, new.outcomes, base))
+    return Decision("", "", tuple(judge_rules(new.result, scenario.rules, new.outcomes, base))).verdict
 
 
 def synthetic(rows: Sequence[Columns]) -> RunOutcomes:
