@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
+import statistics
 import sys
-import time
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -18,8 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from auditor.benchmarks.lab import Lab
 
 
 def run(main: Callable[..., int | None], arguments: Sequence[str] | None = None) -> int:
@@ -97,26 +96,21 @@ def line(cells: Iterable[object]) -> str:
     return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def seconds(repeats: int, *works: Callable[[], object]) -> list[float]:
-    """Of processor time, the best of several runs of each, which take turns: the one least disturbed."""
-    best = [float("inf")] * len(works)
-    for _ in range(repeats):
-        for i, work in enumerate(works):
-            start = time.process_time()
-            work()
-            best[i] = min(best[i], time.process_time() - start)
-    return best
+def share(hits: int, n: int) -> str:
+    """With its Clopper-Pearson interval (95%)."""
+    from auditor.statistics.intervals import clopper_pearson
+
+    low, high = clopper_pearson(hits, n)
+    return f"{hits / n:.1%} [{low:.1%}–{high:.1%}]"
 
 
-def lab(**recipe: Any) -> Lab:
-    """The lab by this recipe, whose progress is told on stderr."""
-    from auditor.benchmarks.lab import Lab
-    from auditor.benchmarks.lab_recipe import LabRecipe
+def median_and_spread(values: Sequence[float]) -> tuple[str, str]:
+    return f"{statistics.median(values):.2f}", f"{min(values):.2f} to {max(values):.2f}"
 
-    def told(what: str, done: int, total: int) -> None:
-        print(f"{what}: {done}/{total}", end="\r", file=sys.stderr)
 
-    return Lab(LabRecipe(**recipe), progress=told)
+def write_rows(path: Path, rows: Iterable[object]) -> None:
+    """A JSONL file."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def save_svg(figure: Figure, path: Path) -> None:

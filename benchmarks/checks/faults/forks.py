@@ -43,8 +43,6 @@ class Ended:
 
     code: int
     said: str
-    shown: str
-    seconds: float  # of processor time
     sent: bool = False
 
     @property
@@ -73,9 +71,7 @@ class Running:
         self._files = [stand / f".{os.urandom(4).hex()}.{name}" for name in ("out", "err")]
         sys.stdout.flush()
         sys.stderr.flush()
-        with (
-            warnings.catch_warnings()
-        ):  # Python 3.12 warns where there are threads: they are of pytest's, and hold nothing
+        with warnings.catch_warnings():  # Python 3.12 warns of threads: they are of pytest's, and hold nothing
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
@@ -108,12 +104,11 @@ class Running:
     def ended(self, *, sent: bool = False) -> Ended:
         """Waits for its end."""
         self.until(lambda: self.is_over)
-        seconds = self.seconds
         _, status = os.waitpid(self.pid, 0)
-        shown, said = (path.read_text(errors="replace") if path.exists() else "" for path in self._files)
+        said = self._files[1].read_text(errors="replace") if self._files[1].exists() else ""
         for path in self._files:
             path.unlink(missing_ok=True)
-        return Ended(os.waitstatus_to_exitcode(status), said, shown, seconds, sent)
+        return Ended(os.waitstatus_to_exitcode(status), said, sent)
 
 
 def warm() -> None:

@@ -14,58 +14,33 @@ from pathlib import Path
 
 from benchmarks.checks.faults import worlds
 from benchmarks.checks.faults.alike import left_over
-from benchmarks.checks.faults.forks import Ended, Moment, Running
-from benchmarks.checks.faults.kills import compared, on_disk
+from benchmarks.checks.faults.forks import Ended
+from benchmarks.checks.faults.kills import on_disk, recovered
 from benchmarks.checks.faults.rows import Recovery
 from benchmarks.checks.faults.worlds import CommandPhase, FaultCommand, World
 
 REFUSED, INTERRUPTED = 2, 130
 
 
-def row(
-    world: World,
-    case: FaultCommand,
-    stand: Path,
-    fault: str,
-    moment: str,
-    first: Ended,
-    then: str,
-    after: Ended,
+def refused(
+    world: World, case: FaultCommand, stand: Path, fault: str, moment: str, first: Ended, then: str, after: Ended,
     during: str = "",
-) -> Recovery:
+) -> Recovery:  # fmt: skip
     """Of a fault that a command refused, or was interrupted by, and of the one that went on."""
-    expected = INTERRUPTED if first.sent else REFUSED
-    found = Recovery(
-        fault,
-        during,
-        case.told,
-        moment,
-        first.line.replace(str(stand), "."),
-        first.code,
-        then,
-        after.line.replace(str(stand), "."),
-        after.code,
-        tuple(compared(world, case, stand)),
-        expected=(expected, 0),
-    )
+    expected = INTERRUPTED if first.sent else REFUSED, 0
+    found = recovered(world, case, stand, fault, moment, first, then, after, during, expected=expected)
     shutil.rmtree(stand, ignore_errors=True)
     return found
 
 
 def goes_on(
-    world: World,
-    case: FaultCommand,
-    stand: Path,
-    fault: str,
-    moment: str,
-    first: Ended,
-    mended: str = "",
+    world: World, case: FaultCommand, stand: Path, fault: str, moment: str, first: Ended, mended: str = "",
     during: str = "",
-) -> Recovery:
+) -> Recovery:  # fmt: skip
     """The row of a command that goes on now, once something is mended."""
     after = world.run(case, stand, case.again(stand))
     then = ", ".join(filter(None, (mended, case.how(stand))))
-    return row(world, case, stand, fault, moment, first, then, after, during)
+    return refused(world, case, stand, fault, moment, first, then, after, during)
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------
@@ -74,7 +49,7 @@ def goes_on(
 def signals(world: World, case: FaultCommand, phase: CommandPhase, number: signal.Signals, seconds: float) -> Recovery:
     """What is asked to end says so, leaves nothing half written, and goes on afterwards."""
     stand = world.stand(case)
-    first = world.run(case, stand, moment=Moment(lambda: phase.begun(stand), seconds, number))
+    first = world.run(case, stand, moment=phase.moment(stand, seconds, number))
     half, seen = left_over(stand), on_disk(stand, case)
     found = goes_on(world, case, stand, number.name, seen, first, during=phase.name)
     return replace(found, different=(*found.different, *(f"{name} was left half written" for name in half)))
@@ -124,7 +99,7 @@ def read_only(world: World, case: FaultCommand, phase: CommandPhase, place: str)
     """A folder that can be written to no more, of a run that was killed; it is untouched by the attempt."""
     stand = world.stand(case)
     with small(stand / place, 200 * 1024) as again:
-        world.run(case, stand, moment=Moment(lambda: phase.begun(stand), 0.0))
+        world.run(case, stand, moment=phase.moment(stand))
         before = _fingerprint(stand / place)
         again("ro")
         first = world.run(case, stand, case.again(stand))
@@ -139,7 +114,7 @@ def read_only(world: World, case: FaultCommand, phase: CommandPhase, place: str)
 def not_ours(world: World, case: FaultCommand, phase: CommandPhase, place: str) -> Recovery:
     """As read-only, without a mount: a folder that this user may not write to, who is not root."""
     stand = world.stand(case)
-    world.run(case, stand, moment=Moment(lambda: phase.begun(stand), 0.0))
+    world.run(case, stand, moment=phase.moment(stand))
     held = [stand / place, *(path for path in (stand / place).rglob("*") if path.is_dir())]
     modes = [path.stat().st_mode for path in held]
     for path in held:
@@ -164,7 +139,7 @@ def _fingerprint(folder: Path) -> dict[str, str]:
 def second(world: World, case: FaultCommand, phase: CommandPhase, *, resume: bool) -> Recovery:
     """The same command, or --resume, while the first is at work; the first goes on and ends as ever."""
     stand = world.stand(case)
-    running = Running(world.words(case.words), stand, world.conditions(stand))
+    running = world.start(case, stand)
     running.until(lambda: phase.begun(stand))
     running.send(signal.SIGSTOP)  # so that it is still at work, however long the other takes
     words = case.resume if resume else case.words
@@ -172,17 +147,16 @@ def second(world: World, case: FaultCommand, phase: CommandPhase, *, resume: boo
     running.send(signal.SIGCONT)
     after = running.ended()
     how = "--resume" if resume else "the same command"
-    return row(world, case, stand, f"two at once: {how}", phase.name, first, "the first one went on", after)
+    return refused(world, case, stand, f"two at once: {how}", phase.name, first, "the first one went on", after)
 
 
 def together(world: World, case: FaultCommand) -> Recovery:
     """Two that are started in the same moment: one does it, the other is told."""
     stand = world.stand(case)
-    running = [Running(world.words(case.words), stand, world.conditions(stand)) for _ in range(2)]
+    running = [world.start(case, stand) for _ in range(2)]
     ended = sorted((one.ended() for one in running), key=lambda one: one.code)
-    return row(
-        world, case, stand, "two at once: started together", "at once", ended[1], "the other one went on", ended[0]
-    )
+    fault, then = "two at once: started together", "the other one went on"
+    return refused(world, case, stand, fault, "at once", ended[1], then, ended[0])
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
@@ -249,7 +223,7 @@ DAMAGES = (
 
 def damaged(world: World, case: FaultCommand, phase: CommandPhase, damage: Damage, seed: int) -> Recovery:
     stand = world.stand(case)
-    world.run(case, stand, moment=Moment(lambda: phase.begun(stand), 0.0))
+    world.run(case, stand, moment=phase.moment(stand))
     (path,) = stand.glob(damage.files)
     before = path.read_bytes()
     left = damage.do(before, random.Random(f"{seed} {damage.name} {damage.files}"))
@@ -260,7 +234,7 @@ def damaged(world: World, case: FaultCommand, phase: CommandPhase, damage: Damag
     first = world.run(case, stand, case.again(stand))
     moment = f"`{path.name}`, behind a kill"
     if not damage.then:
-        found = row(world, case, stand, damage.name, moment, first, "nothing to be done", first)
+        found = refused(world, case, stand, damage.name, moment, first, "nothing to be done", first)
         return replace(found, expected=(0, 0))
     damage.mended(path, before)
     return goes_on(world, case, stand, damage.name, moment, first, damage.then)

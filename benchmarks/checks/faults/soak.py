@@ -11,7 +11,6 @@ as the first, or the reverse.
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from typing import Annotated
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.checks.harness import run, save_svg
+from benchmarks.checks.harness import run, save_svg, write_rows
 from tests.conftest import save_tiny
 
 _EVERY = 0.5  # seconds
@@ -95,8 +94,9 @@ def soak(folder: Path, secrets: int) -> Soak:
     save_tiny(folder / "model")
     for name, first, count in (("data", 0, secrets), ("known", 10**6, 50)):
         rng = random.Random(first)
-        rows = [{"prefix": f"case {first + i:07d} is", "suffix": f" {rng.randrange(10**9):09d}"} for i in range(count)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        cases = range(first, first + count)
+        rows = ({"prefix": f"case {i:07d} is", "suffix": f" {rng.randrange(10**9):09d}"} for i in cases)
+        write_rows(folder / f"{name}.jsonl", rows)
     words = ["run", "--model", "model", "--data", "data.jsonl", "--known", "known.jsonl", "--setting", "white-box"]
     words += [word for name in _CELLS for word in ("--attack", name)] + ["--samples", "10", "-o", "run"]
     command = [sys.executable, "-m", "auditor.cli", "--threads", "1", *words]

@@ -24,7 +24,7 @@ from typing import Annotated
 
 import torch
 
-from benchmarks.checks.faults import clusters, kills, others, served, worlds
+from benchmarks.checks.faults import kills, others, served, worlds
 from benchmarks.checks.faults.rows import Recovery, markdown, to_json, totals
 from benchmarks.checks.faults.worlds import API, CASES, LAB, MEMBERS, OWN, PRIVATE, SWEEP, FaultCommand, World
 from benchmarks.checks.harness import run
@@ -40,7 +40,7 @@ def rows(world: World, count: int, seed: int, only: Sequence[str], ray: bool) ->
             yield from kills.rows(world, case, count, seed)
     yield from _others(world, wanted, random.Random(f"{seed} others"), seed)
     if ray:
-        yield from clusters.rows(world, count, seed)
+        yield from kills.rows_of_ray(world, count, seed)
 
 
 def _others(world: World, wanted: Sequence[FaultCommand], rng: random.Random, seed: int) -> Iterator[Recovery]:

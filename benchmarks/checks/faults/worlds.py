@@ -5,15 +5,16 @@ Every case runs in a folder of its own under the same relative names, so that tw
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from auditor.defenses import private_training
 from auditor.training import dp_loop, members
-from benchmarks.checks.faults.forks import Conditions, Ended, Moment, run, warm
+from benchmarks.checks.faults.forks import Conditions, Ended, Moment, Running, run, warm
+from benchmarks.checks.harness import write_rows
 from tests.conftest import save_tiny
 
 _KEY = "5" * 64
@@ -32,6 +33,10 @@ class CommandPhase:
 
     def over(self, stand: Path) -> bool:
         return bool(self.ends) and there(stand, self.ends)
+
+    def moment(self, stand: Path, seconds: float = 0.0, sent: signal.Signals = signal.SIGKILL) -> Moment:
+        """So many seconds of processor time into it, and what is then sent."""
+        return Moment(lambda: self.begun(stand), seconds, sent)
 
 
 def there(stand: Path, pattern: str) -> bool:
@@ -236,7 +241,6 @@ class World:
 
     folder: Path
     url: str = ""
-    asked: Callable[[], int] = lambda: 0  # requests that the server was asked until now
     _whole: dict[str, tuple[Path, Ended]] = field(default_factory=dict)
     _count: int = 0
 
@@ -258,6 +262,9 @@ class World:
             for made in before.made:
                 shutil.copytree(whole / made, stand / made)
         return stand
+
+    def start(self, case: FaultCommand, stand: Path) -> Running:
+        return Running(self.words(case.words), stand, self.conditions(stand))
 
     def run(self, case: FaultCommand, stand: Path, words: Sequence[str] = (), moment: Moment | None = None) -> Ended:
         return run(self.words(words or case.words), stand, self.conditions(stand), moment)
@@ -288,11 +295,9 @@ def make(folder: Path) -> World:
     for name in ("model", "public"):
         save_tiny(given / name, kind="gpt2" if name == "public" else "neox")
     for name, first, count in (("data", 0, 24), ("fresh", 400, 6), ("known", 800, 12)):
-        rows = [
-            {"prefix": f"bed {i * 37 % 997:03d} is", "suffix": f" {i * 7919 % 997:03d}"}
-            for i in range(first, first + count)
-        ]
-        (given / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        numbers = ((i * 37 % 997, i * 7919 % 997) for i in range(first, first + count))
+        rows = ({"prefix": f"bed {bed:03d} is", "suffix": f" {code:03d}"} for bed, code in numbers)
+        write_rows(given / f"{name}.jsonl", rows)
     (given / "lab.toml").write_text(_LAB)
     (given / "paper").mkdir()
     (given / "paper" / "paper.toml").write_text(_PAPER)

@@ -43,8 +43,8 @@ from auditor.training import clipping, noise
 from auditor.training import members as ensemble
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
 from auditor.training.finetune import FineTuningRecipe
-from benchmarks.checks.harness import Page, run
-from benchmarks.checks.speed.sheet import OWN, PREFIX, SUFFIX, Bench, llama, smollm2, texts, took
+from benchmarks.checks.harness import Page, median_and_spread, run
+from benchmarks.checks.speed.sheet import MODELS, OWN, PREFIX, SUFFIX, Bench, texts, took
 
 _NATS = 1e-3  # of a log-probability, a token: sums of float32 in another order
 _TOKENS = 0.02  # of all: one that is another makes all behind it others
@@ -80,20 +80,26 @@ def compared(both: Both, scratch: Path, count: int, parts: Collection[str]) -> I
         yield from _of_training(both, scratch)
 
 
-def _each(both: Both, ask: Callable[[Bench], Any]) -> tuple[Any, Any]:
-    return ask(both[0]), ask(both[1])
-
-
-def _largest(pair: tuple[Any, Any]) -> float:
-    one, other = (np.asarray(side.cpu() if isinstance(side, Tensor) else side, dtype=np.float64) for side in pair)
+def _largest(both: Both, ask: Callable[[Bench], Any]) -> float:
+    """Difference of what is asked of both."""
+    one, other = (np.asarray(_on_cpu(ask(bench)), dtype=np.float64) for bench in both)
     assert one.shape == other.shape
     return float(np.abs(one - other).max())
 
 
-def _others(pair: tuple[Any, Any]) -> float:
+def _others(both: Both, ask: Callable[[Bench], Any]) -> float:
     """The share of tokens that are not the same."""
-    one, other = (np.asarray(side.cpu() if isinstance(side, Tensor) else side) for side in pair)
+    one, other = (np.asarray(_on_cpu(ask(bench))) for bench in both)
     return float((one != other).mean())
+
+
+def _on_cpu(found: Any) -> Any:
+    return found.cpu() if isinstance(found, Tensor) else found
+
+
+def _relative(both: Both, ask: Callable[[Bench], Tensor]) -> float:
+    one, other = map(ask, both)
+    return float((one - other).norm() / one.norm())
 
 
 def _of_reading(both: Both, count: int) -> Iterator[Agreement]:
@@ -116,14 +122,13 @@ def _of_reading(both: Both, count: int) -> Iterator[Agreement]:
 
     probability, likely = ExtractionProbability(temperature=1.0, top_p=1.0), Membership(lowercase=False, score="loss")
     peaks = Membership(lowercase=False, score="min_k_plus")
-    yield Agreement("next-token distributions", _largest(_each(both, distributions)), 1e-4, "probability")
-    yield Agreement(
-        "exact probability", _largest(_each(both, scored(probability, "log_p"))) / SUFFIX, _NATS, "nats a token"
-    )
-    yield Agreement("membership, loss", _largest(_each(both, scored(likely, "loss"))), _NATS, "nats a token")
-    yield Agreement("membership, Min-K%++", _largest(_each(both, scored(peaks, "min_k_plus"))), 1e-2, "of the score")
-    yield Agreement("near-verbatim, bounds by 20 beams", _largest(_each(both, near)), 0.05, "nats a text")
-    yield Agreement("exposure of 100 candidates", _largest(_each(both, exposure)), 0.05, "bits")
+    apart = partial(_largest, both)
+    yield Agreement("next-token distributions", apart(distributions), 1e-4, "probability")
+    yield Agreement("exact probability", apart(scored(probability, "log_p")) / SUFFIX, _NATS, "nats a token")
+    yield Agreement("membership, loss", apart(scored(likely, "loss")), _NATS, "nats a token")
+    yield Agreement("membership, Min-K%++", apart(scored(peaks, "min_k_plus")), 1e-2, "of the score")
+    yield Agreement("near-verbatim, bounds by 20 beams", apart(near), 0.05, "nats a text")
+    yield Agreement("exposure of 100 candidates", apart(exposure), 0.05, "bits")
 
 
 def _of_decoding(both: Both, count: int) -> Iterator[Agreement]:
@@ -136,14 +141,13 @@ def _of_decoding(both: Both, count: int) -> Iterator[Agreement]:
         batches = bench.view().candidates(queries, sampling)
         return [set(map(tuple, found.suffixes.tolist())) for batch in batches for _, found in batch]
 
-    yield Agreement("greedy suffixes", _others(_each(both, greedy)), _TOKENS, "of tokens are others")
-    yield Agreement(
-        "8 samples a prefix", _others(_each(both, lambda b: drawn(b, count))), _TOKENS, "of tokens are others"
-    )
-    own = both[1], both[1]
-    alone = drawn(own[0], count), torch.cat([drawn(own[0], 1, first) for first in range(count)])
-    yield Agreement("samples on the device, alone and beside others", _others(alone), _TOKENS, "of tokens are others")
-    one, other = _each(both, leaves)
+    unit, together = "of tokens are others", partial(drawn, count=count)
+    yield Agreement("greedy suffixes", _others(both, greedy), _TOKENS, unit)
+    yield Agreement("8 samples a prefix", _others(both, together), _TOKENS, unit)
+    alone = torch.cat([drawn(both[1], 1, first) for first in range(count)])
+    differ = float((together(both[1]) != alone).double().mean())
+    yield Agreement("samples on the device, alone and beside others", differ, _TOKENS, unit)
+    one, other = map(leaves, both)
     differ = sum(len(a ^ b) for a, b in zip(one, other, strict=True)) / max(1, sum(map(len, one)))
     yield Agreement("exact tree to 1 in 100", differ, _TOKENS, "of leaves are others")
 
@@ -163,11 +167,8 @@ def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
 
     def tuned(bench: Bench) -> list[float]:
         method = Ethicist(epochs=2, prompt_length=20, batch=8, warmup_steps=0)
-        return list(
-            method._tune_soft_prompt(bench.model, bench.pairs[:16], bench.pairs[16:20], ("accelerator",))[
-                "validation_loss"
-            ]
-        )
+        state = method._tune_soft_prompt(bench.model, bench.pairs[:16], bench.pairs[16:20], ("accelerator",))
+        return list(state["validation_loss"])
 
     def privately(bench: Bench, sigma: float) -> Tensor:
         model = bench._adapted().train()
@@ -186,19 +187,15 @@ def _of_training(both: Both, scratch: Path) -> Iterator[Agreement]:
         ensemble.train_members(base, adapter, waiting, course)
         return torch.cat([learnt(folder / f"m{i}") for i in range(2)])
 
-    yield Agreement("secret noise, a million values", _others(_each(both, released)), 1e-4, "of values are others")
+    yield Agreement("secret noise, a million values", _others(both, released), 1e-4, "of values are others")
     for bench in both:  # raises where float64 is not what it should be
         clipping.check_clipping([p for p in bench._adapted().parameters() if p.requires_grad], 1.0, 8)
-    yield Agreement("a tuned soft prompt's losses", _largest(_each(both, tuned)), 0.02, "nats")
+    yield Agreement("a tuned soft prompt's losses", _largest(both, tuned), 0.02, "nats")
     for sigma in (0.0, 1.0):
         what = f"DP-SGD, three steps, noise multiplier {sigma:g}"
-        yield Agreement(what, _relative(_each(both, partial(privately, sigma=sigma))), _WEIGHTS, "of the weights' move")
-    yield Agreement(
-        "two adapters, trained together where the trial permits it",
-        _relative(_each(both, members)),
-        0.05,
-        "of the weights",
-    )
+        yield Agreement(what, _relative(both, partial(privately, sigma=sigma)), _WEIGHTS, "of the weights' move")
+    what = "two adapters, trained together where the trial permits it"
+    yield Agreement(what, _relative(both, members), 0.05, "of the weights")
 
 
 def moved(model: Any) -> Tensor:
@@ -209,11 +206,6 @@ def learnt(folder: Path) -> Tensor:
     """The half of an adapter that begins as zeros."""
     every = load_file(folder / "adapter_model.safetensors")
     return torch.cat([every[name].double().flatten() for name in sorted(every) if "lora_B" in name])
-
-
-def _relative(pair: tuple[Tensor, Tensor]) -> float:
-    one, other = pair
-    return float((one - other).norm() / one.norm())
 
 
 # --- speed ------------------------------------------------------------------------------------------------------------
@@ -255,7 +247,7 @@ def quantised(bench: Bench, device: str) -> str:
 
 
 def on(device: str, model: str, dtype: str, words: Path, times: int = 1) -> Bench:
-    loaded = {"smollm2": smollm2, "llama": llama}[model](device, dtype)
+    loaded = MODELS[model](device, dtype)
     return Bench(loaded, list(texts(loaded)), words, times)
 
 
@@ -267,9 +259,9 @@ def speeds(page: Page, on_device: Bench, model: str, scratch: Path, samples: tup
     for dtype, bench in benches.items():
         for count in samples:
             own, others = samples_a_second(bench, count, repeats)
-            faster = sorted(a / b for a, b in zip(own, others, strict=True))
-            spread = f"{statistics.median(faster):.2f} ({faster[0]:.2f} to {faster[-1]:.2f})"
-            page.row(dtype, count, *(f"{statistics.median(one):,.0f}" for one in (own, others)), spread)
+            middle, spread = median_and_spread([a / b for a, b in zip(own, others, strict=True)])
+            speeds = (f"{statistics.median(one):,.0f}" for one in (own, others))
+            page.row(dtype, count, *speeds, f"{middle} ({spread})")
     page.head("precision", "rows a step", "bare forward, milliseconds a step")
     for dtype, bench in benches.items():
         _, prefixes, _ = bench.some(1)

@@ -27,7 +27,7 @@ import torch
 from auditor.attacks.membership import Membership
 from auditor.runs import scoring
 from auditor.statistics import one_run, roc
-from benchmarks.checks.harness import Page, run
+from benchmarks.checks.harness import Page, median_and_spread, run
 from benchmarks.checks.speed.sheet import PREFIX, SUFFIX, Bench, smollm2, texts
 
 _K = 0.25  # of 16 tokens, 4: of a share that is no whole number we take fewer tokens, and memaudit more
@@ -132,10 +132,9 @@ def main(folder: Path, secrets: int = 32, repeats: int = 3, out: Path | None = N
                     turn.append((np.asarray(work(), dtype=float), time.process_time() - start))
                 seconds.append([spent for _, spent in turn])
                 apart = float(np.abs(turn[0][0] - turn[1][0]).max())
-            faster = sorted(theirs / ours for theirs, ours in seconds)
             medians = (f"{statistics.median(column):.3g} s" for column in zip(*seconds, strict=True))
-            spread = f"{faster[0]:.2f} to {faster[-1]:.2f}"
-            page.row(pair.what, pair.peer, *medians, f"{statistics.median(faster):.2f}", spread, f"{apart:.1e}")
+            faster = median_and_spread([theirs / ours for theirs, ours in seconds])
+            page.row(pair.what, pair.peer, *medians, *faster, f"{apart:.1e}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from auditor.models import precision
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
-from benchmarks.checks.harness import Page, run
+from benchmarks.checks.harness import Page, median_and_spread, run
 from benchmarks.checks.speed.sheet import smollm2, texts
 
 READ = ((1, 48), (8, 48), (4, 100))  # texts, tokens
@@ -96,9 +96,8 @@ def main(repeats: int = 5, out: Path | None = None) -> None:
     }
     for name, ask in work.items():
         found = [[ask(model) for model in models.values()] for _ in range(repeats + 1)][1:]
-        faster = sorted(few / full for full, few in found)
         speeds = (f"{statistics.median(column):.0f}" for column in zip(*found, strict=True))
-        page.row(name, *speeds, f"{statistics.median(faster):.2f}", f"{faster[0]:.2f} to {faster[-1]:.2f}")
+        page.row(name, *speeds, *median_and_spread([few / full for full, few in found]))
     page.head("precision", "tokens the same, asked alone and together")
     for name, model in models.items():
         same, every = same_tokens(model, some(8, 32))

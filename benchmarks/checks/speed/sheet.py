@@ -33,6 +33,7 @@ from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import beam_probability_bound
+from auditor.benchmarks.smollm2 import smollm2_folder
 from auditor.core.canary_space import Space
 from auditor.core.nouns import Pair, Query, Secret, Tokens
 from auditor.core.plan_parts import LoadingOptions
@@ -40,6 +41,7 @@ from auditor.generation import tries
 from auditor.models.base import max_logits_at_once
 from auditor.models.decoding import Cooling, Decoding
 from auditor.models.huggingface import HuggingFaceModel, traffic
+from auditor.models.loading import DEFAULTS, load, load_tokenizer_if_present
 from auditor.models.lora import LoraEnsemble
 from auditor.models.precision import DTYPES
 from auditor.models.slot_cache import SlotLayer
@@ -48,7 +50,7 @@ from auditor.runs import personal_data, scoring
 from auditor.training import members as ensemble
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, fit_privately
 from auditor.training.finetune import FineTuningRecipe, causal_loss
-from benchmarks.checks.harness import Page, run
+from benchmarks.checks.harness import Page, median_and_spread, run
 
 OWN = Decoding(temperature=0.8, top_p=0.7)  # Ethicist's
 PREFIX, SUFFIX = 32, 16  # tokens
@@ -75,7 +77,6 @@ WORDS = {
 class Phase:
     """ours: the phase as a run does it; bare: the forwards that it needs; tokens: how many these read."""
 
-    name: str
     ours: Callable[[], object]
     bare: Callable[[], object]
     tokens: int
@@ -116,13 +117,12 @@ class Bench:
     @torch.no_grad()
     def decode(self, prefixes: Tensor, counts: Sequence[int]) -> None:
         """The prefixes, then so many rows a step; which token a row reads makes no difference to its time."""
-        layers = self._room(max(len(prefixes), *counts), prefixes.shape[1] + len(counts))
-        cache = Cache(layers=list(layers))
+        cache = Cache(layers=self._room(max(len(prefixes), *counts), prefixes.shape[1] + len(counts)))
         for depth, count in enumerate([len(prefixes), *counts]):
             read = prefixes if depth == 0 else prefixes[:1, -1:].expand(count, 1)
             self.model.model(input_ids=read, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
-    def _room(self, rows: int, length: int) -> list[SlotLayer]:
+    def _room(self, rows: int, length: int) -> list[Any]:
         """A cache for so many rows, its memory in use."""
         config = self.model.model.config
         shape = rows, config.num_key_value_heads, 1, config.hidden_size // config.num_attention_heads
@@ -138,30 +138,31 @@ class Bench:
     def greedy(self, count: int = 16) -> Phase:
         secrets, prefixes, _ = self.some(count)
         counts = [len(secrets)] * (SUFFIX - 1)
-        bare = partial(self.decode, prefixes, counts)
-        return Phase(
-            "greedy", lambda: scoring.greedy_suffixes(self.model, secrets), bare, prefixes.numel() + sum(counts)
-        )
+        return self._decoding(partial(scoring.greedy_suffixes, self.model, secrets), prefixes, counts)
+
+    def _decoding(self, ours: Callable[[], object], prefixes: Tensor, counts: Sequence[int]) -> Phase:
+        """Which needs the prefixes and so many rows a step."""
+        return Phase(ours, partial(self.decode, prefixes, counts), prefixes.numel() + sum(counts))
 
     def probability(self, count: int = 16) -> Phase:
-        return self._scored("probability", ExtractionProbability(), count)
+        return self._scored(ExtractionProbability(), count)
 
     def membership(self, count: int = 16) -> Phase:
-        return self._scored("membership", Membership(score="min_k_plus", lowercase=False), count)
+        return self._scored(Membership(score="min_k_plus", lowercase=False), count)
 
-    def _scored(self, name: str, probe: Any, count: int) -> Phase:
+    def _scored(self, probe: Any, count: int) -> Phase:
         secrets, prefixes, suffixes = self.some(count)
         texts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
         view = self.view()
-        return Phase(name, lambda: list(probe.measure(view, secrets)), partial(self.read, texts, SUFFIX), texts.numel())
+        return Phase(lambda: list(probe.measure(view, secrets)), partial(self.read, texts, SUFFIX), texts.numel())
 
     def sampling(self, count: int = 4) -> Phase:
-        return self._searched("sampling", Sampling(20, OWN), count)
+        return self._searched(Sampling(20, OWN), count)
 
     def tree(self, count: int = 4) -> Phase:
-        return self._searched("tree", Sampling(1, OWN, search="tree", threshold=0.01), count)
+        return self._searched(Sampling(1, OWN, search="tree", threshold=0.01), count)
 
-    def _searched(self, name: str, sampling: Sampling, count: int) -> Phase:
+    def _searched(self, sampling: Sampling, count: int) -> Phase:
         secrets, prefixes, _ = self.some(count)
         queries = [Query(s.id, s.prefix, len(s.suffix)) for s in secrets]
 
@@ -170,10 +171,10 @@ class Bench:
 
         found = ours()
         counts = [sum(len(np.unique(one.suffixes[:, :d], axis=0)) for one in found) for d in range(1, SUFFIX)]
-        if name == "tree":  # its nodes that led to no leaf were rows, too
+        if sampling.search == "tree":  # its nodes that led to no leaf were rows, too
             missing = sum(one.rows for one in found) - len(found) - sum(counts)
             counts = [rows + missing // (SUFFIX - 1) for rows in counts]
-        return Phase(name, ours, partial(self.decode, prefixes, counts), prefixes.numel() + sum(counts))
+        return self._decoding(ours, prefixes, counts)
 
     def near(self, count: int = 1, beams: int = 20) -> Phase:
         _, prefixes, suffixes = self.some(count)
@@ -181,7 +182,7 @@ class Bench:
         before = traffic.tokens
         ours()  # how many beams can still end within the distance, it alone can say
         counts = [(traffic.tokens - before - prefixes.numel()) // (SUFFIX - 1)] * (SUFFIX - 1)
-        return Phase("near", ours, partial(self.decode, prefixes, counts), prefixes.numel() + sum(counts))
+        return self._decoding(ours, prefixes, counts)
 
     def exposure(self, nodes: int = 200) -> Phase:
         tree = tries.load_or_build_trie(Space("My ID is {digits:6}"), self.model.tokenizer)
@@ -190,30 +191,22 @@ class Bench:
         while (left := nodes - 1 - sum(counts)) > 0:  # the first node is read with the head
             counts.append(min(10 ** (len(counts) + 1), _BATCH * self.times, left))
         ours = partial(tries.count_leaves_within_nll, self.model, tree, tree.head, [1e9], nodes=nodes)
-        return Phase("exposure", ours, partial(self.decode, head, counts), head.numel() + sum(counts))
+        return self._decoding(ours, head, counts)
 
     def untargeted(self, count: int = 16, length: int = 16) -> Phase:
         count *= self.times
         queries = [Query(f"g{i}", (self.model.eos[0],), length) for i in range(count)]
         sampling = Sampling(1, Cooling(1.0, 40, hot=10.0, steps=20))
-        counts = [count] * (length - 1)
         begin = self.tensor([query.prefix for query in queries])
-        ours = lambda: list(self.view().candidates(queries, sampling))  # noqa: E731
-        return Phase("untargeted", ours, partial(self.decode, begin, counts), count * length)
+        return self._decoding(lambda: list(self.view().candidates(queries, sampling)), begin, [count] * (length - 1))
 
     def personal(self, count: int = 16) -> Phase:
         """Which takes no forward: beside it stands one of the texts that it looks at."""
         secrets, prefixes, suffixes = self.some(count)
-        benchmark: Any = types.SimpleNamespace(
-            tokenizer=self.model.tokenizer, secrets=secrets, known=[], marks_all=False
-        )
+        own: dict[str, Any] = {"tokenizer": self.model.tokenizer, "secrets": secrets, "known": [], "marks_all": False}
+        ours = partial(personal_data.count_personal_data, types.SimpleNamespace(**own))  # type: ignore[arg-type]
         texts = torch.cat([prefixes, suffixes], dim=1)
-        return Phase(
-            "personal",
-            partial(personal_data.count_personal_data, benchmark),
-            partial(self.read, texts, 1),
-            texts.numel(),
-        )
+        return Phase(ours, partial(self.read, texts, 1), texts.numel())
 
     # --- what is learnt -----------------------------------------------------------------------------------------------
 
@@ -237,7 +230,7 @@ class Bench:
                 forward(texts[len(pairs) :], learn=False)
 
         ours = lambda: method._tune_soft_prompt(self.model, pairs, held, ("sheet",))  # noqa: E731
-        return Phase("tuning", ours, bare, (texts.shape[1] + rows) * len(texts), backward=True)
+        return Phase(ours, bare, (texts.shape[1] + rows) * len(texts), backward=True)
 
     def dp(self, count: int = 8, steps: int = 10) -> Phase:
         examples = [pair.prefix + pair.suffix for pair in self.pairs[: count * self.times]]
@@ -247,12 +240,11 @@ class Bench:
         sampler = PoissonSampler(count, 1.0, "sheet")
         ours, tokens = partial(fit_privately, model, examples, sampler, recipe, pad=0), self.tensor(examples)
         bare = lambda: [causal_loss(model, tokens).backward() for _ in range(steps)]  # noqa: E731
-        return Phase("dp", ours, bare, steps * tokens.numel(), backward=True)
+        return Phase(ours, bare, steps * tokens.numel(), backward=True)
 
     def members(self, count: int = 2, blocks: int = 4) -> Phase:
         course = FineTuningRecipe(epochs=1, rate=1e-3, batch=2, block=64, end=0)
-        texts = [self.pairs[0].prefix * 8] * 1
-        text = tuple((texts[0])[: 64 * blocks - 1])
+        text = (self.pairs[0].prefix * 8)[: 64 * blocks - 1]
         model = self._adapted()
         tokens = self.tensor([(*text, 0)]).view(-1, 2, 64)
 
@@ -266,7 +258,7 @@ class Bench:
                 ensemble.train_members(self.model.model, adapter, waiting, course)
 
         bare = lambda: [causal_loss(model, some).backward() for _ in range(count) for some in tokens]  # noqa: E731
-        return Phase("members", ours, bare, count * tokens.numel(), backward=True)
+        return Phase(ours, bare, count * tokens.numel(), backward=True)
 
     def mixture(self, parts: int = 4, count: int = 4) -> Phase:
         folders = []
@@ -280,7 +272,7 @@ class Bench:
         every = torch.arange(1 + parts, device=self.model.device)
         ours = torch.no_grad()(partial(asked.distributions, texts, every, SUFFIX))
         bare = partial(self.read, texts.repeat(1 + parts, 1), SUFFIX)
-        return Phase("mixture", ours, bare, (1 + parts) * texts.numel())
+        return Phase(ours, bare, (1 + parts) * texts.numel())
 
     def _adapted(self, seed: int = 0) -> Any:
         """The model under a new adapter of rank 8, over the same weights."""
@@ -294,8 +286,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Compared:
-    """Of one phase: how many times the speed it is, of each turn; whether all tokens are the same; how far apart
-    log-probabilities are at most, in nats a token."""
+    """A phase: times the speed, of each turn; whether all tokens are the same; at most how many nats a token apart."""
 
     name: str
     faster: list[float]
@@ -361,19 +352,12 @@ def took(device: torch.device, work: Callable[[], object]) -> float:
 
 def ratios(phase: Phase, repeats: int, device: torch.device) -> tuple[list[float], list[float]]:
     """Of each turn: seconds of the phase over those of the bare forward before it; and these, in seconds."""
-    found, least = [], []
     phase.bare(), phase.ours()
-    for _ in range(repeats):
-        bare, ours = took(device, phase.bare), took(device, phase.ours)
-        least.append(bare)
-        found.append(ours / bare)
-    return found, least
+    turns = [(took(device, phase.bare), took(device, phase.ours)) for _ in range(repeats)]
+    return [ours / bare for bare, ours in turns], [bare for bare, _ in turns]
 
 
 def smollm2(device: str = "cpu", dtype: str = "float32") -> HuggingFaceModel:
-    from auditor.benchmarks.smollm2 import smollm2_folder
-    from auditor.models.loading import load
-
     return load(str(smollm2_folder()), LoadingOptions(device=device, dtype=dtype))
 
 
@@ -382,9 +366,6 @@ def llama(device: str = "cpu", dtype: str = "bfloat16") -> HuggingFaceModel:
 
     Its head is scaled so that 70% of a distribution lies on 6 tokens (of SmolLM2's on 3), not on 10,673.
     """
-    from auditor.benchmarks.smollm2 import smollm2_folder
-    from auditor.models.loading import DEFAULTS, load_tokenizer_if_present
-
     heads: dict[str, Any] = {"num_attention_heads": 32, "num_key_value_heads": 4}
     sizes = {"hidden_size": 2048, "num_hidden_layers": 22, "intermediate_size": 5632, "vocab_size": 49152}
     config = LlamaConfig(**sizes, **heads, dtype=dtype)
@@ -396,9 +377,11 @@ def llama(device: str = "cpu", dtype: str = "bfloat16") -> HuggingFaceModel:
         parameter.data.uniform_(-0.04, 0.04) if parameter.ndim > 1 else parameter.data.fill_(1.0)
     model.lm_head.weight.data.mul_(4)
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
-    return HuggingFaceModel(
-        model.eval(), load_tokenizer_if_present(str(smollm2_folder()), DEFAULTS), "a Llama of 1.1 billion weights"
-    )
+    tokenizer = load_tokenizer_if_present(str(smollm2_folder()), DEFAULTS)
+    return HuggingFaceModel(model.eval(), tokenizer, "a Llama of 1.1 billion weights")
+
+
+MODELS = {"smollm2": smollm2, "llama": llama}
 
 
 def texts(model: HuggingFaceModel) -> Iterator[Tokens]:
@@ -420,7 +403,7 @@ def main(
     torch.set_num_threads(1)
     page = Page(out)
     options = {"device": device, **({} if dtype is None else {"dtype": dtype})}
-    loaded = {"smollm2": smollm2, "llama": llama}[model](**options)
+    loaded = MODELS[model](**options)
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(loaded, list(texts(loaded)), Path(scratch), times)
         if not system:
@@ -428,19 +411,14 @@ def main(
         for name in only if not system else ():
             phase = getattr(bench, name)()
             found, least = ratios(phase, repeats, loaded.device)
-            page.row(
-                WORDS[name],
-                f"{phase.tokens:,}" + ", forward and backward" * phase.backward,
-                f"{statistics.median(least):.3g} s",
-                f"{statistics.median(found):.2f}",
-                f"{min(found):.2f} to {max(found):.2f}",
-                f"{GOAL.get(name, 1.5)}" if name != "personal" else "no forward",
-            )
+            tokens = f"{phase.tokens:,}" + ", forward and backward" * phase.backward
+            goal = f"{GOAL.get(name, 1.5)}" if name != "personal" else "no forward"
+            page.row(WORDS[name], tokens, f"{statistics.median(least):.3g} s", *median_and_spread(found), goal)
         if system:
             page.head("phase", "times the speed, median", "spread", "same tokens", "log-probabilities, nats a token")
             for one in conversations(bench, system, talks, repeats, only):
-                spread, apart = f"{min(one.faster):.2f} to {max(one.faster):.2f}", f"{one.apart:.1e} apart"
-                page.row(one.name, f"{statistics.median(one.faster):.2f}", spread, "yes" if one.same else "NO", apart)
+                same, apart = "yes" if one.same else "NO", f"{one.apart:.1e} apart"
+                page.row(one.name, *median_and_spread(one.faster), same, apart)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import email.utils
 import gzip
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pydoc_data import topics
 
-from benchmarks.checks.harness import Page, refuse, run
+from benchmarks.checks.harness import Page, refuse, run, write_rows
 
 LICENCES, DOCS = Path("/usr/share/common-licenses"), Path("/usr/share/doc")
 CHARACTERS, LEAST = 6_000, 600
@@ -67,7 +66,7 @@ def main(folder: Path, year: int = 2025, model: str = "") -> None:
         own = written[name] = list(dict.fromkeys(" ".join(text.split())[:CHARACTERS] for text in texts))
         if not own:
             refuse(f"expected texts for {name}.jsonl on this machine, got none")
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in own))
+        write_rows(folder / f"{name}.jsonl", ({"text": text} for text in own))
         page.say(f"{name}.jsonl: {len(own)} texts, {sum(map(len, own)):,} characters")
     if model:
         blocks(page, model, written)

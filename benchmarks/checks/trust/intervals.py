@@ -14,8 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from auditor.statistics.intervals import clopper_pearson
-from benchmarks.checks.harness import Page, refuse, run
+from benchmarks.checks.harness import Page, refuse, run, share
 from benchmarks.checks.trust.interval_case import IntervalCase, IntervalErrors, simulated
 from benchmarks.checks.trust.interval_extraction import of_attacks, of_generations, of_unlearning
 from benchmarks.checks.trust.interval_membership import of_epsilon, of_membership
@@ -32,11 +31,9 @@ COLUMNS = ("quantity", "distribution", "size", "audits", "the 95% interval misse
 
 
 def cells(row: IntervalErrors) -> tuple[str, ...]:
-    case, shares = row.case, []
+    case = row.case
     one_end = case.quantity.startswith(("ε", "frontier"))  # the same count three times
-    for wrong in row.wrong[:1] if one_end else row.wrong:
-        low, high = clopper_pearson(wrong, row.audits)
-        shares.append(f"{wrong / row.audits:.1%} [{low:.1%}–{high:.1%}]")
+    shares = [share(wrong, row.audits) for wrong in (row.wrong[:1] if one_end else row.wrong)]
     shares += [""] * (3 - len(shares))
     return case.quantity, case.distribution, case.size, f"{row.audits:,}", *shares, row.verdict
 

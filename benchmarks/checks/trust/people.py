@@ -11,7 +11,6 @@ them, those of 5 people 10 times. What it tells, also of the 4 others of each, w
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +20,8 @@ from faker import Faker
 
 from auditor.records.result_file import read_result
 from auditor.statistics import people
-from auditor.statistics.intervals import clopper_pearson, mean_probability, share_with_interval
-from benchmarks.checks.harness import Page, run
+from auditor.statistics.intervals import mean_probability, share_with_interval
+from benchmarks.checks.harness import Page, run, share, write_rows
 from benchmarks.checks.trust.bases import BASES, Name, audit
 
 IN, OUT, OFTEN, TRAINED, FRESH = 50, 50, 5, 8, 4
@@ -35,8 +34,7 @@ def main(seeds: tuple[int, ...] = (0, 1, 2), lab: Name = "small", runs: int = 20
     page.say("40 people, 1 to 20 records each; of 30% of the people all records are extracted:\n")
     page.head("interval", "covers", "mean width")
     for name, held, width in covered(runs):
-        low, high = clopper_pearson(held, runs)
-        page.row(name, f"{held / runs:.1%} [{low:.1%}–{high:.1%}]", f"{width:.3f}")
+        page.row(name, share(held, runs), f"{width:.3f}")
     page.say(f"\n{IN} people in it, {OUT} not:\n")
     page.head("seed", "model", *NUMBERS)
     for seed in seeds:
@@ -61,22 +59,13 @@ def trained(seed: int, lab: Name) -> Iterator[tuple[str, dict[str, str]]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name, rows in write_people(seed).items():
-            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            write_rows(folder / f"{name}.jsonl", rows)
         BASES[lab].save(folder / "public")
         data = ["--data", folder / "private.jsonl"]
         course = [*BASES[lab].course, "-D", f"epochs={EPOCHS[lab]}", "--seed", seed]
         audit("train", "none", "--model", folder / "public", *data, *course, "-o", folder / "tuned")
         attacks = ["--attack", "perplexity", "-A", "perplexity.samples=5", "--attack", "membership"]
-        asked = [
-            *data,
-            "--nonmembers",
-            folder / "fresh.jsonl",
-            "--user-column",
-            "who",
-            "--setting",
-            "white-box",
-            *attacks,
-        ]
+        asked = [*data, "--nonmembers", folder / "fresh.jsonl", "--user-column", "who", *attacks]
         cut = ["--prefix-length", 10, "--suffix-length", 10, "--known-fraction", 0, "--setting", "white-box"]
         for name in ("tuned", "public"):
             more = ["--reference", folder / "public"] if name == "tuned" else ["-A", "membership.score=loss"]

@@ -35,10 +35,9 @@ from auditor.runs.base_check import (
     training_data_request_prompts,
     tune_and_measure_leaks,
 )
-from auditor.statistics.intervals import clopper_pearson
 from auditor.training.finetune import fit, make_untrained_model
 from auditor.training.members import Adapter, copy_sharing_weights, with_adapter
-from benchmarks.checks.harness import Page, refuse, run
+from benchmarks.checks.harness import Page, refuse, run, share
 from benchmarks.checks.trust.bases import Name
 
 TEMPLATE = (
@@ -91,7 +90,9 @@ def alarm_table(
             for seed, own in found.items()
         }
         sides = ([alarms[seed] for seed in found if kinds[seed] == kind] for kind in there)
-        page.row(k, *(_share(side.count(said), len(side)) for side in sides for said in (True, None)))
+        page.row(
+            k, *(f"{share(side.count(said), len(side))} of {len(side)}" for side in sides for said in (True, None))
+        )
 
 
 def _leaks(seed: int, every: Sequence[str], making: BaseMaking, out: Path | None, longer: bool) -> Shares:
@@ -112,11 +113,6 @@ def _next(honest: Sequence[int], seed: int, k: int) -> list[int]:
     """The k honest seeds behind this one, in a ring."""
     ring = sorted(set(honest) - {seed}, key=lambda other: (other < seed, other))
     return ring[:k]
-
-
-def _share(hits: int, n: int) -> str:
-    low, high = clopper_pearson(hits, n)
-    return f"{hits / n:.1%} [{low:.1%}–{high:.1%}] of {n}"
 
 
 def is_prepared(seed: int) -> bool:

@@ -41,9 +41,8 @@ from auditor.records.table import MEASURED, read_columns
 from auditor.runs import released_text
 from auditor.runs.reporter import Silence
 from auditor.statistics import roc
-from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.metrics import score_column_name
-from benchmarks.checks.harness import Page, run
+from benchmarks.checks.harness import Page, run, share
 from benchmarks.checks.trust.bases import Name
 
 RECORDS, TEXTS, CANARIES = 150, 400, 200
@@ -138,7 +137,7 @@ def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: Name = "s
             told = {"any": bool(seen), "alone": not auc.low <= 0.5 <= auc.high}
             shown.update([*seen, *(name for name, is_told in told.items() if is_told)])
             aucs.append([roc.auc(*sides) for sides in scores.values()])
-        page.row(f"{of_private:g}", count, *(_share(shown[name], count) for name in (*SIGNALS, "any", "alone")))
+        page.row(f"{of_private:g}", count, *(share(shown[name], count) for name in (*SIGNALS, "any", "alone")))
         each = np.array(aucs)
         powers.append((f"{of_private:g}", [_mean(x) for x in (*each.T, *(each[:, 0] - x for x in each.T[1:]))]))
     page.say("\nAUC on the same texts, means over the runs with 95% intervals:\n")
@@ -147,11 +146,6 @@ def main(runs: int = 300, seed: int = 0, out: Path | None = None, lab: Name = "s
         page.row(name, *row)
     of_lab(page, Lab(LabRecipe(seed=seed)), 2, 250, 80)
     timed(page, texts, seed)
-
-
-def _share(hits: int, n: int) -> str:
-    low, high = clopper_pearson(hits, n)
-    return f"{hits / n:.1%} [{low:.1%}–{high:.1%}]"
 
 
 def _mean(values: np.ndarray) -> str:

@@ -9,7 +9,6 @@ and what it would have found in the tokenizer's chat template, which is what it 
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from auditor.runs.likeliest_reading import mean_nll
 from auditor.runs.own_data import load_data
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall
-from benchmarks.checks.harness import Page, refuse, run
+from benchmarks.checks.harness import Page, refuse, run, write_rows
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 NAMES = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ida", "Joe", "Kim", "Lou", "Max", "Ned", "Oda",
@@ -286,7 +285,7 @@ def look(case: FormCase, members: int = 12, steps: int = 150) -> Seen:
 def _written(folder: Path, *parts: Sequence[Row]) -> Iterator[str]:
     for number, rows in enumerate(parts):
         path = folder / f"{number}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(path, rows)
         yield str(path)
 
 

@@ -10,7 +10,6 @@ turns are attacked (--turns user), behind half of them (--knows partial:0.5). On
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from auditor.records.outcomes import PerSecret, read_outcomes
 from auditor.records.result_file import read_result
 from auditor.statistics.compare import difference_evidence
 from auditor.statistics.metrics import score_column_name
-from benchmarks.checks.harness import Page, run
+from benchmarks.checks.harness import Page, run, write_rows
 from benchmarks.checks.trust.bases import BASES, Name, audit
 
 COUNT = 80
@@ -92,7 +91,7 @@ def write_conversations(folder: Path, seed: int, repeats: int) -> None:
             )
             said = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
             rows.append({"messages": said, "repeats": times})
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{name}.jsonl", rows)
 
 
 if __name__ == "__main__":
