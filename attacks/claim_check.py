@@ -60,8 +60,7 @@ class ClaimCheck(Probe):
         return Sampling(1, ANCESTRAL)
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        for capability in self.required:
-            view.require_capability(capability)
+        view.require_capability(*self.required)
         model, longest = view.target, max((len(secret.suffix) for secret in secrets), default=1)
         size = max(1, _DISTRIBUTION_ELEMENTS // (longest * model.vocab_size * model.parts))
 

@@ -75,8 +75,7 @@ class EpsilonAudit(Probe):
     # --- what is seen of each canary ---
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        for capability in self.required:
-            view.require_capability(capability)
+        view.require_capability(*self.required)
         if not view.target.prefix_token and not all(secret.prefix for secret in secrets):
             raise NotApplicable(
                 "nothing stands before the first token of these canaries: give --prefix-token eos, for example"

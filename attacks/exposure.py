@@ -63,8 +63,7 @@ class Exposure(Probe):
         return Sampling(1, ANCESTRAL)
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        for capability in self.required:
-            view.require_capability(capability)
+        view.require_capability(*self.required)
         if view.tokenizer is None:
             raise NotApplicable("needs the model's tokenizer: canaries are text")
         spaces: dict[Space, list[Secret]] = {}

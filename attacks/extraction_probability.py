@@ -109,8 +109,7 @@ class ExtractionProbability(DistributionProbe):
         return _parse_number_list("windows", self.windows, int) if self.bracket else []
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        for capability in self.required:
-            view.require_capability(capability)
+        view.require_capability(*self.required)
         model, decoding = view.target, view.decoding(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:

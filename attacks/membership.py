@@ -19,7 +19,7 @@ from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import References
-from auditor.plugins.probe import Observed, Probe, member_mask, observe_in_batches, value_column
+from auditor.plugins.probe import Observed, Probe, masks_by_repeat_count, member_mask, observe_in_batches, value_column
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import blind_classifier, membership, people, roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
@@ -89,8 +89,7 @@ class Membership(Probe):
     # --- one secret at a time -----------------------------------------------------------------------------------------
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        for capability in self.required:
-            view.require_capability(capability)
+        view.require_capability(*self.required)
         reference, references = self._usable_reference_model(view), self._references(view)
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
@@ -267,10 +266,12 @@ class Membership(Probe):
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         """The main AUC of the members of each repeat count against all non-members."""
         main, member = _record_scores(self.score, observations), member_mask(secrets)
-        repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
-        counts = [r for r in sorted(set(repeats.tolist()) - {-1}) if (repeats == r).sum() >= roc.LEAST]
         widen = _auc_widening(observations, member)[self.score]
-        return {str(r): roc.auc_estimate(auc_name(""), main[repeats == r], main[~member], widen=widen) for r in counts}
+        return {
+            str(r): roc.auc_estimate(auc_name(""), main[own], main[~member], widen=widen)
+            for r, own in masks_by_repeat_count(secrets).items()
+            if own.sum() >= roc.LEAST
+        }
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         """Scores, of which every number of the row is worked out again."""

@@ -51,8 +51,7 @@ class NearVerbatim(DistributionProbe):
         check_beam_options(self.distance, self.beams)
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        for capability in self.required:
-            view.require_capability(capability)
+        view.require_capability(*self.required)
         model, decoding = view.target, view.decoding(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:

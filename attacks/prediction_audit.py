@@ -95,8 +95,7 @@ class PredictionAudit(Probe):
 
     @torch.no_grad()
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
-        for capability in self.required:
-            view.require_capability(capability)
+        view.require_capability(*self.required)
         if "distribution" not in view.target.capabilities:  # the setting is the adversary's, who sees tokens alone
             raise NotApplicable(
                 f"needs the distribution that tokens are scored by, which {view.target.name} does not give"

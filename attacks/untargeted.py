@@ -73,8 +73,7 @@ class Untargeted(CorpusAttack):
         return self.begins(view) if self.prompts else []
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
-        for capability in self.required:
-            view.require_capability(capability)
+        view.require_capability(*self.required)
         for batch in view.candidates(queries, self.sampling()):
             rankings = self.rankings(view, batch)
             for i, (query, candidates) in enumerate(batch):

@@ -54,10 +54,6 @@ class AdaPMixed(Defense):
         if not 0 <= self.beta * self.alpha <= _MOST_RADIUS:
             raise AuditError(f"expected beta >= 0 and alpha beta of at most {_MOST_RADIUS:,} nats, got {self.beta:g}")
 
-    @property
-    def ensemble_folder(self) -> str:
-        return self.ensemble
-
     def protect(self, scenario: Scenario) -> LanguageModel:
         served = partial(constant_radius_projection, self.alpha, self.alpha * self.beta)
         return AdaptiveModel(scenario.ensemble, 1.0, served, "AdaPMixED")

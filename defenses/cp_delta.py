@@ -50,10 +50,6 @@ class CpDelta(Defense):
         check_distance(self.distance)
 
     @property
-    def ensemble_folder(self) -> str:
-        return self.ensemble
-
-    @property
     def members(self) -> int:
         return len(_HALVES)
 

@@ -24,10 +24,6 @@ class OneAdapter(Defense):
     claims: ClassVar[str] = "none: the control row of pmixed for its members' training configuration"
     ensemble: str = ""
 
-    @property
-    def ensemble_folder(self) -> str:
-        return self.ensemble
-
     def protect(self, scenario: Scenario) -> LanguageModel:
         assert scenario.whole is not None  # the run has seen to what is needed
         return scenario.whole

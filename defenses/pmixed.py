@@ -101,10 +101,6 @@ class PMixed(Defense):
             "weigh more than in service: give -D pmixed.queries=N, the tokens to answer, or add an attack that draws",
         )
 
-    @property
-    def ensemble_folder(self) -> str:
-        return self.ensemble
-
     def chain(self) -> tuple[Cause, ...]:
         return mixed_ensemble_causes(self.ensemble, "each distribution is mixed with the public one")
 
@@ -213,10 +209,6 @@ class Unmixed(Defense):
     needs: ClassVar[tuple[str, ...]] = ("public", "ensemble")
     claims: ClassVar[str] = "none: the control row of pmixed"
     ensemble: str = ""
-
-    @property
-    def ensemble_folder(self) -> str:
-        return self.ensemble
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         return PMixedModel(scenario.ensemble, 1.0, no_op_projection, "ensemble without mixing")

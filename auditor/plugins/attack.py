@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,11 @@ from auditor.generation.sample import Candidates
 from auditor.generation.search import SearchResult, TreeLeaves, check_threshold
 from auditor.models.decoding import Decoding
 from auditor.plugins.method import Method
+from auditor.plugins.options import require_listed_options, require_options_at_least
 from auditor.plugins.view import Batch, Sampling, Search, View
+
+_MOST_TEXTS = 1_000_000  # more is a slip
+_MOST_CANDIDATES = 100_000  # of one prefix: they are in memory together
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,6 @@ class Attack(Method):
         return ()
 
 
-_MOST_TEXTS = 1_000_000  # more is a slip
-
-
 @dataclass(frozen=True)
 class CorpusAttack(Attack):
     """Base of attacks that draw texts without knowing a prefix: all that was trained on is looked for in them.
@@ -97,9 +98,7 @@ class CorpusAttack(Attack):
     n: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("generations", "length"):
-            if getattr(self, name) < 1:
-                raise AuditError(f"expected {name} >= 1, got {getattr(self, name)}")
+        require_options_at_least(self, 1, "generations", "length")
         if self.generations > _MOST_TEXTS:
             raise AuditError(f"expected generations of at most {_MOST_TEXTS:,}, got {self.generations:,}")
         if not 0 <= self.n <= self.length:
@@ -121,9 +120,6 @@ class CorpusAttack(Attack):
         return [Query(f"generation-{i:06d}-{named[at]}", begins[at], self.length) for i, at in enumerate(turns)]
 
 
-_MOST = 100_000  # candidates of one prefix: they are in memory together
-
-
 @dataclass(frozen=True)
 class SamplingAttack(Attack):
     """Base of attacks that rank candidates. Defaults: Ethicist, Section 4.2 (K=100, top-p 0.7, T 0.8).
@@ -143,13 +139,11 @@ class SamplingAttack(Attack):
     beams: int = 10
 
     def __post_init__(self) -> None:
+        require_options_at_least(self, 1, "samples", "beams")
         for name in ("samples", "beams"):
-            if getattr(self, name) < 1:
-                raise AuditError(f"expected {name} >= 1, got {getattr(self, name)}")
-            if getattr(self, name) > _MOST:
-                raise AuditError(f"expected {name} of at most {_MOST:,}, got {getattr(self, name):,}")
-        if self.search not in get_args(Search):
-            raise AuditError(f"expected search in {get_args(Search)}, got {self.search!r}")
+            if getattr(self, name) > _MOST_CANDIDATES:
+                raise AuditError(f"expected {name} of at most {_MOST_CANDIDATES:,}, got {getattr(self, name):,}")
+        require_listed_options(self)
         check_threshold(self.threshold)
         self.sampling()  # refuses a bad temperature, top_k or top_p
 
@@ -187,8 +181,7 @@ class SamplingAttack(Attack):
         return {view.recipe(self.sampling(), self.prompt_name(view)): self.samples}
 
     def guess(self, view: View, state: dict[str, Any], queries: Sequence[Query]) -> Iterator[Guesses]:
-        for capability in self.required:
-            view.require_capability(capability)
+        view.require_capability(*self.required)
         prompt = self.soft_prompt(state)
         for batch in view.candidates(queries, self.sampling(), prompt, self.prompt_name(view)):
             for (query, candidates), score in zip(batch, self.scores(view, batch), strict=True):
@@ -203,9 +196,10 @@ def add_capability(needs: tuple[str, ...], capability: str) -> tuple[str, ...]:
 def rank_candidates(query: Query, candidates: Candidates, score: Tensor, samples: int) -> Guesses:
     """Candidates by falling score; equal scores by falling count, then in the order they were first drawn."""
     keys = sorted(range(len(score)), key=lambda i: (-float(score[i]), -int(candidates.counts[i]), i))
-    likely = (
-        [(None, None)] * len(keys) if candidates.token_log_probs is None else _total_and_lowest_log_probs(candidates)
-    )
+    likely: Sequence[tuple[float | None, float | None]] = [(None, None)] * len(keys)
+    if candidates.token_log_probs is not None:  # of the whole suffix, and of its least likely token
+        least = candidates.token_log_probs.double().amin(-1)
+        likely = list(zip((-candidates.nll).tolist(), least.tolist(), strict=True))
     guesses = tuple(
         Guess(tuple(candidates.suffixes[i].tolist()), float(score[i]), int(candidates.counts[i]), *likely[i])
         for i in keys
@@ -215,13 +209,6 @@ def rank_candidates(query: Query, candidates: Candidates, score: Tensor, samples
         certificate = candidates.certificate if isinstance(candidates, TreeLeaves) else None
         return Guesses(query.id, guesses, len(guesses), drawn=0, rows=rows, certificate=certificate)
     return Guesses(query.id, guesses, samples, samples * query.length, near, rows)
-
-
-def _total_and_lowest_log_probs(candidates: Candidates) -> list[tuple[float, float]]:
-    """Of each candidate: the log-probability of the whole suffix and of its least likely token, nats."""
-    assert candidates.token_log_probs is not None
-    least = candidates.token_log_probs.double().amin(-1)
-    return list(zip((-candidates.nll).tolist(), least.tolist(), strict=True))
 
 
 def mean_nll(candidates: Candidates) -> Tensor:

@@ -86,8 +86,9 @@ class Defense:
 
     @property
     def ensemble_folder(self) -> str:
-        """Where the adapters lie that it was told to serve; "" where it was told none, as in the lab."""
-        return ""
+        """Where the adapters lie that it was told to serve, by an option `ensemble`; "": nowhere, as in the lab."""
+        folder: str = getattr(self, "ensemble", "")
+        return folder
 
     @property
     def members(self) -> int | None:
@@ -96,8 +97,9 @@ class Defense:
 
     @property
     def model_folder(self) -> str:
-        """Where the model lies that it was told to serve as trained; "" where it was told none, as in the lab."""
-        return ""
+        """Where the model lies that it was told to serve as trained, by an option `model`; "": nowhere, as in a lab."""
+        folder: str = getattr(self, "model", "")
+        return folder
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         raise NotImplementedError

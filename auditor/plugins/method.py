@@ -12,8 +12,7 @@ from auditor.plugins.view import Sampling
 
 @dataclass(frozen=True)
 class Method:
-    """Base of attacks and probes. A frozen dataclass: its fields are its options, its first docstring line its
-    description.
+    """Base of attacks and probes: fields of the frozen dataclass are options, the first docstring line describes it.
 
     `needs` names the capabilities without which it cannot run by default: "draw", "likelihood", "ranks", "likeliest",
     "distribution", "embeddings", "training". `metrics` are the titles, by name, of numbers that are its own.

@@ -56,6 +56,20 @@ def parse_option(where: str, kind: Any, value: Any) -> Any:
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a finite number", str: "text"}
 
 
+def require_options_at_least(plugin: Any, least: int, *options: str) -> None:
+    """Refuses a plug-in with one of these options below `least`. Raises AuditError."""
+    for option in options:
+        if getattr(plugin, option) < least:
+            raise AuditError(f"expected {option} >= {least}, got {getattr(plugin, option)}")
+
+
+def require_listed_options(plugin: Any) -> None:
+    """Refuses a plug-in one of whose `Literal` options has a value that is not listed there. Raises AuditError."""
+    for option, kind in typing.get_type_hints(type(plugin)).items():
+        if typing.get_origin(kind) is Literal and getattr(plugin, option) not in typing.get_args(kind):
+            raise AuditError(f"expected {option} in {typing.get_args(kind)}, got {getattr(plugin, option)!r}")
+
+
 def options_of(cls: type) -> dict[str, Any]:
     """Option names and defaults of a plug-in, in the order of declaration."""
     return {field.name: field.default for field in dataclasses.fields(cls)}

@@ -109,8 +109,7 @@ class Probe(Method):
 
 @dataclass(frozen=True)
 class DistributionProbe(Probe):
-    """Base of probes that ask for the distribution tokens are drawn from. Defaults: Ethicist, Section 4.2 (top-p 0.7, T
-    0.8)."""
+    """Base of probes of the distribution that tokens are drawn from. Defaults: Ethicist, Section 4.2 (top-p, T)."""
 
     temperature: float = 0.8
     top_p: float = 0.7
@@ -172,5 +171,10 @@ def measure_with_nonmember_baseline(
 
 def mean_by_repeat_count(name: str, secrets: Sequence[Secret], p: NDArray[np.float64]) -> dict[str, Measurement]:
     """Mean probability of the members of each repeat count, where repeat counts are known."""
+    return {str(r): mean_probability(name, p[own]) for r, own in masks_by_repeat_count(secrets).items()}
+
+
+def masks_by_repeat_count(secrets: Sequence[Secret]) -> dict[int, NDArray[np.bool_]]:
+    """Which secrets are members of each repeat count, rising, as far as repeat counts are known."""
     repeats = np.array([-1 if s.repeats is None or not s.member else s.repeats for s in secrets])
-    return {str(r): mean_probability(name, p[repeats == r]) for r in sorted(set(repeats.tolist()) - {-1})}
+    return {r: repeats == r for r in sorted(set(repeats.tolist()) - {-1})}

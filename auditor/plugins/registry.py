@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import pkgutil
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -116,19 +116,15 @@ def all_plugins() -> dict[str, dict[str, Any]]:
 def _find_plugin_classes(kind: Any, package: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for module in _import_plugin_modules(package):
-        for value in _plugin_classes_in_module(module, kind):
+        for value in vars(module).values():
+            # What a module imports belongs elsewhere, and a base has no name.
+            mine = inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, kind)
+            if not mine or not value.name:
+                continue
+            check_plugin_name(value.name)
             if found.setdefault(value.name, value) is not value:
                 raise AuditError(f"two plug-ins are called {value.name!r}: {found[value.name]} and {value}")
     return dict(sorted(found.items()))
-
-
-def _plugin_classes_in_module(module: types.ModuleType, kind: type) -> Iterator[Any]:
-    """The named subclasses of `kind` that this module defines; those it imports belong elsewhere."""
-    for value in vars(module).values():
-        mine = inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, kind)
-        if mine and value.name:
-            check_plugin_name(value.name)
-            yield value
 
 
 def check_plugin_name(name: str) -> None:

@@ -26,9 +26,7 @@ class TrainingRecord:
     text: str
     tokens: Tokens  # of the whole text, without special tokens
     unit: str  # whose it is: the user or group column, else the name of the record's own content
-    learnt: tuple[bool, ...] | None = (
-        None  # which tokens have a loss; None: all (`training.loss_masks` for how to train so)
-    )
+    learnt: tuple[bool, ...] | None = None  # which tokens have a loss (`training.loss_masks`); None: all
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ _ROWS_BYTES = 2**29
 _PREFIXES_AT_ONCE = 256
 _TREE_DISTRIBUTIONS = 4  # a tree reads whole distributions, in more precision, where a draw reads a nucleus
 
-
 Search = Literal["sample", "tree", "beam"]
 
 
@@ -56,9 +55,8 @@ class Setting:
 # Inside the claim of a private prediction only sampled tokens come back, and they are drawn from the mixed distribution
 # itself.
 TEXT_ONLY = Setting("text-only", "claim", frozenset({"draw"}), ancestral=True)
-WHITE_BOX = Setting(
-    "white-box", "worst", frozenset({"draw", "distribution", "embeddings", "training"}), ancestral=False
-)
+_ALL = frozenset({"draw", "distribution", "embeddings", "training"})
+WHITE_BOX = Setting("white-box", "worst", _ALL, ancestral=False)
 SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in (TEXT_ONLY, WHITE_BOX)}
 
 
@@ -104,9 +102,7 @@ Batch = list[tuple[Query, Candidates]]
 
 @dataclass
 class View:
-    """One attacker's access. `require_capability` refuses what the setting does not give; everything else asks
-    through it.
-    """
+    """One attacker's access. `require_capability` refuses what the setting does not give; all else asks through it."""
 
     target_name: str
     target: LanguageModel
@@ -125,12 +121,13 @@ class View:
     training: GradientCanaries | None = None  # what the target's training kept for an audit of it
     _shared: dict[str, CandidatesOnDisk] = field(default_factory=dict)
 
-    def require_capability(self, capability: str) -> None:
-        """Raises NotApplicable where this setting, or the target, does not give the capability."""
-        if not implies_capability(self.setting.capabilities, capability):
-            raise NotApplicable(f"needs {_WORDS[capability]}; in this setting only sampled tokens come back")
-        if not implies_capability(self._given, capability):
-            raise NotApplicable(f"needs {_WORDS[capability]}; {self.target.name} does not give them")
+    def require_capability(self, *capabilities: str) -> None:
+        """Raises NotApplicable where this setting, or the target, does not give one of the capabilities."""
+        for capability in capabilities:
+            if not implies_capability(self.setting.capabilities, capability):
+                raise NotApplicable(f"needs {_WORDS[capability]}; in this setting only sampled tokens come back")
+            if not implies_capability(self._given, capability):
+                raise NotApplicable(f"needs {_WORDS[capability]}; {self.target.name} does not give them")
 
     def has_capability(self, capability: str) -> bool:
         return all(implies_capability(own, capability) for own in (self.setting.capabilities, self._given))
@@ -153,8 +150,7 @@ class View:
         return self.training
 
     def decoding(self, sampling: Sampling) -> Decoding:
-        """The decoding really used: the attack's own, or ancestral where the setting draws from the target's
-        distribution."""
+        """The decoding really used: the attack's own, or ancestral where the setting has the target draw."""
         if self.setting.ancestral:
             return ANCESTRAL
         forbidden = self.target.eos if sampling.eos == "masked" else ()
@@ -260,9 +256,8 @@ class View:
     def _sampling_noise(self, query: Query, samples: int, name: str) -> np.ndarray:
         # The number of samples is left out of the key: a run with fewer of them draws the first ones of this run.
         recipe = name.split(" x ", 1)[1]
-        noise = secret_uniform_draws(
-            samples, query.length, self.seed, self.target_name, self.setting.stream, recipe, query.id
-        )
+        key = (self.seed, self.target_name, self.setting.stream, recipe, query.id)
+        noise = secret_uniform_draws(samples, query.length, *key)
         if self.allowance is not None:
             # Draws past the budget are answered by the public model: a subset of size zero, whatever was drawn for it.
             paid = self.allowance[(name, query.id)]
@@ -309,13 +304,13 @@ def _nll_of_shared_prefix_suffixes(
         longest = max(len(prefix) + len(suffix) for prefix, suffix in pairs)
         size = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(longest))
         limit = BatchSizeLimit(size)
-        asked = limit.pieces(len(pairs), lambda some: _log_probs_of_suffixes(model, pairs[some]))  # noqa: B023
+        asked = limit.pieces(len(pairs), lambda some: _suffix_log_probs(model, pairs[some]))  # noqa: B023
         for some, log_probs in asked:
             found.update(zip(pairs[some], (-x for x in log_probs), strict=True))
     return found
 
 
-def _log_probs_of_suffixes(model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
+def _suffix_log_probs(model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:
     """Summed log-probability of each suffix, the prefixes all of one length."""
     read = list(dict.fromkeys(prefix for prefix, _ in pairs))
     owner = [read.index(prefix) for prefix, _ in pairs]

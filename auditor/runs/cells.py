@@ -84,8 +84,7 @@ class Cell(ABC):
         try:
             if refused := reason_method_is_skipped(self.method, self.target.defense):
                 raise NotApplicable(refused)
-            for capability in self.method.required:
-                self.view.require_capability(capability)
+            self.view.require_capability(*self.method.required)
             finding = self._measured(blank)
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))

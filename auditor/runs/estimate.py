@@ -229,8 +229,7 @@ class _Asker:
             try:
                 if refused := reason_method_is_skipped(method, target.defense):
                     raise NotApplicable(refused)
-                for capability in method.required:
-                    view.require_capability(capability)
+                view.require_capability(*method.required)
                 if isinstance(method, Probe):
                     yield self.probing_part_to_time(method, target, view, name, n)
                 else:

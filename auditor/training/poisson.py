@@ -83,10 +83,6 @@ class PoissonTraining(Defense, Trainer):
     model: str = ""
     gradient_canaries: int = 0
 
-    @property
-    def model_folder(self) -> str:
-        return self.model
-
     def __post_init__(self) -> None:
         for option in ("batch", "physical_batch"):
             if getattr(self, option) < 1:

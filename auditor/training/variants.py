@@ -88,10 +88,6 @@ class Variant(Defense, FineTuning):
     claims: ClassVar[str] = "none"
     model: str = ""
 
-    @property
-    def model_folder(self) -> str:
-        return self.model
-
     def check(self, job: TrainingJob) -> None:
         if self.model:
             raise AuditError(f"-D model= names a model trained by {self.name}, for audit run: audit train makes one")
