@@ -33,22 +33,16 @@ def advise(
         return
     if at_most is not None:
         raise AuditError(f"--max is about checkpoints, but {str(folder)!r} is a single run")
-    for sentence in _run_advice_lines(folder):
-        typer.echo(sentence)
-
-
-def _run_advice_lines(folder: Path) -> list[str]:
     from auditor.gate.decide import read_run
     from auditor.records import secret_details
     from auditor.reports import advice, escaping, phrases
 
-    run = read_run(folder)
-    found = advice.advice(
-        phrases.clean_result(run.result), secret_details.read_details(folder), shlex.quote(str(folder))
-    )
+    result, details = phrases.clean_result(read_run(folder).result), secret_details.read_details(folder)
+    found = advice.advice(result, details, shlex.quote(str(folder)))
+    for one in found:
+        typer.echo(escaping.to_printable_line(one.line))
     if not found:
-        return ["nothing can be advised: nothing was measured"]
-    return [escaping.to_printable_line(one.line) for one in found]
+        typer.echo("nothing can be advised: nothing was measured")
 
 
 def _last_checkpoint_below_limit(folder: Path, at_most: str | None) -> str:

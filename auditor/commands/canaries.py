@@ -128,10 +128,8 @@ def make(
         raise AuditError("expected -o, a manifest to write, got none")
     lists = dict(_parse_named_word_list(item) for item in exposure.list_ or [])
     sizes = {name: own[name] for name in ("each", "controls") if name in own}
-    formats, many = (
-        exposure.format or ["My ID is {digits:6}"],
-        _parse_insertion_counts("1,2,4,8,16" if counts is None else counts),
-    )
+    formats = exposure.format or ["My ID is {digits:6}"]
+    many = _parse_insertion_counts("1,2,4,8,16" if counts is None else counts)
     manifest = canaries.make_manifest(formats, many, lists=lists, seed=seed or 0, **sizes)
     manifests.write_manifest(out, manifest)
     copies = len(manifest.copies())
@@ -165,21 +163,16 @@ def _make_audit_canaries(coins: AuditFlags, out: Path | None, counts: list[int],
     if out is None:
         raise AuditError("expected -o, a manifest to write, got none")
     console.silence_libraries()
-    chosen = {
-        name: value
-        for name, value in options.given_flags(coins).items()
-        if name not in ("audit", "for_epsilon", "delta")
-    }
+    of_count = ("audit", "for_epsilon", "delta")
+    chosen = {name: value for name, value in options.given_flags(coins).items() if name not in of_count}
     manifest = making_audit_canaries.make_audit_canaries(
         making_audit_canaries.CanaryRequest(count=count, times=counts[0], seed=seed, **chosen)
     )
     manifests.write_manifest(out, manifest)
     inside = sum(one.included for one in manifest.canaries)
-    whose = (
-        "a fresh secret seed"
-        if seed is None
-        else f"--seed {seed}: whoever knows this seed knows which canaries are included"
-    )
+    whose = "a fresh secret seed"
+    if seed is not None:
+        whose = f"--seed {seed}: whoever knows this seed knows which canaries are included"
     typer.echo(f"manifest: {out} ({count} canaries, {inside} included; coin flips from {whose})")
 
 

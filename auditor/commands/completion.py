@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 from auditor.commands import console
 from auditor.plugins.catalogue import cached_plugin_classes
 from auditor.plugins.options import description_of, options_of
 
-ATTACKS, DEFENSES = ("Attack", "Probe"), ("Defense",)
-
-
-def complete_attack_names(incomplete: str) -> list[tuple[str, str]]:
-    return list(_names_starting_with(incomplete, ATTACKS))
-
-
-def complete_defense_names(incomplete: str) -> list[tuple[str, str]]:
-    return list(_names_starting_with(incomplete, DEFENSES))
-
-
-def complete_training_methods(incomplete: str) -> list[tuple[str, str]]:
-    return list(_names_starting_with(incomplete, ("Trainer",)))
-
-
-def complete_plugin_names(incomplete: str) -> list[tuple[str, str]]:
-    return list(_names_starting_with(incomplete, (*ATTACKS, *DEFENSES, "Trainer", "Benchmark")))
-
-
-def complete_attack_options(incomplete: str) -> list[str]:
-    return list(_option_names_starting_with(incomplete, ATTACKS))
-
-
-def complete_defense_options(incomplete: str) -> list[str]:
-    return list(_option_names_starting_with(incomplete, DEFENSES))
-
-
-def _names_starting_with(incomplete: str, kinds: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    for name, cls in _classes_of_kinds(kinds).items():
-        if name.startswith(incomplete):
-            yield name, description_of(cls)
-
-
-def _option_names_starting_with(incomplete: str, kinds: tuple[str, ...]) -> Iterator[str]:
-    """`ethicist.samples=`"""
-    for name, cls in _classes_of_kinds(kinds).items():
-        yield from (text for option in options_of(cls) if (text := f"{name}.{option}=").startswith(incomplete))
-
 
 def _classes_of_kinds(kinds: tuple[str, ...]) -> dict[str, type]:
     known = cached_plugin_classes(console.silence_libraries)
     return {name: cls for kind in kinds for name, cls in known[kind].items()}
+
+
+def _complete_names(*kinds: str) -> Callable[[str], list[tuple[str, str]]]:
+    def complete(incomplete: str) -> list[tuple[str, str]]:
+        known = _classes_of_kinds(kinds).items()
+        return [(name, description_of(cls)) for name, cls in known if name.startswith(incomplete)]
+
+    return complete
+
+
+def _complete_options(*kinds: str) -> Callable[[str], list[str]]:
+    """`ethicist.samples=`"""
+
+    def complete(incomplete: str) -> list[str]:
+        every = (f"{name}.{option}=" for name, cls in _classes_of_kinds(kinds).items() for option in options_of(cls))
+        return [text for text in every if text.startswith(incomplete)]
+
+    return complete
+
+
+complete_attack_names = _complete_names("Attack", "Probe")
+complete_attack_options = _complete_options("Attack", "Probe")
+complete_defense_names = _complete_names("Defense")
+complete_defense_options = _complete_options("Defense")
+complete_training_methods = _complete_names("Trainer")
+complete_plugin_names = _complete_names("Attack", "Probe", "Defense", "Trainer", "Benchmark")

@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -102,17 +102,6 @@ def print_table(table: Any, styles: Sequence[str] = ()) -> None:
     Console().print(to_rich(table, styles))
 
 
-def run_with_resume_hint(folder: Path, walk: Callable[[Terminal], Any], verbose: bool = True) -> Any:
-    with open_progress_terminal(verbose) as reporter:
-        try:
-            return walk(reporter)
-        except KeyboardInterrupt:
-            print_line_to_stderr(
-                f"interrupted; finished points are kept in {folder}: the same command with -o {folder} goes on", 130
-            )
-            raise
-
-
 def silence_libraries() -> None:
     """Libraries speak through us: their own bars and advice would bury the report."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -158,7 +147,12 @@ class Terminal:
             yield
         if self._verbose:
             stderr_console().print(_safe_text_after_lead(f"{time.perf_counter() - start:7.1f} s  ", name))
-            self._report_threads_once()
+        if self._verbose and not self._said_threads:  # behind the first stage: a refusal is one sentence, nothing else
+            import torch
+
+            self._said_threads = True
+            used, speed = threads.describe_threads(torch.get_num_threads()), threads.measure_gflops()
+            self.note(f"threads: {used}; {speed:.0f} GFLOP/s in float32")
 
     @contextmanager
     def transient_progress_bar(self, name: str = "") -> Iterator[None]:
@@ -169,15 +163,6 @@ class Terminal:
             yield
         finally:
             self._progress.remove_task(task)
-
-    def _report_threads_once(self) -> None:
-        """Once, behind the first stage that ended: a refusal is one sentence and nothing else."""
-        if not self._said_threads:
-            import torch
-
-            self._said_threads = True
-            used, speed = threads.describe_threads(torch.get_num_threads()), threads.measure_gflops()
-            self.note(f"threads: {used}; {speed:.0f} GFLOP/s in float32")
 
     def progress(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
@@ -208,8 +193,13 @@ class Terminal:
             )
 
 
+def kept_points_hint(folder: Path) -> str:
+    return f"finished points are kept in {folder}: the same command with -o {folder} goes on"
+
+
 @contextmanager
-def open_progress_terminal(verbose: bool = True) -> Iterator[Terminal]:
+def open_progress_terminal(verbose: bool = True, interrupted: str = "") -> Iterator[Terminal]:
+    """interrupted: what is said where Ctrl-C ends the block: what is kept, and how to go on."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
@@ -223,4 +213,9 @@ def open_progress_terminal(verbose: bool = True) -> Iterator[Terminal]:
     with Progress(
         *columns, console=stderr_console(), transient=True, disable=not stderr_console().is_terminal
     ) as progress:
-        yield Terminal(progress, verbose)
+        try:
+            yield Terminal(progress, verbose)
+        except KeyboardInterrupt:
+            if interrupted:
+                print_line_to_stderr(f"interrupted; {interrupted}", 130)
+            raise

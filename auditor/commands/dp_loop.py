@@ -12,16 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from auditor.commands import console
 from auditor.core import disk
 from auditor.core.errors import AuditError
-
-if TYPE_CHECKING:
-    from auditor.crash.trial import CrashTest
 
 
 def dp_loop(
@@ -92,7 +89,7 @@ def dp_loop(
             disk.replace_atomically(out / f"dp-loop.{name}", text)
         typer.echo(f"report  {out / 'dp-loop.html'}")
     if gate:
-        raise typer.Exit(_verdict_exit_code(tested))
+        raise typer.Exit({"broken": 1, "cannot tell": 4}.get(tested.verdict, 0))
 
 
 @contextlib.contextmanager
@@ -120,10 +117,6 @@ def _kill_after_timeout(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _verdict_exit_code(tested: CrashTest) -> int:
-    return {"broken": 1, "cannot tell": 4}.get(tested.verdict, 0)
-
-
 _USUAL = ("train", "trainer", "main")  # what is looked for in a file where no name is given
 
 
@@ -135,16 +128,17 @@ def _load_training_function(script: Path, function: str | None) -> Callable[...,
     """
     if not script.is_file():
         raise AuditError(f"expected a Python file with a training function, got {str(script)!r}, which does not exist")
+    from auditor.crash import trainers
+
     module, made = _import_script_and_trainer(script, f"audit_training_{script.stem}")
     names = [name for name in _USUAL if hasattr(module, name)] if function is None else [function]
     if not names and made is None:
         module, made = _import_script_and_trainer(script, "__main__")
     if made is None:
         made = getattr(module, names[0], None) if names else None
-        if not callable(made) and not _is_trainer(made):
-            named = (
-                "a function `train(model, records)` or a Trainer" if function is None else f"a function {function!r}"
-            )
+        if not callable(made) and not trainers.is_trainer(made):
+            usual = "a function `train(model, records)` or a Trainer"
+            named = usual if function is None else f"a function {function!r}"
             raise AuditError(f"expected {named} in {str(script)!r}; name another with --function")
     return _to_training_function(made, script, getattr(module, "CLAIM", None))
 
@@ -158,17 +152,11 @@ def _to_training_function(made: Any, script: Path, claim: Any) -> Callable[..., 
         except TypeError:  # it takes something: the model and the records
             found: Callable[..., Any] = made
             return found
-        with _errors_blamed_on_script(f"cannot run {made.__name__!r} of", script):
+        with _errors_blamed_on_script(f"cannot run {made.__name__!r} of {str(script)!r}:"):
             made = trainers.obtain_trainer_from_entry(made)
     if claim is None:
         raise AuditError(f"expected `CLAIM` in {str(script)!r}, a mapping of what its Trainer claims")
     return trainers.train_function_of_trainer(made, claim)
-
-
-def _is_trainer(made: Any) -> bool:
-    from auditor.crash import trainers
-
-    return trainers.is_trainer(made)
 
 
 def _import_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
@@ -182,34 +170,29 @@ def _import_script_and_trainer(script: Path, name: str) -> tuple[Any, Any]:
     if (folder := str(script.parent.resolve())) not in sys.path:
         sys.path.insert(0, folder)  # as for a script that Python runs
     found: list[Any] = []
-    with _errors_blamed_on_script("cannot load", script), trainers.intercept_trainer_training(found):
+    with _errors_blamed_on_script(f"cannot load {str(script)!r}:"), trainers.intercept_trainer_training(found):
         spec.loader.exec_module(module)
     return module, found[0] if found else None
 
 
 @contextlib.contextmanager
-def _errors_blamed_on_script(what: str, script: Path) -> Iterator[None]:
-    """Whatever a user's file raises is the user's to mend."""
+def _errors_blamed_on_script(what: str, of_device: str = "") -> Iterator[None]:
+    """Whatever a user's file raises is the user's to mend. of_device: said where it is about an accelerator."""
     try:
         yield
     except AuditError:
         raise
     except (Exception, SystemExit) as error:
-        raise AuditError(f"{what} {str(script)!r}: {type(error).__name__}: {error}") from error
+        more = of_device if any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")) else ""
+        raise AuditError(f"{what} {type(error).__name__}: {error}{more}") from error
 
 
 def _wrap_training_errors(train: Callable[..., Any], script: Path) -> Callable[..., Any]:
     """The training, whose own errors are the user's."""
 
     def run(model: Any, records: Any) -> Any:
-        try:
+        advice = "; the crash test trains on the processor: leave the model on its own device"
+        with _errors_blamed_on_script(f"the training in {str(script)!r} raised", advice):
             return train(model, records)
-        except AuditError:
-            raise
-        except (Exception, SystemExit) as error:
-            said = f"the training in {str(script)!r} raised {type(error).__name__}: {error}"
-            if any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")):
-                said += "; the crash test trains on the processor: leave the model on its own device"
-            raise AuditError(said) from error
 
     return run

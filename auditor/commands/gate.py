@@ -207,24 +207,18 @@ def judge_and_report_run(
     attested: Ruling | None = None,
 ) -> int:
     """Says, writes and keeps what the gate decides of a finished run; returns the exit code of the decision."""
+    from auditor.gate.decision_log import save_decision
     from auditor.runs import gate_inputs
 
     with console.open_progress_terminal() as reporter, reporter.transient_progress_bar():
         asked = {**vars(scope or GateScopeFlags()), "attested": attested}
         decision = gate_inputs.judge_run_by_policy(folder, policy, baseline, said=reporter.progress, **asked)
     _report_decision(decision, outputs)
-    _save_decision_for_history(folder, decision)
-    return decision.exit_code
-
-
-def _save_decision_for_history(folder: Path, decision: Decision) -> None:
-    """For `audit history`. A folder that is only read has been judged all the same."""
-    from auditor.gate.decision_log import save_decision
-
     try:
         save_decision(folder, decision)
-    except AuditError as why:
+    except AuditError as why:  # a folder that is only read has been judged all the same
         console.print_line_to_stderr(f"audit history will not know of this decision: {why}", decision.exit_code)
+    return decision.exit_code
 
 
 def _report_decision(decision: Decision, outputs: GateOutputFlags) -> None:

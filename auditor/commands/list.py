@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from auditor.commands import completion, console, options
 from auditor.plugins.catalogue import cached_plugin_classes
-
-if TYPE_CHECKING:
-    from auditor.commands.listing import Found
 
 
 def list_plugins(
@@ -40,20 +37,17 @@ def list_plugins(
 
     from auditor.commands import listing
 
-    found, out = _plugin_classes_by_kind(plugin or []), Console()
+    if plugin:
+        console.silence_libraries()
+        from auditor.plugins import registry
+
+        options.load_plugins(plugin)
+        found: listing.Found = registry.all_plugins()
+    else:
+        found = cached_plugin_classes(console.silence_libraries)
+    out = Console()
     width = out.width if out.is_terminal else None
     for line in (
         listing.plugin_overview_lines(found, width) if name is None else listing.plugin_detail_lines(found, name)
     ):
         out.print(line, soft_wrap=name is None or width is None)
-
-
-def _plugin_classes_by_kind(files: list[str]) -> Found:
-    """By kind and name."""
-    if not files:
-        return cached_plugin_classes(console.silence_libraries)
-    console.silence_libraries()
-    from auditor.plugins import registry
-
-    options.load_plugins(files)
-    return registry.all_plugins()

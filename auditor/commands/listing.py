@@ -40,9 +40,8 @@ def plugin_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
     trained = found["Trainer"]
     every = {**found["Defense"], **trained}
     controls = [name for name, cls in sorted(every.items()) if cls.claims.startswith(_CONTROL)]
-    served = {
-        n: c for n, c in found["Defense"].items() if n not in trained or _is_distinct_from_training(c, trained[n])
-    }
+    # a defense is more than the training of its name where it serves what was trained
+    served = {n: c for n, c in found["Defense"].items() if n not in trained or not _is_same_class(c, trained[n])}
     forms = {name: cls for name, cls in served.items() if getattr(cls, "form", False)}
     groups = (
         ("attack", found["Attack"]),
@@ -53,27 +52,17 @@ def plugin_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
     for title, plugins in groups:
         for i, (name, cls) in enumerate(plugins.items()):
             yield _plugin_summary_line("" if i else title, name, description_of(cls), width)
-    models = ", ".join(found["Provider"])
-    yield _plugin_summary_line(
-        "forms",
-        f"{', '.join(_deployed_form_syntax(name, cls) for name, cls in forms.items())}; models {models}",
-        "",
-        width,
-    )
+    syntax = [name + "".join(f":{option.upper()}" for option in options_of(cls)) for name, cls in forms.items()]
+    yield _plugin_summary_line("forms", f"{', '.join(syntax)}; models {', '.join(found['Provider'])}", "", width)
     yield _plugin_summary_line("controls", ", ".join(controls), "", width)
     yield _plugin_summary_line("data", ", ".join(found["Benchmark"]), "", width)
     trains = "What trains: audit train NAME, --defense NAME, audit mitigate --by NAME."
     yield Text(f"audit list NAME: options, needs, claim, source, page. {trains}")
 
 
-def _deployed_form_syntax(name: str, cls: Any) -> str:
-    """As `--forms` takes it."""
-    return name + "".join(f":{option.upper()}" for option in options_of(cls))
-
-
-def _is_distinct_from_training(cls: Any, trained: Any) -> bool:
-    """Whether a defense is more than the training of its name: one that serves what was trained."""
-    return (cls.__module__, cls.__name__) != (trained.__module__, trained.__name__)
+def _is_same_class(one: Any, other: Any) -> bool:
+    """Also of what the catalogue kept of a class."""
+    return (one.__module__, one.__name__) == (other.__module__, other.__name__)
 
 
 def _plugin_summary_line(title: str, name: str, said: str, width: int | None) -> Text:
@@ -125,20 +114,15 @@ def _option_and_need_lines(kind: str, cls: Any) -> Iterator[Text]:
         return
     name = f"{cls.name}." if kind in ("Attack", "Probe", "Defense") else ""
     few = {option: f" ({'|'.join(map(str, values))})" for option, values in allowed_option_values(cls).items()}
-    given = options_of(cls).items()
-    listed = [
-        f"{_FLAGS[kind]} {name}{option}={_command_line_value(value)}{few.get(option, '')}" for option, value in given
-    ]
+    listed = []
+    for option, value in options_of(cls).items():
+        written = str(value).lower() if isinstance(value, bool) else value
+        listed.append(f"{_FLAGS[kind]} {name}{option}={written}{few.get(option, '')}")
     yield from _titled_lines("options", listed or ["none"])
     if kind != "Provider":
         yield from _titled_lines("needs", [", ".join(getattr(cls, "needs", ())) or "nothing"])
     if kind in ("Defense", "Trainer"):
         yield from _titled_lines("claim", [cls.claims])
-
-
-def _command_line_value(value: object) -> str:
-    """As a command line takes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _titled_lines(title: str, lines: Iterable[str]) -> Iterator[Text]:

@@ -84,12 +84,10 @@ def _train_audit_and_compare(what: Mitigation, run: RunOutcomes) -> None:
     from auditor.runs import mitigation
 
     out = what.asked.out
-    with locks.locked_folder(out, mitigation.RECORD), console.open_progress_terminal(verbose=False) as reporter:
-        try:
+    again = f"the same command goes on from what is kept in {out}"
+    with locks.locked_folder(out, mitigation.RECORD):
+        with console.open_progress_terminal(False, again) as reporter:
             done = mitigation.train_and_audit(what, run, reporter, console.current_command_line())
-        except KeyboardInterrupt:
-            console.print_line_to_stderr(f"interrupted; the same command goes on from what is kept in {out}", 130)
-            raise
         found = mitigation.compare_before_and_after(what, run, read_run(out), done)
         disk.replace_atomically(out / PAGE_MD, before_after.markdown(found))
         disk.replace_atomically(out / PAGE, before_after.render_mitigation_page(found))

@@ -39,6 +39,7 @@ _COMPLETED = {
     "defense": completion.complete_defense_names,
     "defense_options": completion.complete_defense_options,
 }
+_annotated_type_hints = functools.partial(get_type_hints, include_extras=True)
 _WRITTEN = {int: "N", float: "X", Path: "PATH"}  # type of a value -> how it is written
 _RISKS = tuple(name for name, one in FIELDS.items() if one.said.risk)
 
@@ -88,10 +89,6 @@ Plugin = Annotated[Many, typer.Option(metavar="FILE.py", help=FIELDS["plugin"].h
 Markdown = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write Markdown, for a pull request.", rich_help_panel="output"),
-]
-PhoneRegion = Annotated[
-    str | None,
-    typer.Option(metavar="DE,US", help=FIELDS["phone_region"].help),
 ]
 Reveal = Annotated[
     bool,
@@ -146,10 +143,6 @@ def add_command_to_app(
 ) -> None:
     """Makes it a command of the app. panel: of the app's --help; safe: see `expand_flag_groups`."""
     app.command(name, cls=PanelCommand, rich_help_panel=panel or None)(expand_flag_groups(command, safe))
-
-
-def _annotated_type_hints(where: Any) -> dict[str, Any]:
-    return get_type_hints(where, include_extras=True)
 
 
 def _plan_flags_of_annotation(kind: Any) -> PlanFlags | None:

@@ -104,12 +104,10 @@ def _reproduce_and_show_ledger(
     console.silence_libraries()
     from auditor.studies import reproduce as reproducing
 
-    def walk(reporter: console.Terminal) -> Any:
-        return reproducing.reproduce_paper_plans(
+    with console.open_progress_terminal(interrupted=console.kept_points_hint(out)) as reporter:
+        shown, entries, failures = reproducing.reproduce_paper_plans(
             paper, plans, scale, values, out, reporter, console.current_command_line(), beside
         )
-
-    shown, entries, failures = console.run_with_resume_hint(out, walk)
     for table in shown:
         console.print_table(table)
     if entries:

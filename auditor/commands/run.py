@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -144,7 +143,9 @@ def run(
     if isinstance(asked, list):
         for point in asked:  # a sweep may name more than the plan that it is of
             allowed.check(point.plan, point.name)
-        _check_single_run_options(asked, options.given_flags(single))
+        for name, why in _ONE_ONLY.items():
+            if name in options.given_flags(single) or any(name in point.plan for point in asked):
+                raise AuditError(why)
         _run_grid(asked, out, resume, grid.config, verbose)
         return
     if single.estimate and isinstance(asked, Plan):
@@ -191,7 +192,11 @@ def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan |
     if grid_flags.seeds is not None or "seed" in flags:
         base.pop("seeds", None)
     if grid_flags.checkpoints is not None:
-        base["sweep"] = {**base.get("sweep", {}), "model": _checkpoints_to_audit(grid_flags.checkpoints, flags)}
+        if "model" in flags:
+            raise AuditError("--checkpoints names the models of a run, got it with --model")
+        from auditor.studies import checkpoints
+
+        base["sweep"] = {**base.get("sweep", {}), "model": checkpoints.find_checkpoints(grid_flags.checkpoints)}
     if grid_flags.sweep:
         base["sweep"] = {**base.get("sweep", {}), **plan_grid.parse_sweep(grid_flags.sweep)}
     if grid_flags.seeds is not None:
@@ -200,14 +205,6 @@ def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan |
     if plan_grid.is_grid(base):
         return plan_grid.expand_grid(plan.merge_values(base, values))
     return plan.make_plan(base, {**values, "command": console.current_command_line()})
-
-
-def _checkpoints_to_audit(folder: Path, flags: options.Values) -> list[str]:
-    from auditor.studies import checkpoints
-
-    if "model" in flags:
-        raise AuditError("--checkpoints names the models of a run, got it with --model")
-    return checkpoints.find_checkpoints(folder)
 
 
 def _reopened_run_or_grid(folder: Path, allowed: options.AllowedRisks) -> RunFolder | list[GridPoint]:
@@ -226,12 +223,6 @@ def _reopened_run_or_grid(folder: Path, allowed: options.AllowedRisks) -> RunFol
     return reopened
 
 
-def _check_single_run_options(points: list[GridPoint], single: Mapping[str, Any]) -> None:
-    for name, why in _ONE_ONLY.items():
-        if name in single or any(name in point.plan for point in points):
-            raise AuditError(why)
-
-
 def _run_grid(
     points: list[GridPoint], out: Path | None, resume: Path | None, config: Path | None, verbose: bool
 ) -> None:
@@ -242,9 +233,8 @@ def _run_grid(
 
     folder = resume or out or unused_run_path(f"sweep-{config.stem if config else 'flags'}")
     command = sweep.sweep_command(resume) if resume else console.current_command_line()
-    failures = console.run_with_resume_hint(
-        folder, lambda reporter: sweep.run_points(points, folder, reporter, command), verbose
-    )
+    with console.open_progress_terminal(verbose, console.kept_points_hint(folder)) as reporter:
+        failures = sweep.run_points(points, folder, reporter, command)
     held = sweep.sweep_places(folder)
     table = sweep.sweep_table(f"{counted(len(points), 'run')} in {folder}", held)
     sweep.write_table(folder, table)
@@ -301,16 +291,12 @@ def audit_plan_into_folder(
     from auditor.runs.sites import make_site
     from auditor.runs.submission import write_submission
 
-    with console.open_progress_terminal(verbose) as reporter:
+    again = ["audit run --resume", shlex.quote(str(folder.path)), *options.AllowedRisks.by(plan.values()).flags()]
+    kept = f"finished secrets are kept. Continue with: {' '.join(again)}"
+    with console.open_progress_terminal(verbose, kept) as reporter:
         try:
             result = audit(plan, make_site(plan, reporter, shared), folder, policy=held_to[0], baseline=held_to[1])
             files.write_run_reports(folder.path, result, reveal)
-        except KeyboardInterrupt:
-            again = " ".join(
-                ("audit run --resume", shlex.quote(str(folder.path)), *options.AllowedRisks.by(plan.values()).flags())
-            )
-            console.print_line_to_stderr(f"interrupted; finished secrets are kept. Continue with: {again}", 130)
-            raise
         except (AuditError, OSError):
             folder.discard_if_empty()
             raise

@@ -12,6 +12,7 @@ from auditor.commands import console, options
 from auditor.commands.panels import PanelGroup
 from auditor.core.counts import counted
 from auditor.core.errors import AuditError
+from auditor.core.plan import FIELDS
 
 app = typer.Typer(cls=PanelGroup, help="Pick the texts to attack out of a corpus, personal data first of all.")
 
@@ -66,7 +67,7 @@ def make(
             rich_help_panel="data",
         ),
     ] = None,
-    phone_region: options.PhoneRegion = None,
+    phone_region: Annotated[str | None, typer.Option(metavar="DE,US", help=FIELDS["phone_region"].help)] = None,
 ) -> None:
     """Pick personal data (or any text) as prefix and suffix, count repeats, and draw matched non-members.
 

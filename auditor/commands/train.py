@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from auditor.commands import completion, console, options
-
-if TYPE_CHECKING:
-    from auditor.runs.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,18 +129,9 @@ def train(
         **{name: plan[name] for name in ("template", "date", "seed") if name in plan},
         **options.given_flags(flags),
     )
-    for sentence in _train_with_progress(asked):
+    again = f"the same command goes on from what is kept in {asked.out}"
+    with console.open_progress_terminal(interrupted=again) as reporter, reporter.stage(f"train {method}"):
+        told = training.train_model(asked, reporter.progress)
+    for sentence in told:
         typer.echo(sentence)
     typer.echo(f"model: {flags.out}")
-
-
-def _train_with_progress(asked: Training) -> tuple[str, ...]:
-    from auditor.runs import training
-
-    with console.open_progress_terminal() as reporter:
-        try:
-            with reporter.stage(f"train {asked.method}"):
-                return training.train_model(asked, reporter.progress)
-        except KeyboardInterrupt:
-            console.print_line_to_stderr(f"interrupted; the same command goes on from what is kept in {asked.out}", 130)
-            raise

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from auditor.commands import console, options
 from auditor.commands.options import Many
 from auditor.core.errors import AuditError
-
-if TYPE_CHECKING:
-    from auditor.utility.measure import Utility
-    from auditor.utility.scored_models import Example
-
 
 _PLAN = options.PlanFlags(
     "model data public defense defense_options limit prefix_token seed batch_size model_args plugin "
@@ -106,13 +101,7 @@ def utility(
     name = tradeoff.utility_folder_name(asked.points())
     with console.open_progress_terminal() as reporter:
         result, examples = measure.measure_utility_points(asked, reporter, text or [], reveal)
-    _write_and_show_utility(out or unused_run_path(name), result, examples)
-
-
-def _write_and_show_utility(folder: Path, result: Utility, examples: list[Example]) -> None:
-    from auditor.utility import tradeoff
-
-    paths = tradeoff.write_utility(folder, result, examples)
+    paths = tradeoff.write_utility(out or unused_run_path(name), result, examples)
     console.print_table(tradeoff.tradeoff_table(result))
     for line in tradeoff.examples_lines(examples):
         typer.echo(line)
