@@ -15,7 +15,7 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.attacked_secrets import SecretFacts
-from auditor.records.extraction import PERSONAL, VERBATIM
+from auditor.records.leak_readings import PERSONAL, VERBATIM
 from auditor.records.outcomes import PerSecret
 from auditor.records.secret_details import Details
 from auditor.records.signals import Assessment, assess_signals

@@ -23,7 +23,7 @@ from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import read_run
 from auditor.gate.decision_log import KeptDecision, load_decisions
 from auditor.records.claims import assess_claim
-from auditor.records.extraction import PERSONAL
+from auditor.records.leak_readings import PERSONAL
 from auditor.records.result_file import RESULT
 from auditor.records.signals import NOT_TESTED, Assessment, Signal, assess_signals
 from auditor.reports import claims, personal, phrases, signals

@@ -22,7 +22,7 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records import secret_details as detailed
 from auditor.records.claims import CONTRADICTED
-from auditor.records.extraction import PERSONAL, VERBATIM
+from auditor.records.leak_readings import PERSONAL, VERBATIM
 from auditor.records.signals import SHOWN, Assessment, Signal, assess_signals
 from auditor.reports import advice, claims, escaping, personal, phrases, severity, signals, unlearning
 from auditor.reports.verdict import explained_row, strongest_attack_row

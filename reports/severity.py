@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from auditor.records.extraction import PERSONAL, PROBABLE
+from auditor.records.leak_readings import PERSONAL, PROBABLE
 from auditor.records.signals import NOT_TESTED, Assessment, Signal
 from auditor.reports import phrases
 

@@ -14,9 +14,8 @@ from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Measurement
 from auditor.records import signals
-from auditor.records.claims import EPSILON, VIOLATIONS
-from auditor.records.extraction import GREEDILY, NEARLY, PERSONAL, PROBABLE, VERBATIM
 from auditor.records.leak_kinds import Kind
+from auditor.records.leak_readings import EPSILON, GREEDILY, NEARLY, PERSONAL, PROBABLE, VERBATIM, VIOLATIONS
 from auditor.records.signals import Assessment, Signal, assess_signals
 from auditor.reports import personal, phrases
 from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table

@@ -20,7 +20,7 @@ class Method:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # what people read in a table; "": its name
-    measures: ClassVar[str] = ""  # a way to leak: one of `records.signals.KINDS` or its own; "": none
+    measures: ClassVar[str] = ""  # a way to leak: one of `records.leak_readings.KINDS` or its own; "": none
     needs: ClassVar[tuple[str, ...]] = ("draw",)
     page: ClassVar[str] = "how-to/audit-your-model"  # of docs, where it is explained
     of: ClassVar[Literal["secrets", "canaries", "coins", "own"]] = "secrets"  # what it looks at

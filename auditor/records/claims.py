@@ -9,21 +9,17 @@ anew from its guesses; any of them can contradict the claim. A nominal epsilon i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
-from auditor.records.disagreements import is_measured
-from auditor.records.leak_kinds import Kind, Reading
 from auditor.statistics.audit_power import detectable_epsilon
 from auditor.statistics.audited import HELD, audit_at_level, powerless_audit_reason
 from auditor.statistics.bounds import LEVEL
 
 BOUNDS, BOUNDS_OF_TOKENS = "epsilon", "epsilon of tokens"  # of a training, and of so many drawn tokens
-EPSILON, PROVABLE, VIOLATIONS = "epsilon_lower_bound", "epsilon_best_provable", "claim_violations"
 Verdict = Literal["consistent", "claim contradicted", "audit too weak to tell"]
 CONSISTENT: Verdict = "consistent"  # it could have been contradicted, and was not
 CONTRADICTED: Verdict = "claim contradicted"
@@ -37,10 +33,6 @@ class Bound:
     row: CellKey
     audit: Audited
     promised: float
-
-    @property
-    def contradicts_claim(self) -> bool:
-        return self.audit.epsilon > self.promised
 
     @property
     def powerless_reason(self) -> str:
@@ -77,7 +69,7 @@ class ClaimEvidence:
     @property
     def verdict(self) -> Verdict | None:
         """None: nothing to judge, or nothing to judge it by. Without a claim it is the nominal epsilon's."""
-        if self.refuted or any(bound.contradicts_claim for bound in self.bounds):
+        if self.refuted or any(bound.audit.epsilon > bound.promised for bound in self.bounds):
             return CONTRADICTED
         if self.claimed is None and self.nominal is None:
             return None
@@ -106,7 +98,8 @@ def assess_claim(
     attack: str | None = None,
 ) -> ClaimEvidence:
     """How the claim of one target stands; setting, attack: by these rows alone."""
-    claim, rows = target.claim, _matching_findings(result, target.name, setting, attack)
+    claim, rows = target.claim, [finding for finding in result.findings if finding.target == target.name]
+    rows = [row for row in rows if setting in (None, row.setting) and attack in (None, row.attack)]
     claimed = None if claim is None else claim.epsilon.get(claim.relation, math.inf)
     if claimed is not None and not math.isfinite(claimed):
         claimed = None
@@ -136,12 +129,6 @@ def assess_claim(
         unmeasured=tuple(dict.fromkeys(missing)),
         usual=next(iter(usual), ""),
     )
-
-
-def _matching_findings(result: AuditResult, target: str, setting: str | None, attack: str | None) -> list[Finding]:
-    return [
-        f for f in result.findings if f.target == target and setting in (None, f.setting) and attack in (None, f.attack)
-    ]
 
 
 def _distinct_epsilon_bounds(rows: list[Finding]) -> list[tuple[Finding, Audited]]:
@@ -187,26 +174,3 @@ def promised_epsilon(claim: Claim, relation: str, unit: str) -> float | str:
     if relation not in claim.epsilon:
         return f"about {relation} neighbours, and the claim is about {' and '.join(claim.epsilon)}"
     return claim.epsilon[relation]
-
-
-# --- as a way to leak -------------------------------------------------------------------------------------------------
-
-
-def _epsilon_readings(finding: Finding) -> Iterator[Reading]:
-    most = finding.measurement(PROVABLE)
-    for m in finding.measurements:
-        if m.name.startswith(EPSILON):
-            yield Reading(m, 0.0, row=finding.key, most=math.nan if most is None else most.value)
-    broken = finding.measurement(VIOLATIONS)
-    if broken is not None and is_measured(broken):
-        yield Reading(broken, 0.0, row=finding.key)
-
-
-KIND = Kind(
-    "epsilon",
-    "Audited epsilon",
-    "audited epsilon",
-    ((VIOLATIONS, 0.0), (EPSILON, 1.0)),
-    (BOUNDS, BOUNDS_OF_TOKENS, "claim"),
-    _epsilon_readings,
-)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 from scipy.stats import binom
 
@@ -19,7 +20,7 @@ _ANCESTRAL = "ancestral"
 _IMPROBABLE = 0.01  # fewer hits than this is likely to give contradict the probabilities that were measured
 
 
-def is_measured(m: Measurement | None) -> bool:
+def is_measured(m: Measurement | None) -> TypeGuard[Measurement]:
     return m is not None and m.n > 0 and not math.isnan(m.value)
 
 
@@ -85,11 +86,15 @@ def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
     Hits of independent secrets with mean probability p are no less likely to be k or fewer than a binomial number is,
     for k <= n p - 1 (Hoeffding 1956, Theorem 4): its tail bounds theirs. Any of the guesses counts as a hit.
     """
-    probability, recall = _probability_at_attack_decoding(probe, attack), attack.measurement(RECALL)
-    if probability is None or recall is None or not is_measured(probability):
+    untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")
+    if untruncated is not None and attack.decoding.startswith(_ANCESTRAL):
+        probability: Measurement | None = untruncated
+    else:
+        probability = probe.measurement(EXACT) or probe.measurement(f"{EXACT}{AT_LEAST}")
+    recall, other = attack.measurement(RECALL), attack.measurement(ANY)
+    if recall is None or not is_measured(probability):
         return ""
-    other = attack.measurement(ANY)
-    hits = max(round(m.value * m.n) for m in (recall, other) if m is not None and is_measured(m))
+    hits = max(round(m.value * m.n) for m in (recall, other) if is_measured(m))
     p = probability.value if probability.n == recall.n else probability.low  # the same secrets: their very mean
     if hits > recall.n * p - 1 or (tail := float(binom.cdf(hits, recall.n, p))) >= _IMPROBABLE:
         return ""
@@ -102,20 +107,11 @@ def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
     )
 
 
-def _probability_at_attack_decoding(probe: Finding, attack: Finding) -> Measurement | None:
-    """The mean probability of one sample, at the decoding of the attack where it was measured."""
-    exact = probe.measurement(EXACT) or probe.measurement(f"{EXACT}{AT_LEAST}")
-    untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")
-    return untruncated if untruncated is not None and attack.decoding.startswith(_ANCESTRAL) else exact
-
-
 def _greedy_contradiction_sentences(
     greedy: Measurement, rows: Sequence[Finding], drawn: Sequence[Finding]
 ) -> Iterator[str]:
     given = round(greedy.value * greedy.n)
-    hits = [
-        round(m.value * m.n) for f in drawn for name in (RECALL, ANY) if (m := f.measurement(name)) and is_measured(m)
-    ]
+    hits = [round(m.value * m.n) for f in drawn for name in (RECALL, ANY) if is_measured(m := f.measurement(name))]
     # Secrets that one gives and the other does not are as many either way, were there no difference (McNemar, exact).
     if hits and not any(hits) and given and (tail := 0.5**given) < _IMPROBABLE:
         yield (

@@ -1,6 +1,6 @@
 """What a way to leak is made of: its numbers, each beside what it would be without a leak, and the gate to begin with.
 
-Knows none of the ways: each stands in a file of its own, and `records.signals` lists them.
+Knows none of the ways: they stand in `records.leak_readings`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,8 @@ class Reading:
     blind: Measurement | None = None
 
     @property
-    def is_share_of_secrets(self) -> bool:
-        return self.measured.unit == "share"
-
-    @property
     def _baseline_value(self) -> float:
-        """Of the baseline."""
+
         if isinstance(self.baseline, Measurement):
             return self.baseline.value
         return self.baseline or 0.0
@@ -74,7 +70,7 @@ class Reading:
     def is_suspected(self) -> bool:
         """Not shown, and not clean: more than the baseline, but not significantly, or not of this number alone."""
         m = self.measured
-        if self.is_share_of_secrets or m.unit == "count":
+        if m.unit in ("share", "count"):
             return m.value > self._baseline_value
         if m.unit == "probability" and (self.baseline is None or m.value * m.n < 1):
             return self.is_above_baseline  # of a probability below one in as many secrets no hit is expected
@@ -86,7 +82,7 @@ class Reading:
         m = widened_interval(self.measured, self.looks)
         if not math.isnan(self.most):
             return self.most
-        if self.is_share_of_secrets:
+        if m.unit == "share":
             return _smallest_detectable_share(m.n, self.baseline, self.looks)
         if isinstance(self.baseline, Measurement):
             above = m.value - m.low if self.excess is None else self.excess.value - self.excess.low
@@ -143,7 +139,7 @@ def readings_against_nonmembers(
 ) -> Iterator[Reading]:
     """A number of members beside that of the non-members. bounds: lower bounds, whose difference bounds nothing."""
     m = finding.measurement(name)
-    if m is None or not is_measured(m):
+    if not is_measured(m):
         return
     floor = finding.measurement(nonmember_metric_name(upper_bound_metric_name(name) or name))
     floor = floor if is_measured(floor) else None

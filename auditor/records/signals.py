@@ -14,11 +14,10 @@ from typing import Literal
 
 from auditor.core.counts import counted
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.result import RELEASED_TEXT, AuditResult, Doubt, Finding, Measurement, TargetRecord
-from auditor.records import claims, exposure, membership, untargeted
+from auditor.core.result import RELEASED_TEXT, AuditResult, Doubt, Finding, Measurement
 from auditor.records.disagreements import find_contradicting_numbers, is_measured, member_mismatch_doubts
-from auditor.records.extraction import GREEDILY, GREEDY, NEARLY, PERSONAL, PROBABLE, VERBATIM
 from auditor.records.leak_kinds import Kind, Reading, bonferroni_adjusted_readings
+from auditor.records.leak_readings import GREEDILY, GREEDY, KINDS, PERSONAL
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.roc import AUC
@@ -28,11 +27,6 @@ SHOWN: Status = "shown"  # above its baseline, at 95%
 NOT_SHOWN: Status = "not shown"
 NOT_TESTED: Status = "not tested"
 SETTINGS = ("text-only", "white-box")
-# The ways in which a model can leak, in the order of reports.
-KINDS: tuple[Kind, ...] = (
-    *(VERBATIM, NEARLY, GREEDILY, PROBABLE),
-    *(exposure.KIND, membership.KIND, untargeted.KIND, PERSONAL, claims.KIND),
-)
 
 
 @dataclass(frozen=True)
@@ -127,23 +121,18 @@ def assess_signals(result: AuditResult) -> Assessment:
     companions = {target.name for target in result.targets if target.companion}
     found = (finding.target for finding in result.findings if finding.target not in companions)
     targets = sorted(dict.fromkeys((*named, *found)), key=lambda name: name != UNDEFENDED)
-    records = {target.name: target for target in result.targets}
+
     signals = tuple(s for target in targets for s in _read_signals(result, target))
     greedy = _greedy_recall_signal(result).measured
     contradictory = {target: tuple(find_contradicting_numbers(result, target, greedy)) for target in targets}
-    leaking = {signal.target for signal in signals if signal.status == SHOWN}
-    doubts = {t: (*_data_doubts(result), *_target_doubts(records.get(t), t in leaking)) for t in targets}
+    of_data = (*member_mismatch_doubts(result), *result.benchmark.doubts)
+    doubts = dict.fromkeys(targets, of_data)
+    leaking = {signal.target for signal in signals if signal.status == SHOWN}  # their likelihood says nothing more
+    for record in result.targets:
+        if record.name in doubts:
+            said = (one for one in record.doubts if one.kind != "likelihood" or record.name not in leaking)
+            doubts[record.name] = (*of_data, *said)
     return Assessment(signals, contradictory, doubts)
-
-
-def _target_doubts(record: TargetRecord | None, leaks: bool) -> tuple[Doubt, ...]:
-    """leaks: shown already, so that members' likelihood says nothing more."""
-    found = () if record is None else record.doubts
-    return tuple(doubt for doubt in found if not (leaks and doubt.kind == "likelihood"))
-
-
-def _data_doubts(result: AuditResult) -> tuple[Doubt, ...]:
-    return (*member_mismatch_doubts(result), *result.benchmark.doubts)
 
 
 # --- from readings to signals -----------------------------------------------------------------------------------------
@@ -170,13 +159,10 @@ def _read_signals(result: AuditResult, target: str) -> Iterator[Signal]:
         own = [(setting, reading) for other, setting, reading in told if other is kind]
         if kind is GREEDILY and any(f.decodes_greedily and is_measured(f.measurement(RECALL)) for f in rows):
             continue  # it is what the verbatim signal says: one measurement is not two signals
-        if kind is GREEDILY:
-            asked = target == UNDEFENDED
-            yield (
-                _greedy_recall_signal(result)
-                if asked
-                else Signal(kind, target, "", NOT_TESTED, why="undefended model only")
-            )
+        if kind is GREEDILY and target == UNDEFENDED:
+            yield _greedy_recall_signal(result)
+        elif kind is GREEDILY:
+            yield Signal(kind, target, "", NOT_TESTED, why="undefended model only")
         elif not own:
             yield Signal(kind, target, "", NOT_TESTED, why=_unmeasured_signal_reason(result, rows, kind))
         for setting in dict.fromkeys(setting for setting, _ in own):
@@ -205,10 +191,8 @@ def _signal_from_readings(kind: Kind, target: str, setting: str, readings: Seque
         )
 
     best = min(shown or suspected or readings, key=place)
-    status = SHOWN if shown else NOT_SHOWN
-    measured = best.measured
     return Signal(
-        *(kind, target, setting, status, measured, best.baseline, best.row),
+        *(kind, target, setting, SHOWN if shown else NOT_SHOWN, best.measured, best.baseline, best.row),
         suspected=bool(suspected),
         least=best.least,
         part=best.part,
@@ -230,22 +214,16 @@ def _greedy_recall_signal(result: AuditResult) -> Signal:
     measured, baseline = Measurement(GREEDY, hits / n, low, high, n), result.benchmark.greedy_nonmembers
     above = hits > 0 and (baseline is None or measured.value > baseline.value)
     worst = max(told, key=lambda count: (told[count].value, told[count].n))
-    part = _worst_repeat_count_phrase(worst, told[worst]) if hits and len(told) > 1 and worst.isdecimal() else ""
+    part = ""
+    if hits and len(told) > 1 and worst.isdecimal():
+        of = told[worst]
+        part = f"{round(of.value * of.n):,}/{of.n:,} of those trained on {counted(int(worst), 'time')}"
     return Signal(
-        GREEDILY,
-        UNDEFENDED,
-        "",
-        SHOWN if above else NOT_SHOWN,
-        measured,
-        baseline,
+        *(GREEDILY, UNDEFENDED, "", SHOWN if above else NOT_SHOWN, measured, baseline),
         suspected=hits > 0 and not above,
         least=1 / n,
         part=part,
     )
-
-
-def _worst_repeat_count_phrase(count: str, m: Measurement) -> str:
-    return f"{round(m.value * m.n):,}/{m.n:,} of those trained on {counted(int(count), 'time')}"
 
 
 def _unmeasured_signal_reason(result: AuditResult, rows: Sequence[Finding], kind: Kind) -> str:

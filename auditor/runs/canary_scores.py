@@ -16,13 +16,14 @@ from auditor.plugins import registry
 from auditor.plugins.options import build_plugin, options_of
 from auditor.plugins.probe import run_probe
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.records import exposure, result_file, table
+from auditor.records import result_file, table
+from auditor.records.leak_readings import CANARIES
 from auditor.reports import phrases
 from auditor.runs.plan import merged_plugin_options, parse_options, refuse_unused_options
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.runs.reporter import Reporter
 
-_MEASURED = exposure.KIND.measured_by[0]
+_MEASURED = CANARIES.measured_by[0]
 
 
 @dataclass(frozen=True)

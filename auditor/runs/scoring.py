@@ -22,8 +22,8 @@ from auditor.models.base import LanguageModel, implies_capability, perplexity_nl
 from auditor.models.decoding import GREEDY, batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins import registry
+from auditor.records.leak_readings import KINDS
 from auditor.records.outcomes import PerSecret
-from auditor.records.signals import KINDS
 from auditor.runs.audit import Audit
 from auditor.runs.target import Target
 from auditor.statistics import intervals

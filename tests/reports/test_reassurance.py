@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement, TargetRecord
-from auditor.records.extraction import VERBATIM
+from auditor.records.leak_readings import VERBATIM
 from auditor.records.secret_details import Details
 from auditor.records.signals import assess_signals
 from auditor.reports import advice, edpb, history, markdown, phrases, severity, verdict

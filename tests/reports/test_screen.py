@@ -15,7 +15,8 @@ from rich.cells import cell_len
 
 from auditor.core.result import AuditResult, Doubt, Measurement, TargetRecord
 from auditor.records import secret_details as detailed
-from auditor.records.signals import KINDS, assess_signals
+from auditor.records.leak_readings import KINDS
+from auditor.records.signals import assess_signals
 from auditor.reports import screen
 from auditor.reports.screen import LINES, WIDTH, first_screen
 from tests.docs.pages import ROOT

@@ -9,16 +9,24 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from auditor.core.result import AuditResult, Doubt, Measurement
-from auditor.records import claims, membership, untargeted
-from auditor.records.extraction import GREEDILY, NEARLY, PERSONAL, VERBATIM
 from auditor.records.leak_kinds import Kind
-from auditor.records.signals import KINDS, NOT_SHOWN, NOT_TESTED, SETTINGS, SHOWN, Assessment, Signal, Status
+from auditor.records.leak_readings import (
+    AUDITED_EPSILON,
+    GREEDILY,
+    KINDS,
+    MEMBERSHIP,
+    NEARLY,
+    PERSONAL,
+    UNTARGETED,
+    VERBATIM,
+)
+from auditor.records.signals import NOT_SHOWN, NOT_TESTED, SETTINGS, SHOWN, Assessment, Signal, Status
 from auditor.reports import html, markdown, severity
 from auditor.reports.severity import HIGH, MODERATE, NONE, OPEN, RULE, WORDS
 
 MEASURED = Measurement("any", 0.1, 0.0, 0.2, 60)
 
-TEXT = {VERBATIM, NEARLY, GREEDILY, untargeted.KIND, PERSONAL}  # whose signals are text of the data
+TEXT = {VERBATIM, NEARLY, GREEDILY, UNTARGETED, PERSONAL}  # whose signals are text of the data
 
 
 def signal(
@@ -112,12 +120,12 @@ def test_an_open_result_says_all_that_is_open(found: Assessment) -> None:
             "data",
         ),
         (
-            seen(signal(VERBATIM, NOT_SHOWN), signal(membership.KIND, SHOWN), signal(claims.KIND, SHOWN, "text-only")),
+            seen(signal(VERBATIM, NOT_SHOWN), signal(MEMBERSHIP, SHOWN), signal(AUDITED_EPSILON, SHOWN, "text-only")),
             MODERATE,
             "no text is shown to be extracted, but something else is above its baseline: membership, audited epsilon",
         ),
         (
-            seen(signal(VERBATIM, NOT_SHOWN, suspected=True), signal(membership.KIND, NOT_TESTED, "")),
+            seen(signal(VERBATIM, NOT_SHOWN, suspected=True), signal(MEMBERSHIP, NOT_TESTED, "")),
             OPEN,
             "no signal is shown, but something was seen that is not significant (verbatim extraction), 1 of 2 signals "
             "were not tested",
