@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.core.errors import AuditError
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.models.base import DivergenceCheck
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches, value_column
+from auditor.plugins.options import require_options_at_least
+from auditor.plugins.probe import DELTA, Observed, Probe, names_after, observe_in_batches, value_column
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.composition import renyi_to_epsilon_penalty
 
@@ -51,9 +51,7 @@ class ClaimCheck(Probe):
     draws: int = 16
 
     def __post_init__(self) -> None:
-        for option in ("positions", "order", "draws"):
-            if getattr(self, option) < 0:
-                raise AuditError(f"expected {option} >= 0, got {getattr(self, option)}")
+        require_options_at_least(self, 0, "positions", "order", "draws")
 
     def sampling(self) -> Sampling:
         """What is claimed of: ancestral draws, whatever the setting."""
@@ -68,7 +66,7 @@ class ClaimCheck(Probe):
             length, seen = suffixes.shape[1], list[Observation]()
             at = evenly_spaced_positions(self.positions, length)
             checks = model.check_claim(torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order)
-            drawn = self._drawn_token_probability_excess(view, batch, prefixes)
+            drawn = self._drawn_token_excess(view, batch, prefixes)
             for i, secret in enumerate(batch):
                 values = summarise_checks_of_text(checks, i, at) | {name: float(x[i]) for name, x in drawn.items()}
                 seen.append(Observation(secret.id, values))
@@ -82,11 +80,8 @@ class ClaimCheck(Probe):
         return {name: float(count) for name, count in premises.items()}
 
     @torch.no_grad()
-    def _drawn_token_probability_excess(
-        self, view: View, secrets: Sequence[Secret], prefixes: Tensor
-    ) -> dict[str, Tensor]:
-        """How much more likely the drawn tokens are than those of the distribution: sum of p(y) - E p, and its
-        variance, (B,)."""
+    def _drawn_token_excess(self, view: View, secrets: Sequence[Secret], prefixes: Tensor) -> dict[str, Tensor]:
+        """How much likelier the drawn tokens are than the distribution's: sum of p(y) - E p, and its variance, (B,)."""
         model, key = view.target, (view.seed, view.target_name, self.name)
         p = model.log_probs(prefixes, 1)[:, 0].double().log_softmax(-1).exp()
         mean = (p**2).sum(-1)
@@ -108,34 +103,32 @@ class ClaimCheck(Probe):
         if claimed_relations(observations):
             measured.append(_point_measurement("claim_violations", broken + len(faults), queries, "count", verdict))
         for relation in unclaimed_relations(observations):
-            spent, most = (
-                data_dependent_epsilon(observations, relation),
-                value_column(observations, f"realised_{relation}").max(),
-            )
+            spent = data_dependent_epsilon(observations, relation)
+            most = float(value_column(observations, f"realised_{relation}").max())
             note = f"of all {queries} queries looked at together, δ {DELTA:g}; {_PRIVATE}"
             measured += [
                 _point_measurement("epsilon_data_dependent", spent, queries, "nats", note),
-                _point_measurement(f"realised_{relation}", float(most), queries, "nats", _PRIVATE),
+                _point_measurement(f"realised_{relation}", most, queries, "nats", _PRIVATE),
             ]
         for relation in claimed_relations(observations):
             seen = _worst_observation(observations, relation).values
             realised, claimed = seen[f"realised_{relation}"], seen[f"claimed_{relation}"]
+            margin = 1 - _realised_to_claimed_ratio(realised, claimed)
             measured += [
                 _point_measurement(f"realised_{relation}", realised, queries, "nats", _PRIVATE),
                 _point_measurement(f"claimed_{relation}", claimed, queries, "nats", "of one query"),
-                _point_measurement(
-                    f"margin_{relation}",
-                    1 - _realised_to_claimed_ratio(realised, claimed),
-                    queries,
-                    "part of the claim",
-                    _PRIVATE,
-                ),
+                _point_measurement(f"margin_{relation}", margin, queries, "part of the claim", _PRIVATE),
             ]
         return measured
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        worst = [(_worst_observation(observations, relation), relation) for relation in claimed_relations(observations)]
-        said = [_margin_sentence(one, relation) for one, relation in worst if not _is_claim_violated(one, relation)]
+        said = []
+        for relation in claimed_relations(observations):
+            worst = _worst_observation(observations, relation)
+            if not _is_claim_violated(worst, relation):
+                realised, claimed = worst.values[f"realised_{relation}"], worst.values[f"claimed_{relation}"]
+                margin = max(0.0, 1 - _realised_to_claimed_ratio(realised, claimed))  # below 0 by rounding only
+                said.append(f"holds with margin {margin:.1%}: {_realised_and_claimed_text(worst, relation)}")
         said += [
             f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) the queries looked at cost "
             f"ε {data_dependent_epsilon(observations, relation):.6g} at δ {DELTA:g}: for the auditor alone"
@@ -149,14 +142,16 @@ class ClaimCheck(Probe):
         return (*said, _PRIVATE)
 
     def violations(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        worst = [(_worst_observation(observations, relation), relation) for relation in claimed_relations(observations)]
-        alias = {secret.id: secret.alias for secret in secrets}
-        broken = (
-            _violation_sentence(one, relation, alias[one.secret])
-            for one, relation in worst
-            if _is_claim_violated(one, relation)
-        )
-        return (*non_divergence_claim_faults(observations), *broken)
+        said, alias = non_divergence_claim_faults(observations), {secret.id: secret.alias for secret in secrets}
+        for relation in claimed_relations(observations):
+            worst = _worst_observation(observations, relation)
+            if _is_claim_violated(worst, relation):
+                position, neighbour = (worst.values[f"{what}_{relation}"] for what in ("position", "neighbour"))
+                said.append(
+                    f"{_realised_and_claimed_text(worst, relation)}, at {alias[worst.secret]}, position "
+                    f"{position:.0f}, neighbour {neighbour:.0f}"
+                )
+        return tuple(said)
 
 
 def evenly_spaced_positions(positions: int, length: int) -> list[int]:
@@ -191,14 +186,12 @@ def summarise_checks_of_text(checks: Sequence[DivergenceCheck], row: int, at: Se
 
 def claimed_relations(observations: Sequence[Observation]) -> list[str]:
     """What the observations tell of, in the order of the checks."""
-    names = observations[0].values if observations else {}
-    return [name.removeprefix("claimed_") for name in names if name.startswith("claimed_")]
+    return names_after("claimed_", observations[0].values if observations else ())
 
 
 def unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
     """What the observations tell of that nothing is claimed of, in the order of the checks."""
-    names = observations[0].values if observations else {}
-    return [name.removeprefix("loss_") for name in names if name.startswith("loss_")]
+    return names_after("loss_", observations[0].values if observations else ())
 
 
 def data_dependent_epsilon(observations: Sequence[Observation], relation: str) -> float:
@@ -228,19 +221,6 @@ def non_divergence_claim_faults(observations: Observed) -> list[str]:
 def _is_claim_violated(worst: Observation, relation: str) -> bool:
     realised, claimed = worst.values[f"realised_{relation}"], worst.values[f"claimed_{relation}"]
     return not realised <= claimed * (1 + _SLACK) + _LEAST  # NaN is not within a claim
-
-
-def _violation_sentence(worst: Observation, relation: str, alias: str) -> str:
-    neighbour, position = worst.values[f"neighbour_{relation}"], worst.values[f"position_{relation}"]
-    return (
-        f"{_realised_and_claimed_text(worst, relation)}, at {alias}, position {position:.0f}, neighbour {neighbour:.0f}"
-    )
-
-
-def _margin_sentence(worst: Observation, relation: str) -> str:
-    realised, claimed = worst.values[f"realised_{relation}"], worst.values[f"claimed_{relation}"]
-    margin = max(0.0, 1 - _realised_to_claimed_ratio(realised, claimed))  # below 0 by rounding only
-    return f"holds with margin {margin:.1%}: {_realised_and_claimed_text(worst, relation)}"
 
 
 def _realised_and_claimed_text(worst: Observation, relation: str) -> str:

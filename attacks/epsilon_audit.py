@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Query, Secret
 from auditor.core.result import Audited, Measurement
-from auditor.generation.sample import Candidates
 from auditor.models.decoding import ANCESTRAL
+from auditor.plugins.options import require_options_at_least
 from auditor.plugins.probe import DELTA, Observed, Probe, value_column
 from auditor.plugins.view import TEXT_ONLY, Sampling, View
 from auditor.statistics.audit_power import detection_power_sentence
@@ -54,8 +54,7 @@ class EpsilonAudit(Probe):
     unit: Literal["record", "user"] = "record"
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise AuditError(f"expected samples >= 1, got {self.samples}")
+        require_options_at_least(self, 1, "samples")
         if not 0 <= self.delta < 1:
             raise AuditError(f"expected delta in [0, 1), got {self.delta:g}")
         if not 0 < self.level < 1:
@@ -80,14 +79,9 @@ class EpsilonAudit(Probe):
             raise NotApplicable(
                 "nothing stands before the first token of these canaries: give --prefix-token eos, for example"
             )
-        for secret, seen in (
-            self._sample_agreement_by_secret(view, secrets)
-            if self.draws_samples
-            else self._losses_by_secret(view, secrets)
-        ):
-            yield Observation(secret.id, seen)
+        yield from (self._sample_agreement if self.draws_samples else self._losses)(view, secrets)
 
-    def _losses_by_secret(self, view: View, secrets: Sequence[Secret]) -> Iterator[tuple[Secret, dict[str, float]]]:
+    def _losses(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         """The mean nll, in nats a token, of the secret behind its prefix; the prefix itself is not scored."""
         models = {"nll": view.target}
         if self.score != "loss" and view.reference is not None:
@@ -99,21 +93,22 @@ class EpsilonAudit(Probe):
             pairs = [(secret.prefix, secret.suffix) for secret in some]
             columns = [view.mean_nll(model, pairs) for model in models.values()]
             for secret, *nll in zip(some, *columns, strict=True):
-                yield secret, dict(zip(models, nll, strict=True))
+                yield Observation(secret.id, dict(zip(models, nll, strict=True)))
 
-    def _sample_agreement_by_secret(
-        self, view: View, secrets: Sequence[Secret]
-    ) -> Iterator[tuple[Secret, dict[str, float]]]:
+    def _sample_agreement(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        """Tokens that a sample has in common with the secret before they part, mean over the samples."""
         if view.setting is TEXT_ONLY and view.claim is not None and view.claim.queries is not None:
             raise NotApplicable(
                 f"the claim is for {view.claim.queries:,} drawn tokens, and these draws would not be charged to it: "
                 "prediction-audit plays this game within them"
             )
-        known = {secret.id: secret for secret in secrets}
+        suffixes = {secret.id: np.array(secret.suffix) for secret in secrets}
         queries = [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
         for batch in view.candidates(queries, self.sampling()):
             for query, found in batch:
-                yield known[query.id], {"agreement": _mean_agreeing_tokens(found, known[query.id])}
+                same, weights = found.suffixes.cpu().numpy() == suffixes[query.id], found.counts.cpu().numpy()
+                agreeing = same.cumprod(axis=1).sum(axis=1) @ weights / weights.sum()
+                yield Observation(query.id, {"agreement": float(agreeing)})
 
     def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
         """delta of the bound; what is claimed of the same unit and relation, where anything is."""
@@ -132,9 +127,9 @@ class EpsilonAudit(Probe):
         if self.draws_samples:
             return value_column(observations, "agreement")
         nll = value_column(observations, "nll")
-        return (
-            value_column(observations, "reference_nll") - nll if self._is_compared_to_reference(observations) else -nll
-        )
+        if not self._is_compared_to_reference(observations):
+            return -nll
+        return value_column(observations, "reference_nll") - nll
 
     def _is_compared_to_reference(self, observations: Sequence[Observation]) -> bool:
         """Whether losses are held against a reference model's; `auto` does not hold a model against itself."""
@@ -180,13 +175,6 @@ class EpsilonAudit(Probe):
         if self.draws_samples:
             return f"how far {self.samples} drawn completions agree with it, in tokens"
         return "loss minus that under the reference model" if self._is_compared_to_reference(observations) else "loss"
-
-
-def _mean_agreeing_tokens(found: Candidates, secret: Secret) -> float:
-    """Tokens that a sample has in common with the secret before they part, mean over the samples."""
-    same = found.suffixes.cpu().numpy() == np.array(secret.suffix)
-    weights = found.counts.cpu().numpy()
-    return float(same.cumprod(axis=1).sum(axis=1) @ weights / weights.sum())
 
 
 @lru_cache(maxsize=8)

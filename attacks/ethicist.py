@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -19,15 +20,10 @@ from auditor.generation.sample import Candidates
 from auditor.models.base import LanguageModel
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.attack import Attack, SamplingAttack, add_capability, mean_nll
+from auditor.plugins.options import require_options_at_least
 from auditor.plugins.view import Batch, View
 
 _PAIRS_AT_ONCE = 32  # in one pass of tuning
-
-CONFIDENCES = {
-    "calibrated": "calibrated confidence",
-    "perplexity": "perplexity",
-    "reference": "perplexity against the reference model's",
-}
 
 
 @dataclass(frozen=True)
@@ -61,16 +57,8 @@ class Ethicist(SamplingAttack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tune_on not in ("auto", "target", "public", "none"):
-            raise AuditError(f"expected tune_on in ('auto', 'target', 'public', 'none'), got {self.tune_on!r}")
-        if self.confidence not in CONFIDENCES:
-            raise AuditError(f"expected confidence in {tuple(CONFIDENCES)}, got {self.confidence!r}")
-        for name in ("prompt_length", "smooth_tokens", "batch", "epochs", "patience"):
-            if getattr(self, name) < 1:
-                raise AuditError(f"expected {name} >= 1, got {getattr(self, name)}")
-        for name in ("alpha", "weight_decay", "warmup_steps"):
-            if getattr(self, name) < 0:
-                raise AuditError(f"expected {name} >= 0, got {getattr(self, name)}")
+        require_options_at_least(self, 1, "prompt_length", "smooth_tokens", "batch", "epochs", "patience")
+        require_options_at_least(self, 0, "alpha", "weight_decay", "warmup_steps")
         if self.learning_rate <= 0:
             raise AuditError(f"expected learning_rate > 0, got {self.learning_rate}")
         if not 0 < self.validation < 1:
@@ -153,7 +141,7 @@ class Ethicist(SamplingAttack):
         prompt = model.embedding_rows(self.prompt_length).float().requires_grad_(True)
         optimizer = torch.optim.AdamW([prompt], lr=self.learning_rate, weight_decay=self.weight_decay, eps=1e-6)
         steps = self.epochs * -(-len(train) // self.batch)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _warmup_linear_decay_schedule(self.warmup_steps, steps))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_warmup_then_decay, self.warmup_steps, steps))
         # The untouched initial prompt is not a candidate: the paper keeps the best *epoch*.
         best, best_epoch, best_loss, history = prompt, 0, np.inf, []
         at_once = BatchSizeLimit(_PAIRS_AT_ONCE)
@@ -169,8 +157,9 @@ class Ethicist(SamplingAttack):
             return at_once.ask(asked, len(pairs))[1]
 
         for epoch in range(1, self.epochs + 1):
-            for batch in _shuffled_batches(train, self.batch, order):
-                loss_of(batch, Tensor.backward)
+            shuffled = [train[i] for i in order.permutation(len(train))]
+            for start in range(0, len(shuffled), self.batch):
+                loss_of(shuffled[start : start + self.batch], Tensor.backward)
                 optimizer.step()
                 schedule.step()
             with torch.no_grad():
@@ -237,7 +226,8 @@ class Ethicist(SamplingAttack):
     def _ranking_label_and_score(self, view: View) -> tuple[str, Callable[[Any], Tensor]]:
         """How candidates are ranked, in words, and the score of one prefix's candidates that does it."""
         if self.confidence != "calibrated":
-            return f"candidates ranked by {CONFIDENCES[self.confidence]}", lambda c: -mean_nll(c)
+            words = "perplexity against the reference model's" if self.confidence == "reference" else "perplexity"
+            return f"candidates ranked by {words}", lambda c: -mean_nll(c)
         if not view.has_capability("likelihood"):
             return "candidates ranked by their share of the samples", lambda c: c.counts.double() / self.samples
         if self.search == "beam":
@@ -248,10 +238,8 @@ class Ethicist(SamplingAttack):
             words = "one candidate a prefix: ranked by nll, since its calibrated confidence is always 1"
             return words, lambda c: -c.nll
         if self.search == "tree":
-            return (
-                "candidates ranked by their exact probability under the decoding distribution",
-                lambda c: c.log_q.exp(),
-            )
+            words = "candidates ranked by their exact probability under the decoding distribution"
+            return words, lambda c: c.log_q.exp()
         return "candidates ranked by calibrated confidence", calibrated_confidence
 
 
@@ -289,11 +277,6 @@ def paper_warmup_steps(steps: int) -> int:
     return max(1, round(steps * 500 / 8440))
 
 
-def _shuffled_batches(pairs: Sequence[Pair], size: int, order: np.random.Generator) -> Iterator[list[Pair]]:
-    shuffled = [pairs[i] for i in order.permutation(len(pairs))]
-    yield from (shuffled[start : start + size] for start in range(0, len(shuffled), size))
-
-
 def _group_by_similar_length(pairs: Sequence[Pair], rows: int) -> Iterator[tuple[float, list[Pair]]]:
     """Groups for one pass with their share of the pairs, so that their means add up to the mean over all.
 
@@ -311,12 +294,6 @@ def _group_by_similar_length(pairs: Sequence[Pair], rows: int) -> Iterator[tuple
     yield len(group) / len(pairs), group
 
 
-def _warmup_linear_decay_schedule(warmup: int, steps: int) -> Any:
-    """The learning-rate factor of step s: up linearly over `warmup` steps, then down linearly to zero at `steps`."""
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / max(1, warmup)
-        return max(0.0, (steps - step) / max(1, steps - warmup))
-
-    return factor
+def _warmup_then_decay(warmup: int, steps: int, step: int) -> float:
+    """The learning-rate factor of a step: up linearly over `warmup` steps, then down linearly to zero at `steps`."""
+    return (step + 1) / warmup if step < warmup else max(0.0, (steps - step) / max(1, steps - warmup))

@@ -8,7 +8,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.generation.sample import Candidates
 from auditor.generation.search import TreeLeaves
 from auditor.plugins.attack import SamplingAttack
 from auditor.plugins.view import Batch, Search, View
@@ -38,9 +37,5 @@ class Exact(SamplingAttack):
             raise AuditError("expected temperature > 0, got 0: greedy decoding gives every suffix probability 0 or 1")
 
     def scores(self, view: View, batch: Batch) -> list[Tensor]:
-        return [_exact_candidate_log_probs(candidates) for _, candidates in batch]
-
-
-def _exact_candidate_log_probs(candidates: Candidates) -> Tensor:
-    assert isinstance(candidates, TreeLeaves)
-    return candidates.log_q
+        leaves = [candidates for _, candidates in batch if isinstance(candidates, TreeLeaves)]  # all of them are
+        return [candidates.log_q for candidates in leaves]

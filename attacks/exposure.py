@@ -68,7 +68,12 @@ class Exposure(Probe):
             raise NotApplicable("needs the model's tokenizer: canaries are text")
         spaces: dict[Space, list[Secret]] = {}
         for secret in secrets:
-            spaces.setdefault(_canary_text_space(secret), []).append(secret)
+            if (space := _canary_of_secret(secret).space) is None:
+                raise NotApplicable(
+                    "exposure is a rank among all that a canary could have been, and these have no space of texts on "
+                    "record"
+                )
+            spaces.setdefault(space, []).append(secret)
         for space, group in spaces.items():
             yield from _Ranking(self, view, space).observe(group)
 
@@ -83,18 +88,16 @@ class Exposure(Probe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member, most = member_mask(secrets), _maximum_exposure_bits(observations)
-        measured = measure_with_nonmember_baseline(
-            "exposure", value_column(observations, "exposure_bits") / most, member, _WHICH
-        )
+        own = value_column(observations, "exposure_bits") / most
+        measured = measure_with_nonmember_baseline("exposure", own, member, _WHICH)
         fitted = value_column(observations, "extrapolated_bits") / most
         extrapolated = measure_with_nonmember_baseline("exposure_extrapolated", fitted, member, _FITTED, excess=False)
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
         main, *others = (_rescale_to_bits(m, most) for m in (*measured, *pointwise))
-        chosen = [o for o, own in zip(observations, member, strict=True) if own]
-        exposed = share_with_interval(
-            "exposed_share", self._significantly_exposed(secrets, observations), f"Holm-corrected, {self.alpha:g}"
-        )
-        return [_widen_to_exposure_bounds(main, chosen), exposed, *others]
+        chosen = [o for o, inside in zip(observations, member, strict=True) if inside]
+        exposed = self._significantly_exposed(secrets, observations)
+        share = share_with_interval("exposed_share", exposed, f"Holm-corrected, {self.alpha:g}")
+        return [_widen_to_exposure_bounds(main, chosen), share, *others]
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
         most = _maximum_exposure_bits(observations)
@@ -159,10 +162,8 @@ class _Ranking:
         self.exact = space.size <= probe.enumerate
         noise = keyed_random_generator("exposure", "references", view.seed, space.format)
         self.references = [space.draw(noise) for _ in range(probe.references)]
-        self.tokens = {
-            text: tuple(ids)
-            for text, ids in zip(self.references, tries.encode_texts(view.tokenizer, self.references), strict=True)
-        }
+        encoded = tries.encode_texts(view.tokenizer, self.references)
+        self.tokens = {text: tuple(ids) for text, ids in zip(self.references, encoded, strict=True)}
 
     def observe(self, secrets: Sequence[Secret]) -> Iterator[Observation]:
         texts = [_canary_of_secret(secret).text for secret in secrets]
@@ -184,9 +185,8 @@ class _Ranking:
         tries.check_vocabulary(view.target, tree)
         context, tails = self._require_context(tree.head), [tokens[len(tree.head) :] for tokens in own]
         nll = tries.continuation_nlls(view.target, context, tails)
-        references = tries.continuation_nlls(
-            view.target, context, [self.tokens[t][len(tree.head) :] for t in self.references]
-        )
+        uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
+        references = tries.continuation_nlls(view.target, context, uniform)
         limits, nodes = tries.nll_with_tie_margin(nll), self.probe.nodes
         # Without a budget one search serves all: a canary's count does not depend on which others are counted.
         groups = [[limit] for limit in limits] if nodes else [list(limits)]
@@ -204,12 +204,9 @@ class _Ranking:
             least = max(1, better)  # the canary itself may be among the unseen
             most = max(least, min(least + left, exposure.rank_upper_bound(x, self.space.size))) if left else least
             estimate = exposure.RankEstimate(least, least, most)
-            seen.append(
-                self._exposure_values(
-                    x, estimate, 2.0 ** -exposure.exposure_from_rank(most, self.space.bits), references, distribution
-                )
-            )
-            seen[-1] |= {"exact": float(not left), "estimated": 0.0}
+            null_p = 2.0 ** -exposure.exposure_from_rank(most, self.space.bits)
+            values = self._exposure_values(x, estimate, null_p, references, distribution)
+            seen.append({**values, "exact": float(not left), "estimated": 0.0})
         return seen
 
     def _estimated_exposures(self, texts: Sequence[str], own: Sequence[Tokens]) -> list[dict[str, float]]:
@@ -220,10 +217,9 @@ class _Ranking:
         uniform = [self.tokens[text][len(head) :] for text in self.references]
         for tail in (*tails, *uniform):
             guide.check(tail)
-        noise = keyed_random_generator("exposure", "draws", view.seed, self.space.format).random(
-            (self.probe.draws, guide.longest())
-        )
-        drawn = constrained.draw_constrained_texts(view.target, guide, context, noise)
+        noise = keyed_random_generator("exposure", "draws", view.seed, self.space.format)
+        uniforms = noise.random((self.probe.draws, guide.longest()))
+        drawn = constrained.draw_constrained_texts(view.target, guide, context, uniforms)
         given = constrained.score_texts(view.target, guide, context, self.references, uniform)
         draws = exposure.WeightedDraws(
             (*drawn.texts, *given.texts),
@@ -236,11 +232,9 @@ class _Ranking:
         distribution, seen = exposure.fit_skew_normal(given.nll), []
         nll = tries.continuation_nlls(view.target, context, tails)
         for x, limit, text in zip(nll.tolist(), tries.nll_with_tie_margin(nll).tolist(), texts, strict=True):
-            estimate = exposure.estimate_rank(limit, text, draws)
-            seen.append(
-                self._exposure_values(x, estimate, exposure.null_p_value(x, given.nll), given.nll, distribution)
-            )
-            seen[-1] |= {"exact": 0.0, "estimated": 1.0}
+            estimate, null_p = exposure.estimate_rank(limit, text, draws), exposure.null_p_value(x, given.nll)
+            values = self._exposure_values(x, estimate, null_p, given.nll, distribution)
+            seen.append({**values, "exact": 0.0, "estimated": 1.0})
         return seen
 
     def _exposure_values(
@@ -269,15 +263,6 @@ class _Ranking:
 def _canary_of_secret(secret: Secret) -> Canary:
     assert secret.canary is not None  # whoever asks hands canaries over
     return secret.canary
-
-
-def _canary_text_space(secret: Secret) -> Space:
-    space = _canary_of_secret(secret).space
-    if space is None:
-        raise NotApplicable(
-            "exposure is a rank among all that a canary could have been, and these have no space of texts on record"
-        )
-    return space
 
 
 def _maximum_exposure_bits(observations: Sequence[Observation]) -> float:

@@ -35,7 +35,8 @@ from auditor.core.result import Audited, Measurement
 from auditor.core.secret_randomness import CHANNELS, keyed_random_generator
 from auditor.models.base import LanguageModel, Neighbours
 from auditor.models.decoding import ANCESTRAL
-from auditor.plugins.probe import DELTA, Observed, Probe, observe_in_batches
+from auditor.plugins.options import require_options_at_least
+from auditor.plugins.probe import DELTA, Observed, Probe, names_after, observe_in_batches
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.audited import LEVEL, audit_measurements
 from auditor.statistics.composition import exact_epsilon, renyi_epsilon, total_variation_advantage
@@ -78,10 +79,8 @@ class PredictionAudit(Probe):
     def __post_init__(self) -> None:
         if self.games and self.games < FEWEST:
             raise AuditError(f"expected games >= {FEWEST} (0: as many as make a million tokens), got {self.games}")
-        if self.tokens < 1:
-            raise AuditError(f"expected tokens >= 1, got {self.tokens}")
-        if self.positions < 0:
-            raise AuditError(f"expected positions >= 0, got {self.positions}")
+        require_options_at_least(self, 1, "tokens")
+        require_options_at_least(self, 0, "positions")
         if not 0 <= self.delta < 1:
             raise AuditError(f"expected delta in [0, 1), got {self.delta:g}")
         if not 0 < self.level < 1:
@@ -97,9 +96,8 @@ class PredictionAudit(Probe):
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required)
         if "distribution" not in view.target.capabilities:  # the setting is the adversary's, who sees tokens alone
-            raise NotApplicable(
-                f"needs the distribution that tokens are scored by, which {view.target.name} does not give"
-            )
+            wanted = "the distribution that tokens are scored by"
+            raise NotApplicable(f"needs {wanted}, which {view.target.name} does not give")
         terms = self._game_terms(view.claim)
         size = max(1, _DISTRIBUTION_ELEMENTS // (max(1, self.positions) * view.target.vocab_size * view.target.parts))
 
@@ -108,7 +106,13 @@ class PredictionAudit(Probe):
             at, seen = evenly_spaced_positions(self.positions, length), list[Observation]()
             own = _normalised_log_probs(view.target.log_probs(contexts, length)[:, at])
             offered, _ = self._neighbours_to_play_against(view, contexts, length, at)
-            found = {neighbours.relation: self._reach(own, neighbours, terms) for neighbours in offered}
+            tokens, often = int(terms["tokens"]), max(terms["delta"], 1 / terms["games"])
+            # nats, (B, positions, neighbours): how far apart a game leaves the two. What happens less often than once
+            # in all games shows nothing.
+            found = {
+                other.relation: renyi_epsilon(own[..., None, :], _normalised_log_probs(other.log_probs), tokens, often)
+                for other in offered
+            }
             for i, secret in enumerate(batch):
                 values = dict[str, float]()
                 for relation, reach in found.items():
@@ -153,11 +157,6 @@ class PredictionAudit(Probe):
         wanted = self.relation or (view.claim.relation if view.claim is not None else "")
         return [one for one in offered if one.relation == wanted] or offered, stand_in
 
-    def _reach(self, own: Array, other: Neighbours, terms: dict[str, float]) -> Array:
-        """(B, positions, neighbours) nats: how far apart a game leaves the two, as far as so many games can show."""
-        seen = max(terms["delta"], 1 / terms["games"])  # what happens less often than once in all games shows nothing
-        return renyi_epsilon(own[..., None, :], _normalised_log_probs(other.log_probs), int(terms["tokens"]), seen)
-
     # --- the games ---
 
     @torch.no_grad()
@@ -168,7 +167,7 @@ class PredictionAudit(Probe):
         reach = {
             (i, relation): o.values[f"reach_{relation}"]
             for i, o in enumerate(observations)
-            for relation in _observed_relations(o)
+            for relation in names_after("reach_", o.values)
         }
         chosen, relation = max(reach, key=lambda place: reach[place])
         return self._play_games(view, secrets[chosen], observations[chosen], relation)
@@ -198,15 +197,12 @@ class PredictionAudit(Probe):
     def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
         relation, values = _played_relation(observations), observations.facts
         tp, fn, fp, tn = (int(values[name]) for name in _COUNTS)
-        told = next((name.removeprefix("claimed_") for name in values if name.startswith("claimed_")), relation)
-        unit = next((name.removeprefix("unit_") for name in values if name.startswith("unit_")), _SHARD)
-        if relation == PUBLIC:
-            unit = "the whole training set"
+        (told, *_), (unit, *_) = names_after("claimed_", values) or [relation], names_after("unit_", values) or [_SHARD]
         covered = values.get("covered", math.inf)
         found = replace(
             audit_games((tp, fn, fp, tn), values["delta"], self.level),
             relation=told,
-            unit=unit,
+            unit="the whole training set" if relation == PUBLIC else unit,
             tokens=int(values["tokens"]),
             covered=int(covered) if math.isfinite(covered) else None,
             exact=values[f"exact_{relation}"],
@@ -214,22 +210,15 @@ class PredictionAudit(Probe):
         return (found,)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        (audit,), relation = self.audits(secrets, observations), _played_relation(observations)
-        exact, note = (
-            observations.facts[f"exact_{relation}"],
-            f"of these very games, from both distributions; {_PRIVATE}",
-        )
-        return [
-            *audit_measurements([audit]),
-            Measurement("epsilon_exact", exact, exact, exact, audit.canaries, "nats", note),
-        ]
+        (audit,) = self.audits(secrets, observations)
+        exact = observations.facts[f"exact_{_played_relation(observations)}"]
+        note = f"of these very games, from both distributions; {_PRIVATE}"
+        point = Measurement("epsilon_exact", exact, exact, exact, audit.canaries, "nats", note)
+        return [*audit_measurements([audit]), point]
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
-        (audit,), relation, values = (
-            self.audits(secrets, observations),
-            _played_relation(observations),
-            observations.facts,
-        )
+        (audit,), values = self.audits(secrets, observations), observations.facts
+        relation = _played_relation(observations)
         tokens, covered = int(values["tokens"]), values.get("covered", 0)
         of = f" of the {covered:,.0f} that the claim covers" if math.inf > covered > tokens else ""
         neighbour = "the public model in its place" if values["stand_in"] else relation.replace("_", " ")
@@ -264,11 +253,8 @@ class Game:
     @torch.no_grad()
     def play(self, games: int, *key: str | int) -> tuple[Array, NDArray[np.bool_]]:
         """The sum of log-ratios of each game's tokens, higher: surer that it was `inside`; and the coins; (games,)."""
-        ratio, coins = (
-            torch.from_numpy(_log_ratio(*self.distributions)),
-            keyed_random_generator(*key, "coins").random(games) < 0.5,
-        )
-        scores = np.empty(games)
+        ratio = torch.from_numpy(_log_ratio(*self.distributions))
+        coins, scores = keyed_random_generator(*key, "coins").random(games) < 0.5, np.empty(games)
         for model, side in ((self.inside, coins), (self.outside, ~coins)):
             noise = keyed_random_generator(*key, "inside" if model is self.inside else "outside")
             scores[side] = np.concatenate(
@@ -297,12 +283,7 @@ def _log_ratio(log_p: Array, log_q: Array) -> Array:
         return np.nan_to_num(log_p - log_q, nan=0.0, posinf=_SURE, neginf=-_SURE)
 
 
-def _observed_relations(seen: Observation) -> list[str]:
-    """The relations that were looked at."""
-    return [name.removeprefix("reach_") for name in seen.values if name.startswith("reach_")]
-
-
 def _played_relation(observations: Observed) -> str:
     """Of the neighbours that the games were played against."""
-    (relation,) = (name.removeprefix("exact_") for name in observations.facts if name.startswith("exact_"))
+    (relation,) = names_after("exact_", observations.facts)
     return relation

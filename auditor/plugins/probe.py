@@ -154,6 +154,11 @@ def value_column(observations: Sequence[Observation], name: str) -> NDArray[np.f
     return np.array([observation.values[name] for observation in observations], dtype=float)
 
 
+def names_after(prefix: str, names: Iterable[str]) -> list[str]:
+    """What follows the prefix in those of the names that begin with it."""
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+
 def member_mask(secrets: Sequence[Secret]) -> NDArray[np.bool_]:
     return np.array([secret.member for secret in secrets], dtype=bool)
 
