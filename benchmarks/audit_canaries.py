@@ -11,9 +11,9 @@ import re
 import secrets as randomness
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
 from scipy.stats import binomtest
 
 from auditor.benchmarks.canaries import check_canary_counts, prefix_free_english_words
@@ -202,7 +202,6 @@ def _least_expected_words(count: int, begun: Sequence[str], model: HuggingFaceMo
 
 
 def _first_word_and_rest(text: str) -> Halves:
-    """The first word, and the rest."""
     cut = len(text.split(maxsplit=1)[0])
     return text[:cut], text[cut:]
 
@@ -252,23 +251,15 @@ def audit_canaries_as_secrets(
     """rows: the tokens of each text. Raises AuditError for new tokens that the tokenizer does not have."""
     from auditor.generation.tries import encode_texts
 
-    cuts = _shared_prefix_token_counts(encode_texts(tokenizer, [one.prefix for one in manifest.canaries]), rows)
-    for one, row, cut in zip(manifest.canaries, rows, cuts, strict=True):
+    prefixes = encode_texts(tokenizer, [one.prefix for one in manifest.canaries])
+    for one, begun, row in zip(manifest.canaries, prefixes, rows, strict=True):
+        # A token that holds an end of the prefix and a beginning of the secret is the secret's.
+        cut = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(begun, row, strict=False)))
         if manifest.kind == "new-tokens" and len(row) != cut + 1:
             raise AuditError(
                 f"expected the secret of {one.id} to be one new token, but the model's tokenizer writes it as "
                 f"{len(row) - cut}: give what `audit canaries extend` made to the training"
             )
-        prefix, suffix = (tuple(row[:cut]), tuple(row[cut:]))
+        prefix, suffix = tuple(row[:cut]), tuple(row[cut:])
         times = manifest.times if one.included else 0
         yield Secret(one.id, prefix, suffix, times, member=one.included, canary=Canary(one.text, coin=one.included))
-
-
-def _shared_prefix_token_counts(prefixes: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> Iterator[int]:
-    """How many tokens of each text are of its prefix alone: those that the prefix begins with when it stands by itself.
-
-    A token that holds an end of the prefix and a beginning of the secret is the secret's.
-    """
-    for prefix, row in zip(prefixes, rows, strict=True):
-        same = np.array([a == b for a, b in zip(prefix, row, strict=False)], dtype=bool)
-        yield int(same.cumprod().sum())

@@ -119,10 +119,10 @@ def make_manifest(
     wanted = sorted(set(counts))
     check_canary_counts(len(formats) * (len(wanted) * each + controls), len(formats) * sum(wanted) * each)
     known = {WORDS: prefix_free_english_words(), **(lists or {})}
-    chosen = [
-        Format(text, {name: words for name, words in known.items() if _has_slot_of_list(text, name)})
-        for text in formats
-    ]
+    chosen = []
+    for text in formats:
+        slots = {slot.partition(":")[0] for _, slot in parse_canary_format(text)}
+        chosen.append(Format(text, {name: words for name, words in known.items() if name in slots}))
     plan = [(count, i) for count in wanted for i in range(each)] + [(0, i) for i in range(controls)]
     entries = []
     for index, one in enumerate(chosen):
@@ -133,11 +133,6 @@ def make_manifest(
             for (count, i), text in zip(plan, texts, strict=True)
         ]
     return Manifest(MANIFEST_VERSION, seed, tuple(chosen), tuple(entries))
-
-
-def _has_slot_of_list(format: str, name: str) -> bool:
-    """Whether a format has a slot of this list."""
-    return any(slot.partition(":")[0] == name for _, slot in parse_canary_format(format))
 
 
 def _draw_distinct_texts(space: Space, count: int, seed: int) -> list[str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, Literal, get_args
+from typing import Any
 
 from auditor.benchmarks import chat_rendering
 from auditor.benchmarks.chat_rendering import ChatRendering
@@ -29,8 +29,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.plan_parts import ALL, SYSTEM, TURNS, known_answer_share
 
-Learnt = Literal["assistant", "all"]  # whose tokens have a loss: those of assistant turns, or all
-LEARNT: tuple[str, ...] = get_args(Learnt)
+LEARNT = (ASSISTANT, "all")  # whose tokens have a loss: those of assistant turns, or all
 _THOUGHT = re.compile(r"^(\s*<think>\s*)(.*?)(\s*</think>\s*)", re.DOTALL)
 _MARK = "Zq7vX9kJ"  # stands in for an answer: no template makes anything of it
 
@@ -115,15 +114,15 @@ def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: 
             )
         return _render_without_template(tokenizer, said, form)
     messages = chat_rendering.messages_for_template(said, form)
-    remarks: list[str] = []
     try:
         whole = chat_rendering.render(tokenizer, said, form, messages)
     except UnusableConversation:
         if not any(isinstance(message.get("content"), list | tuple) for message in messages):
             raise
-        messages = tuple(
-            _message_with_joined_content(message) for message in messages
-        )  # a template that knows no parts of a text
+        messages = tuple(  # for a template that knows no parts of a text
+            {**one, "content": message_text(one["content"])} if one.get("content") is not None else one
+            for one in messages
+        )
         whole = chat_rendering.render(tokenizer, said, form, messages)
     _check_system_turn_written(messages, whole)
 
@@ -137,10 +136,9 @@ def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: 
         for i, role in asked.items()
         for span in _assistant_answer_spans(rendered, whole, messages, i)
     ]
-    remarks += _ignored_input_sentences(rendered, whole, said, messages)
-    return _tokenise_rendered_chat(
-        tokenizer, whole, spans, _template_answer_mask(tokenizer, said, form, messages), remarks, turns
-    )
+    remarks = tuple(_ignored_input_sentences(rendered, whole, said, messages))
+    mask = _template_answer_mask(tokenizer, said, form, messages)
+    return _tokenise_rendered_chat(tokenizer, whole, spans, mask, remarks, turns)
 
 
 def _render_without_template(tokenizer: Any, said: Conversation, form: ChatRendering) -> RenderedChat:
@@ -155,9 +153,8 @@ def _render_without_template(tokenizer: Any, said: Conversation, form: ChatRende
         text += piece + behind
         if answers:
             bounds = _strip_span_whitespace(text, start, start + len(piece))
-            spans.append(
-                _Span(bounds, (start, len(text)), "content") if bounds else UnusableConversation("an empty answer")
-            )
+            turn = (start, len(text))
+            spans.append(_Span(bounds, turn, "content") if bounds else UnusableConversation("an empty answer"))
     beside = {"system": any(m["role"] == SYSTEM for m in said.messages) and said.plain, "tools": said.tools}
     remarks = [f"nothing of {name} is written without a template" for name, there in beside.items() if there]
     return _tokenise_rendered_chat(tokenizer, text, spans, None, remarks)
@@ -177,11 +174,9 @@ def _tokenise_rendered_chat(
         span if isinstance(span, UnusableConversation) else _answer_of_character_span(text, offsets, span)
         for span in spans
     )
-    if not any(isinstance(answer, Answer) for answer in answers):
-        raise next(
-            (answer for answer in answers if isinstance(answer, UnusableConversation)),
-            UnusableConversation(f"no {turns} turn"),
-        )
+    unusable = [answer for answer in answers if isinstance(answer, UnusableConversation)]
+    if len(unusable) == len(answers):
+        raise unusable[0] if unusable else UnusableConversation(f"no {turns} turn")
     return RenderedChat(text, tuple(encoded["input_ids"]), offsets, answers, marked, tuple(remarks))
 
 
@@ -191,18 +186,8 @@ def _answer_of_character_span(
     tokens = _token_range_of_text(text, offsets, *span.said)
     if tokens is None:
         return UnusableConversation("an answer does not begin at a token boundary")
-    start, end = span.learnt
-    return Answer(
-        tokens,
-        (_first_token_reaching_past(offsets, start), _first_token_reaching_past(offsets, end)),
-        span.of,
-        span.role,
-    )
-
-
-def _message_with_joined_content(message: Message) -> dict[str, Any]:
-    content = message.get("content")
-    return {**message, "content": message_text(content)} if content is not None else dict(message)
+    start, end = (_first_token_reaching_past(offsets, at) for at in span.learnt)
+    return Answer(tokens, (start, end), span.of, span.role)
 
 
 def _check_system_turn_written(messages: Sequence[Message], whole: str) -> None:
@@ -252,7 +237,6 @@ def _assistant_answer_spans(
     for key, value, put in _reasoning_and_content_parts(message):
         if not value.strip():
             continue
-
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
         marked = None if _MARK in whole else _render_or_none(rendered, with_mark)
         bounds = None if marked is None else _bounds_of_mark(whole, marked)
@@ -390,10 +374,8 @@ def cut_answers(
             continue
         last = min(end, middle + longest)
         first = 0 if shown is None else max(0, middle - shown)
-        prefix, wording = (
-            written.tokens[first:middle],
-            wording_of_tokens(written.text, written.offsets, first, middle, last),
-        )
+        prefix = written.tokens[first:middle]
+        wording = wording_of_tokens(written.text, written.offsets, first, middle, last)
         stands = wording.whole
         if alone is not None:
             prefix = tuple(tokenizer(alone, add_special_tokens=False, verbose=False)["input_ids"])

@@ -162,10 +162,7 @@ def candidate_forms(tokenizer: Any, rows: Sequence[Conversation]) -> list[ChatRe
     kind = rows[0].kind
     own, of_trl = own_template(tokenizer), trl_training_template(tokenizer)
     plain = {
-        COMPLETION: [
-            ChatRendering(NONE),
-            ChatRendering(NONE, None, (LINE,)),
-        ],  # TRL: one text, and the end of text behind it
+        COMPLETION: [ChatRendering(NONE), ChatRendering(NONE, None, (LINE,))],  # TRL: one text, and its end behind it
         INSTRUCTION: [ChatRendering(ALPACA, None, some) for some in ((), (LINE,), (INPUT, LINE), (BARE, LINE))]
         + [ChatRendering(NONE)],
     }.get(kind, [])

@@ -20,7 +20,8 @@ _CHAT = (
     tuple(dict.fromkeys(column for layout in conversation_rows.LAYOUTS for column in layout)) + conversation_rows.BESIDE
 )
 # All that is ever looked at, but what the user names.
-COLUMNS = ("prefix", "suffix", "text", "repeats", pii_column.COLUMN, *_CHAT)
+REPEATS = "repeats"  # how often a row was trained on
+COLUMNS = ("prefix", "suffix", "text", REPEATS, pii_column.COLUMN, *_CHAT)
 _USUAL = {
     *(*COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
     *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
@@ -69,8 +70,9 @@ def describe_columns(columns: Sequence[str]) -> str:
     return " and ".join(words)
 
 
-def cell_location_text(table: RecordTable, row: int, column: str) -> str:
-    return f"{table.where}, row {row} (counted from 0), column {column!r}"
+def _cell_error(table: RecordTable, row: int, column: str, expected: str, got: str) -> AuditError:
+    where = f"{table.where}, row {row} (counted from 0), column {column!r}"
+    return AuditError(f"{where}: expected {expected}, got {got}")
 
 
 def text_column_values(table: RecordTable, column: str) -> list[str]:
@@ -78,11 +80,9 @@ def text_column_values(table: RecordTable, column: str) -> list[str]:
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str):
-            raise AuditError(
-                f"{cell_location_text(table, row, column)}: expected text, got {describe_value_type(value)}"
-            )
+            raise _cell_error(table, row, column, "text", describe_value_type(value))
         if not value.isascii() and re.search("[\ud800-\udfff]", value):  # JSON can hold half a character: "\ud83d"
-            raise AuditError(f"{cell_location_text(table, row, column)}: expected text, got half of a surrogate pair")
+            raise _cell_error(table, row, column, "text", "half of a surrogate pair")
     return values
 
 
@@ -95,16 +95,14 @@ def row_repeat_counts(table: RecordTable) -> list[int]:
 
     Raises AuditError with the row for anything but a whole number of at least 1.
     """
-    if "repeats" not in table.columns:
+    if REPEATS not in table.columns:
         return [1] * table.rows
     counts = []
-    for row, value in enumerate(table.column("repeats")):
+    for row, value in enumerate(table.column(REPEATS)):
         whole = isinstance(value, int) and not isinstance(value, bool)
         digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)  # CSV is text all over
         if not (whole or digits) or not 1 <= int(value) < 10**15:
-            raise AuditError(
-                f"{cell_location_text(table, row, 'repeats')}: expected a whole number of at least 1, got another value"
-            )
+            raise _cell_error(table, row, REPEATS, "a whole number of at least 1", "another value")
         counts.append(int(value))
     return counts
 
@@ -129,19 +127,18 @@ def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
     found = []
     said = zip(*(map(_cell_text, table.column(name)) for name in detect_column_layout(table)), strict=True)
     for row, (value, parts) in enumerate(zip(table.column(pii_column.COLUMN), said, strict=True)):
-        where = cell_location_text(table, row, pii_column.COLUMN)
+        at = (table, row, pii_column.COLUMN)
         try:
             found.append(pii_column.parse_personal_data_marks(None if value is ABSENT else value))
         except ValueError as error:
-            raise AuditError(f'{where}: expected texts by kind, as {{"name": ["Jane Doe"]}}, got {error}') from None
+            raise _cell_error(*at, 'texts by kind, as {"name": ["Jane Doe"]}', str(error)) from None
         if missing := [kind for kind, text in found[-1] if text not in "".join(parts)]:
-            raise AuditError(f"{where}: expected texts that stand in the row, got a {missing[0]} that does not")
+            raise _cell_error(*at, "texts that stand in the row", f"a {missing[0]} that does not")
     kinds = {kind for row in found for kind, _ in row}
     if len(kinds) > pii_column.MOST:
         raise AuditError(
-            f"{table.where}: expected at most {pii_column.MOST} kinds "
-            f"in column {pii_column.COLUMN!r}, since reports show them, "
-            f"got {len(kinds):,}"
+            f"{table.where}: expected at most {pii_column.MOST} kinds in column {pii_column.COLUMN!r}, since reports "
+            f"show them, got {len(kinds):,}"
         )
     return found
 
@@ -174,10 +171,7 @@ def _group_name_of_cell(table: RecordTable, row: int, column: str, value: Any) -
         return "none"
     if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
         what = f"a text of {len(value):,} characters" if isinstance(value, str) else describe_value_type(value)
-        raise AuditError(
-            f"{cell_location_text(table, row, column)}: expected a group's "
-            f"name of at most {_GROUP_LENGTH} characters, got {what}"
-        )
+        raise _cell_error(table, row, column, f"a group's name of at most {_GROUP_LENGTH} characters", what)
     return str(value)
 
 
@@ -204,8 +198,5 @@ def row_privacy_unit_names(table: RecordTable, column: str) -> list[str]:
     values = list(table.column(column))
     for row, value in enumerate(values):
         if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
-            raise AuditError(
-                f"{cell_location_text(table, row, column)}: expected a "
-                f"name or a whole number, got {describe_value_type(value)}"
-            )
+            raise _cell_error(table, row, column, "a name or a whole number", describe_value_type(value))
     return [str(value) for value in values]

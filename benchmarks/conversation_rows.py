@@ -65,28 +65,27 @@ def message_text(content: Any) -> str | None:
 
 def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any]) -> Conversation:
     """What a row of one of `LAYOUTS` says. Raises Unusable."""
-    beside = {
-        "tools": _parsed_tools(row.get("tools")),
-        "options": _parsed_template_options(row.get("chat_template_kwargs")),
-    }
+    tools, options = _parsed_tools(row.get("tools")), _parsed_template_options(row.get("chat_template_kwargs"))
     before = [{"role": SYSTEM, "content": _require_text(row["system"])}] if row.get("system") else []
+    kind, plain = MESSAGES, tuple[str, ...]()
     if layout[0] in ("messages", "conversations"):
-        said = _normalised_messages(row[layout[0]], "")
-        if said and said[0]["role"] == SYSTEM:
+        turns = _normalised_messages(row[layout[0]], "")
+        if turns and turns[0]["role"] == SYSTEM:
             before = []
-        return _require_assistant_turn(Conversation((*before, *said), **beside))
-    if layout[0] == "instruction":
+    elif layout[0] == "instruction":
+        kind = INSTRUCTION
         plain = (_require_text(row["instruction"]), _require_text(row.get("input") or ""), _require_text(row["output"]))
         asked = "\n\n".join(filter(None, plain[:2]))
-        turns = [*before, {"role": USER, "content": asked}, {"role": ASSISTANT, "content": plain[2]}]
-        return _require_assistant_turn(Conversation(tuple(turns), **beside, kind=INSTRUCTION, plain=plain))
-    prompt, completion = row["prompt"], row["completion"]
-    turns = [*before, *_normalised_messages(prompt, USER), *_normalised_messages(completion, ASSISTANT)]
-    if isinstance(prompt, str) and isinstance(completion, str):
-        return _require_assistant_turn(
-            Conversation(tuple(turns), **beside, kind=COMPLETION, plain=(prompt, completion))
-        )
-    return _require_assistant_turn(Conversation(tuple(turns), **beside))
+        turns = [{"role": USER, "content": asked}, {"role": ASSISTANT, "content": plain[2]}]
+    else:
+        prompt, completion = row["prompt"], row["completion"]
+        turns = [*_normalised_messages(prompt, USER), *_normalised_messages(completion, ASSISTANT)]
+        if isinstance(prompt, str) and isinstance(completion, str):
+            kind, plain = COMPLETION, (prompt, completion)
+    said = Conversation((*before, *turns), tools, options, kind, plain)
+    if not any(map(is_assistant, said.messages)):
+        raise UnusableConversation("no assistant turn")
+    return said
 
 
 def _normalised_messages(messages: Any, role: str) -> list[dict[str, Any]]:
@@ -122,11 +121,9 @@ def _parsed_tools(given: Any) -> Any:
             given = json.loads(given)
         except ValueError:
             raise UnusableConversation("tools that are neither a list nor JSON") from None
-    if not given:
-        return None
-    if not isinstance(given, Sequence):
+    if given and not isinstance(given, Sequence):
         raise UnusableConversation("tools that are neither a list nor JSON")
-    return list(given)
+    return list(given) if given else None
 
 
 def _parsed_template_options(given: Any) -> dict[str, Any]:
@@ -135,9 +132,3 @@ def _parsed_template_options(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise UnusableConversation("chat_template_kwargs that are no object")
     return {key: value for key, value in given.items() if value is not None}
-
-
-def _require_assistant_turn(said: Conversation) -> Conversation:
-    if not any(map(is_assistant, said.messages)):
-        raise UnusableConversation("no assistant turn")
-    return said

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from auditor.benchmarks import chat, chat_rendering, conversation_rows
+from auditor.benchmarks import chat, chat_rendering
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.columns import (
     PLAIN,
@@ -21,6 +20,7 @@ from auditor.benchmarks.columns import (
     joined_layout_texts,
     text_column_values,
 )
+from auditor.benchmarks.conversation_rows import ASSISTANT, Conversation, UnusableConversation
 from auditor.benchmarks.tables import RecordTable
 from auditor.benchmarks.wording import token_ends, wording_of_tokens
 from auditor.core.errors import AuditError
@@ -89,16 +89,15 @@ def cut_rows_into_parts(
     nothing to this layout.
     """
     layout = detect_column_layout(table)
-    if cut.knows is not None and layout in PLAIN:
-        raise AuditError(f"--knows is about conversations (messages), but {table.where} has {' and '.join(layout)}")
-    if cut.turns is not None and layout in PLAIN:
-        raise AuditError(f"--turns is about conversations (messages), but {table.where} has {' and '.join(layout)}")
+    for flag, asked in (("--knows", cut.knows), ("--turns", cut.turns)):
+        if asked is not None and layout in PLAIN:
+            raise AuditError(f"{flag} is about conversations (messages), but {table.where} has {' and '.join(layout)}")
     if cut.windows is not None and layout != ("text",):
         raise AuditError(f"--windows slides over a text column, but {table.where} has {' and '.join(layout)}")
     if cut.form is not None:
-        knows, texts, turns = cut.knows or USER, list[str](), cut.turns or conversation_rows.ASSISTANT
+        knows, texts, turns = cut.knows or USER, list[str](), cut.turns or ASSISTANT
         how = f"{turns} turns, {cut.suffix_length} tokens of each, as --template {cut.form.said} (--knows {knows})"
-        return _cut_conversations(cut, cut.form, knows, conversations(table, layout), (texts, remarks)), how, texts
+        return _cut_conversations(cut, cut.form, conversations(table, layout), texts, remarks), how, texts
     said = joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
         halves = _cut_pairs(cut.tokenizer, text_column_values(table, "prefix"), text_column_values(table, "suffix"))
@@ -125,11 +124,8 @@ def _cut_texts(cut: Cutting, prefix: int, texts: Sequence[str]) -> Iterator[CutP
             starts = [0] if cut.windows is None else range(0, len(ids) - total + 1, cut.windows)
             for part, start in enumerate(starts):
                 middle, end = start + prefix, start + total
-                halves = (
-                    tuple(ids[start:middle]),
-                    tuple(ids[middle:end]),
-                    wording_of_tokens(text, offsets, start, middle, end),
-                )
+                wording = wording_of_tokens(text, offsets, start, middle, end)
+                halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
                 yield CutPart(row, halves, None if cut.windows is None else part, middle)
 
 
@@ -165,34 +161,30 @@ def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets:
 def _cut_conversations(
     cut: Cutting,
     form: ChatRendering,
-    knows: str,
-    said: Iterator[conversation_rows.Conversation | conversation_rows.UnusableConversation],
-    told: tuple[list[str], Counter[str]],
+    said: Iterator[Conversation | UnusableConversation],
+    texts: list[str],
+    remarks: Counter[str],
 ) -> Iterator[CutPart]:
-    """told: is given what is written of each, and what is not."""
-    texts, remarks = told
+    """texts, remarks: are given what is written of each, and what is not."""
+    knows, lengths = cut.knows or USER, (cut.suffix_length, cut.prefix_length)
     for row, one in enumerate(said):
         try:
-            if isinstance(one, conversation_rows.UnusableConversation):
+            if isinstance(one, UnusableConversation):
                 raise one
-            written = chat.render_chat(cut.tokenizer, one, form, cut.turns or conversation_rows.ASSISTANT)
-            found = list(
-                chat.cut_answers(cut.tokenizer, one, written, form, knows, cut.suffix_length, cut.prefix_length)
-            )
-        except conversation_rows.UnusableConversation as why:
+            written = chat.render_chat(cut.tokenizer, one, form, cut.turns or ASSISTANT)
+            found = list(chat.cut_answers(cut.tokenizer, one, written, form, knows, *lengths))
+        except UnusableConversation as why:
             yield CutPart(row, str(why))
             continue
         texts.append(written.text)
         remarks.update(written.remarks)
         for part, answer in enumerate(found):
             number = part if len(found) > 1 else None
-            if isinstance(answer, conversation_rows.UnusableConversation):
+            if isinstance(answer, UnusableConversation):
                 yield CutPart(row, str(answer), number)
             else:
-                role = answer.role if cut.turns == ALL else None
-                yield CutPart(
-                    row, (answer.prefix, answer.suffix, answer.wording), number, answer.at, answer.stands, role
-                )
+                halves, role = (answer.prefix, answer.suffix, answer.wording), answer.role if cut.turns == ALL else None
+                yield CutPart(row, halves, number, answer.at, answer.stands, role)
 
 
 def usual_form_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
@@ -200,17 +192,10 @@ def usual_form_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
 
     Raises AuditError for messages and a tokenizer without a template.
     """
-    rows = (
-        said
-        for said in conversations(table, detect_column_layout(table))
-        if not isinstance(said, conversation_rows.UnusableConversation)
-    )
-    first = list(islice(rows, 1))
-    return (
-        chat_rendering.most_usual_rendering(tokenizer, first, f"{date.today()}")
-        if first
-        else ChatRendering(chat_rendering.NONE)
-    )
+    for said in conversations(table, detect_column_layout(table)):
+        if not isinstance(said, UnusableConversation):
+            return chat_rendering.most_usual_rendering(tokenizer, [said], f"{date.today()}")
+    return ChatRendering(chat_rendering.NONE)
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> Any:

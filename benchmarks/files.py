@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from auditor.benchmarks import chat, conversation_rows, pii_column
+from auditor.benchmarks import chat, pii_column
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.columns import (
     COLUMNS,
@@ -26,6 +26,7 @@ from auditor.benchmarks.columns import (
     row_personal_data_marks,
     row_repeat_counts,
 )
+from auditor.benchmarks.conversation_rows import UnusableConversation
 from auditor.benchmarks.cutting import (
     BATCH,
     LENGTH,
@@ -96,14 +97,12 @@ class Files(Benchmark):
         split = SplitOptions(known_fraction, limit, seed)
         self.tokenizer = fast_tokenizer(tokenizer)
         cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form, turns)
-        members = _read_file_as_source("--data", data, cut, group_column, user_column)
-        pairs = None if known is None else _read_file_as_source("--known", known, cut)
-        others = (
-            None
-            if nonmembers is None
-            else _read_file_as_source("--nonmembers", nonmembers, cut, group_column, user_column)
+        columns = (group_column, user_column)
+        members = _read_file_as_source("--data", data, cut, *columns)
+        asked = (("--known", known, ()), ("--nonmembers", nonmembers, columns), ("--forget", forget, ()))
+        pairs, others, lost = (
+            None if name is None else _read_file_as_source(flag, name, cut, *own) for flag, name, own in asked
         )
-        lost = None if forget is None else _read_file_as_source("--forget", forget, cut)
         for source in (pairs, others, lost):
             if source is not None and (source.form is None) != (members.form is None):
                 raise AuditError(f"expected conversations in both or neither of {members.where} and {source.where}")
@@ -127,10 +126,8 @@ class Files(Benchmark):
         layout, repeats = detect_column_layout(table), row_repeat_counts(table)
         if self.form is not None:
             for said, times in zip(conversations(table, layout), repeats, strict=True):
-                with suppress(
-                    conversation_rows.UnusableConversation
-                ):  # nobody is attacked in such a row either, and the notes say so
-                    if not isinstance(said, conversation_rows.UnusableConversation):
+                with suppress(UnusableConversation):  # nobody is attacked in such a row either, and the notes say so
+                    if not isinstance(said, UnusableConversation):
                         yield chat.render_chat(self.tokenizer, said, self.form).tokens, times
             return
         texts = joined_layout_texts(table, layout)
@@ -189,11 +186,7 @@ def _records_with_copy_counts(records: Sequence[Record], standing: Sequence[str]
     Of rows that say the same the first has all of it: where they are merged their counts add up.
     """
     pairs = list(zip(records, standing, strict=True))
-    cut = {
-        text
-        for record, text in pairs
-        if (w := record.wording) is not None and last_word_continues(w.suffix, w.after[:1])
-    }
+    cut = {text for one, text in pairs if (w := one.wording) and last_word_continues(w.suffix, w.after[:1])}
     found = occurrences({text: text not in cut for text in standing}, texts)
     return [replace(record, repeats=found.pop(text, 0)) for record, text in pairs]
 

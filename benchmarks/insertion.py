@@ -6,8 +6,6 @@ its text. All copies are the same text, so sharding by content keeps them togeth
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,13 +17,11 @@ import numpy as np
 
 from auditor.benchmarks.audit_canaries import AuditManifest, CoinedCanary
 from auditor.benchmarks.canaries import Manifest, ManifestEntry
-from auditor.benchmarks.columns import describe_columns
-from auditor.benchmarks.tables import json_objects, open_dataset_split, read_csv_rows
+from auditor.benchmarks.columns import REPEATS, describe_columns
+from auditor.benchmarks.tables import json_objects, open_dataset_split, read_csv_rows, rows_as_csv
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import keyed_random_generator
-
-_REPEATS = "repeats"  # what `audit run --data` reads how often a row was trained on from: a copy is one row
 
 
 @dataclass(frozen=True)
@@ -64,8 +60,8 @@ class InsertionPlan:
                 raise AuditError(f"{where} holds a canary already (row {row}): insert into the original data")
 
     def values(self, entry: ManifestEntry | CoinedCanary, columns: Sequence[str], absent: Any) -> dict[str, Any]:
-        """One copy as a row."""
-        own = {_REPEATS: 1, self.group: entry.id, self.text: entry.text}
+        """One copy as a row, trained on once."""
+        own = {REPEATS: 1, self.group: entry.id, self.text: entry.text}
         return {column: own.get(column, absent) for column in columns}
 
 
@@ -77,9 +73,8 @@ def write_data_with_canaries(copies: InsertionPlan, data: str, out: Path) -> int
     path, where = Path(data), f"--data {data!r}"
     writer = _WRITERS.get(path.suffix.lower()) if path.is_file() else _write_dataset
     if writer is None:
-        raise AuditError(
-            f"{where}: expected a file ending in {', '.join(_WRITERS)}, got {path.suffix or 'no ending'!r}"
-        )
+        got = path.suffix or "no ending"
+        raise AuditError(f"{where}: expected a file ending in {', '.join(_WRITERS)}, got {got!r}")
     if out.exists():
         raise AuditError(f"expected a new path for -o, but {str(out)!r} exists")
     if writer is not _write_dataset and out.suffix.lower() != path.suffix.lower():
@@ -108,7 +103,7 @@ def _write_json(copies: InsertionPlan, where: str, data: str, out: Path) -> None
     objects, lines = json_objects(where, Path(data))
     columns = tuple(dict.fromkeys(name for value in objects for name in value))
     copies.check(where, columns, lambda: [value.get(copies.text) for value in objects])
-    mine = [name for name in (_REPEATS, copies.group, copies.text) if name in columns]
+    mine = [name for name in (REPEATS, copies.group, copies.text) if name in columns]
     new = [copies.values(entry, mine, None) for entry in copies.rows()]
     order = copies.order(len(objects))
     if lines is None:
@@ -125,12 +120,9 @@ def _write_csv(copies: InsertionPlan, where: str, data: str, out: Path) -> None:
     header, *rows = read_csv_rows(where, Path(data)) or [[]]
     copies.check(where, header, lambda: [row[header.index(copies.text)] for row in rows])
     every = [*rows, *(list(copies.values(entry, header, "").values()) for entry in copies.rows())]
-    buffer = io.StringIO(newline="")
-    lines = csv.writer(buffer, lineterminator="\n")
-    lines.writerow(header)
-    lines.writerows(every[i] for i in copies.order(len(rows)))
+    text = rows_as_csv([header, *(every[i] for i in copies.order(len(rows)))])
     with disk.create_atomically(out) as path:
-        path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
+        path.write_text(text, encoding="utf-8", newline="")
 
 
 def _write_parquet(copies: InsertionPlan, where: str, data: str, out: Path) -> None:

@@ -15,21 +15,12 @@ from auditor.core.errors import AuditError
 CANARY_SPACE = Space("My ID is {digits:6}")  # Carlini et al. 2019; "My ID is 955320" is the ADP paper's
 CUT = 24  # prefixes end and suffixes begin here, however long they are: other lengths, the same secrets
 TRAINING = ("epochs", "rate", "batch", "rank", "alpha")  # of a fine-tuning: private_epochs is the target's, lora_epochs
-_LEAST = {
-    "seed": 0,
+_LEAST = {  # else 1; of a vocabulary, every byte and the end of text
+    **dict.fromkeys(("seed", "nonmembers", "others", "private_rank", "audit_canaries"), 0),
     "vocab_size": 257,
-    "nonmembers": 0,
-    "others": 0,
-    "private_rank": 0,
-    "audit_canaries": 0,
-}  # every byte and the end of text; else 1
-_MOST = {
-    "seed": 2**63 - 1,
-    "vocab_size": 100_000,
-    "layers": 100,
-    "hidden": 4096,
-    "block": 512,
-}  # else 10,000: more is a slip
+}
+# Else 10,000: more is a slip.
+_MOST = {"seed": 2**63 - 1, "vocab_size": 100_000, "layers": 100, "hidden": 4096, "block": 512}
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,8 @@ class TrainingTexts:
         Every attacked record is in half of them, as often as it occurs. A non-member occurs in none but these, as
         often as a member does that is drawn in its place: how often a record is repeated must not tell who is one.
         """
-        recipe, texts, noise = (
-            self.recipe,
-            self.made,
-            keyed_random_generator("lab", self.recipe.seed, "references", count),
-        )
+        recipe, texts = self.recipe, self.made
+        noise = keyed_random_generator("lab", recipe.seed, "references", count)
         attacked = {text: times for times, _, known in recipe.repeats for text in texts.private[times][known:]}
         rising, count_of_others = sorted(attacked.values()), len(texts.nonmembers)
         alike = [rising[i * len(rising) // count_of_others] for i in range(count_of_others)]

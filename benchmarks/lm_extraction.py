@@ -89,9 +89,8 @@ def _read_arrays_as_source(
     prefix = _read_token_id_array(where, folder / f"{stem}{_PREFIX}", vocab_size)  # (n, prefix tokens)
     suffix = _read_token_id_array(where, folder / f"{stem}{_SUFFIX}", vocab_size)  # (n, suffix tokens)
     if len(prefix) != len(suffix):
-        raise AuditError(
-            f"{where}: expected as many suffixes as prefixes, got shapes {prefix.shape} and {suffix.shape}"
-        )
+        shapes = f"{prefix.shape} and {suffix.shape}"
+        raise AuditError(f"{where}: expected as many suffixes as prefixes, got shapes {shapes}")
     p = _checked_token_length(where, "--prefix-length", prefix_length, prefix.shape[1])
     s = _checked_token_length(where, "--suffix-length", suffix_length, suffix.shape[1])
     rows = zip(prefix[:, prefix.shape[1] - p :].tolist(), suffix[:, :s].tolist(), strict=True)
@@ -108,7 +107,8 @@ def _read_arrays_as_source(
 def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
     """The stem that has both arrays, and the files that lack their other half. Raises AuditError unless it is one."""
     if not folder.is_dir():
-        raise AuditError(f"{where}: expected a folder with *{_PREFIX} and *{_SUFFIX}, got {_path_kind_label(folder)}")
+        got = "a file" if folder.exists() else "nothing of that name"
+        raise AuditError(f"{where}: expected a folder with *{_PREFIX} and *{_SUFFIX}, got {got}")
     prefixes, suffixes = _file_stems_with_ending(folder, _PREFIX), _file_stems_with_ending(folder, _SUFFIX)
     both = prefixes & suffixes
     others = {stem + _PREFIX for stem in prefixes - both} | {stem + _SUFFIX for stem in suffixes - both}
@@ -122,14 +122,14 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
     return both.pop(), others
 
 
-def _path_kind_label(path: Path) -> str:
-    return "a file" if path.exists() else "nothing of that name"
-
-
 def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any]:
     """(examples, tokens) ids in [0, vocab_size). Raises AuditError for anything else."""
     array = read_array(where, path)
-    _check_vocabulary(where, path, array, vocab_size)
+    for row in np.flatnonzero(((array < 0) | (array >= vocab_size)).any(axis=1))[:1]:
+        raise AuditError(
+            f"{where}: vocabulary mismatch: expected token ids in [0, {vocab_size}), the model's vocabulary, got "
+            f"{array.min()} to {array.max()} in {path.name} (first in row {row}, counted from 0)"
+        )
     return array
 
 
@@ -161,14 +161,6 @@ def _check_array_not_truncated(where: str, path: Path, file: BinaryIO) -> None:
     if promised > held and not dtype.hasobject:  # a pickle is refused by its own name
         raise AuditError(f"{where}: {path.name} is cut off: its header tells of {promised:,} bytes, it holds {held:,}")
     file.seek(0)
-
-
-def _check_vocabulary(where: str, path: Path, array: NDArray[Any], vocab_size: int) -> None:
-    for row in np.flatnonzero(((array < 0) | (array >= vocab_size)).any(axis=1))[:1]:
-        raise AuditError(
-            f"{where}: vocabulary mismatch: expected token ids in [0, {vocab_size}), the model's vocabulary, got "
-            f"{array.min()} to {array.max()} in {path.name} (first in row {row}, counted from 0)"
-        )
 
 
 def _checked_token_length(where: str, flag: str, asked: int | None, width: int) -> int:

@@ -78,18 +78,14 @@ class Recognisers:
 
 
 def find_personal_data(text: str, marks: Iterable[Mark] = (), recognisers: Recognisers | None = None) -> list[Span]:
-    """In order, none of which overlaps another: what is marked first, then what has the surest check."""
+    """In order, none of which overlaps another: what is marked first, the longer one of two, then by surest check."""
+    longest_first = sorted(marks, key=lambda mark: -len(mark[1]))
+    marked = [Span(kind, *place) for kind, said in longest_first for place in places_in_text(said, text)]
     taken: list[Span] = []
-    for span in (*_spans_of_marks(text, marks), *(recognisers.spans(text) if recognisers else ())):
+    for span in (*marked, *(recognisers.spans(text) if recognisers else ())):
         if all(span.end <= other.start or other.end <= span.start for other in taken):
             taken.append(span)
     return sorted(taken, key=lambda span: span.start)
-
-
-def _spans_of_marks(text: str, marks: Iterable[Mark]) -> Iterator[Span]:
-    """Wherever a marked text stands; of two that overlap the longer one."""
-    for kind, said in sorted(marks, key=lambda mark: -len(mark[1])):
-        yield from (Span(kind, *found) for found in places_in_text(said, text))
 
 
 def places_in_text(said: str, text: str) -> Iterator[tuple[int, int]]:
@@ -153,20 +149,11 @@ def _ibans(text: str) -> Iterator[Span]:
     from stdnum import iban
 
     for match in _IBAN.finditer(text):
-        for end in _candidate_match_ends(
-            match
-        ):  # what stands behind it may look like more of it: its length and checksum decide
-            if iban.is_valid(text[match.start() : end]):
-                yield Span(IBAN, match.start(), end)
-                break
-
-
-def _candidate_match_ends(match: re.Match[str]) -> Iterator[int]:
-    """Where the match could have ended, the longest first."""
-    said = match[0]
-    while said:
-        yield match.start() + len(said)
-        said = said.rpartition(" ")[0]
+        said = match[0]  # what stands behind it may look like more of it: its length and checksum decide
+        while said and not iban.is_valid(said):
+            said = said.rpartition(" ")[0]
+        if said:
+            yield Span(IBAN, match.start(), match.start() + len(said))
 
 
 def _cards(text: str) -> Iterator[Span]:

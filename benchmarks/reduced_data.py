@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from auditor.benchmarks.columns import COLUMNS, row_repeat_counts
+from auditor.benchmarks.columns import COLUMNS, REPEATS, row_repeat_counts
 from auditor.benchmarks.conversation_rows import Conversation, message_text
-from auditor.benchmarks.tables import json_objects, read_csv_rows, read_table
-from auditor.benchmarks.whole_texts import training_texts
+from auditor.benchmarks.tables import json_objects, read_csv_rows, read_table, rows_as_csv
+from auditor.benchmarks.whole_texts import rows_repeated_by_count, training_texts
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.training.variants import DataVariant
-
-_REPEATS = "repeats"
-
-
-def rows_repeated_by_count(repeats: Sequence[int]) -> list[int]:
-    """The row of each record that is trained on."""
-    return [row for row, count in enumerate(repeats) for _ in range(count)]
 
 
 def row_as_plain_text(row: str | Conversation) -> str:
@@ -52,24 +44,22 @@ def write_mitigated_rows(trainer: DataVariant, data: str, to: Path, text_column:
 
 def _json_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> str:
     objects, lines = json_objects(where, path)
-    counted = any(_REPEATS in one for one in objects)
-    kept = [
-        {**objects[row], **({_REPEATS: count} if counted else {})} if counted or lines is None else lines[row]
-        for row, count in sorted(left.items())
-    ]
+    counted = any(REPEATS in one for one in objects)
+    if lines is not None and not counted:
+        return "".join(f"{lines[row]}\n" for row in sorted(left))
+    kept = [{**objects[row], **({REPEATS: count} if counted else {})} for row, count in sorted(left.items())]
     if lines is None:
         return json.dumps(kept, ensure_ascii=False) + "\n"
-    return "".join((one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)) + "\n" for one in kept)
+    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in kept)
 
 
 def _csv_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> str:
     head, *rows = read_csv_rows(where, path)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    for row, count in sorted(left.items()):
-        writer.writerow([str(count) if name == _REPEATS else own for name, own in zip(head, rows[row], strict=True)])
-    return text.getvalue()
+    kept = (
+        [str(count) if name == REPEATS else own for name, own in zip(head, rows[row], strict=True)]
+        for row, count in sorted(left.items())
+    )
+    return rows_as_csv([head, *kept])
 
 
 def _parquet_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> bytes:
@@ -77,9 +67,9 @@ def _parquet_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> 
     from pyarrow import parquet
 
     table = parquet.read_table(path).take(sorted(left))
-    if _REPEATS in table.column_names:
-        at = table.column_names.index(_REPEATS)
-        table = table.set_column(at, _REPEATS, pyarrow.array([left[row] for row in sorted(left)]))
+    if REPEATS in table.column_names:
+        at = table.column_names.index(REPEATS)
+        table = table.set_column(at, REPEATS, pyarrow.array([left[row] for row in sorted(left)]))
     sink = io.BytesIO()
     parquet.write_table(table, sink)
     return sink.getvalue()

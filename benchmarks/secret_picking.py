@@ -123,17 +123,11 @@ class _PickingFilter:
             if text in seen:
                 continue
             seen.add(text)
-            spans = [
-                span
-                for span in self._candidate_spans(text, corpus.marks[row], wanted)
-                if self._kind_below_wanted_count(span.kind, wanted)
-            ]
+            spans = self._candidate_spans(text, corpus.marks[row], wanted)
             for span in sorted(spans, key=lambda span: self.counts[span.kind]):
-                if self._add_if_distinct(_pick_span_or_reason(text, span, self._asked.prefix_length)):
+                full = self.counts[span.kind] >= (wanted.get(span.kind, 0) if wanted else self._asked.limit)
+                if not full and self._add_if_distinct(_pick_span_or_reason(text, span, self._asked.prefix_length)):
                     break
-
-    def _kind_below_wanted_count(self, kind: str, wanted: Mapping[str, int]) -> bool:
-        return self.counts[kind] < (wanted.get(kind, 0) if wanted else self._asked.limit)
 
     def _candidate_spans(self, text: str, marked: Sequence[Mark], kinds: Collection[str]) -> Iterator[pii.Span]:
         if not kinds or set(kinds) - {RANDOM}:
@@ -187,7 +181,8 @@ def pick_secrets(
     others = _PickingFilter(asked, "nonmembers", recognisers, wholes=[one.whole for one in members.taken])
     if heldout is not None:
         others.fill(heldout, {kind: _CHOICE * count for kind, count in members.counts.items()})
-    counted = _occurrences_in_data(data, (*(one.whole for one in members.taken), *(one.said for one in others.taken)))
+    looked_for = (*(one.whole for one in members.taken), *(one.said for one in others.taken))
+    counted = occurrences(dict.fromkeys(looked_for, True), data.texts, data.times)
     rows = tuple({**one.row(), "repeats": counted[one.whole]} for one in members.taken)
     said = _member_picks_sentence(data, members, [counted[one.whole] for one in members.taken])
     if heldout is None:
@@ -225,10 +220,6 @@ def _check_kinds(kinds: Sequence[str], data: MarkedTexts) -> None:
             raise AuditError(
                 f"expected --kinds of {known}, got {kind!r}: the column {pii_column.COLUMN} marks other kinds"
             )
-
-
-def _occurrences_in_data(data: MarkedTexts, texts: Iterable[str]) -> dict[str, int]:
-    return occurrences(dict.fromkeys(texts, True), data.texts, data.times)
 
 
 # --- of one text ------------------------------------------------------------------------------------------------------
@@ -301,22 +292,17 @@ def _warnings(members: Sequence[PickedSecret], matched: Sequence[tuple[PickedSec
 def _member_picks_sentence(data: MarkedTexts, sieve: _PickingFilter, repeats: Sequence[int]) -> str:
     least, most = min(repeats), max(repeats)
     times = f"{least:,} to {most:,}" if most > least else f"{least:,}"
-    return (
+    counted = (
         f"{data.where}: {_counts_by_kind_label(sieve.counts)}; repeats are how often prefix and suffix stand, one "
-        f"behind the other, in all {len(data.texts):,} rows: {times}" + _after_semicolon_text(sieve.said())
+        f"behind the other, in all {len(data.texts):,} rows: {times}"
     )
+    return "; ".join(filter(None, [counted, sieve.said()]))
 
 
 def _nonmember_picks_sentence(heldout: MarkedTexts, sieve: _PickingFilter, chosen: Sequence[PickedSecret]) -> str:
-    counts = Counter(one.kind for one in chosen)
-    return (
-        f"{heldout.where}: {_counts_by_kind_label(counts)}, matched by kind and by length, not by subject"
-        + _after_semicolon_text(sieve.said())
-    )
-
-
-def _after_semicolon_text(said: str) -> str:
-    return said and f"; {said}"
+    counts = _counts_by_kind_label(Counter(one.kind for one in chosen))
+    matched = f"{heldout.where}: {counts}, matched by kind and by length, not by subject"
+    return "; ".join(filter(None, [matched, sieve.said()]))
 
 
 def _counts_by_kind_label(counts: Mapping[str, int]) -> str:

@@ -130,7 +130,10 @@ def split_records(
                 f"that are in both ({row_numbers_text(twice)})"
             )
         attacked = [record for record in unique if record.pair not in pairs]
-        notes += _known_file_notes(known, len(given), len(unique) - len(attacked))
+        notes.append(f"the attacker knows the {plural(len(given), 'pair')} of {known.where}")
+        if len(attacked) < len(unique):
+            left_out = plural(len(unique) - len(attacked), "member")
+            notes.append(f"left out {left_out} identical to an auxiliary record")
         if not attacked:
             raise AuditError(f"nothing is left to attack in {members.where}: every row is also in {known.where}")
     else:
@@ -140,29 +143,22 @@ def split_records(
         given = [record for record in unique if record.row in known_rows]
         attacked = [record for record in unique if record.row not in known_rows]
         notes.append(_known_fraction_note(len(given), len(unique), split))
-    others = (
-        _records_not_trained_on(nonmembers, {record.pair for record in (*unique, *given)}, notes) if nonmembers else []
-    )
+    pairs = {record.pair for record in (*unique, *given)}
+    others = _records_not_trained_on(nonmembers, pairs, notes) if nonmembers else []
     if lost:
-        kept = _random_sample_of_rows(
-            [record for record in attacked if record.row not in lost], "retained member", split, notes
-        )
-        gone = _random_sample_of_rows(
-            [record for record in attacked if record.row in lost], "member to forget", split, notes
-        )
+        kept = [record for record in attacked if record.row not in lost]
+        gone = [record for record in attacked if record.row in lost]
+        kept = _random_sample_of_rows(kept, "retained member", split, notes)
+        gone = _random_sample_of_rows(gone, "member to forget", split, notes)
         attacked = sorted((*kept, *gone), key=lambda record: (record.row, record.part or 0))
     else:
         attacked = _random_sample_of_rows(attacked, "member", split, notes)
     others = _random_sample_of_rows(others, "non-member", split, notes)
     secrets = [_secret_of_record(label, record, record.repeats, member=True) for record in attacked]
-    secrets += [
-        _secret_of_record("nonmember", record, 0, member=False) for record in others
-    ]  # 0: it was never trained on
+    forgotten = frozenset(secret.id for secret, record in zip(secrets, attacked, strict=True) if record.row in lost)
+    secrets += [_secret_of_record("nonmember", record, 0, member=False) for record in others]
     secrets = secrets_with_user_membership(secrets, members)
     heldout = tuple(record.prefix + record.suffix for record in others)
-    forgotten = frozenset(
-        secret.id for secret, record in zip(secrets[: len(attacked)], attacked, strict=True) if record.row in lost
-    )
     return SplitData(tuple(secrets), tuple(record.pair for record in given), heldout, tuple(notes), forgotten)
 
 
@@ -280,13 +276,6 @@ def _source_notes(source: RecordSource) -> list[str]:
     if copies:
         notes.append(f"{source.where}: merged {plural(copies, 'row')} identical to an earlier row")
     return [*source.notes, *notes]
-
-
-def _known_file_notes(source: RecordSource, given: int, gone: int) -> list[str]:
-    notes = [f"the attacker knows the {plural(given, 'pair')} of {source.where}"]
-    if gone:
-        notes.append(f"left out {plural(gone, 'member')} identical to an auxiliary record")
-    return notes
 
 
 def _known_fraction_note(given: int, unique: int, split: SplitOptions) -> str:

@@ -11,7 +11,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,25 +46,21 @@ def read_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
     path, where = Path(name), f"{flag} {name!r}"
     reader = _READERS.get(path.suffix.lower())
     if not path.exists():
-        if reader is not None or _looks_like_a_file(name):
+        # No Hub data set is called like a file or a longer path, and a mistyped one should not be sent there.
+        hub_name = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name) and not name.lower().endswith(_OTHER_FILES)
+        if reader is not None or not hub_name:
             raise AuditError(f"{where}: no such file")
-        return _read_hub(where, name, columns)
-    if path.is_dir():
-        return _read_hub(where, name, columns)
+    if not path.exists() or path.is_dir():
+        with open_dataset_split(where, name) as dataset:
+            values = {column: dataset[column][:] for column in columns if column in dataset.column_names}
+            return RecordTable(where, tuple(dataset.column_names), dataset.num_rows, values.__getitem__)
     if reader is None:
-        raise AuditError(
-            f"{where}: expected a file ending in {', '.join(_READERS)}, got {path.suffix or 'no ending'!r}"
-        )
+        got = path.suffix or "no ending"
+        raise AuditError(f"{where}: expected a file ending in {', '.join(_READERS)}, got {got!r}")
     try:
         return reader(where, path, columns)
     except OSError as error:
         raise AuditError(f"{where}: cannot be read: {error.strerror or type(error).__name__}") from None
-
-
-def _looks_like_a_file(name: str) -> bool:
-    """No Hub data set is called like this, and a mistyped path should not be sent there."""
-    plain = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name)
-    return plain is None or name.lower().endswith(_OTHER_FILES)
 
 
 def require_rows(table: RecordTable) -> RecordTable:
@@ -123,6 +119,13 @@ def read_csv_rows(where: str, path: Path) -> list[list[str]]:
     return table
 
 
+def rows_as_csv(rows: Iterable[Sequence[str]]) -> str:
+    """As `read_csv_rows` reads it; lines end in a line feed."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
@@ -142,12 +145,9 @@ def json_objects(where: str, path: Path) -> tuple[list[dict[str, Any]], list[str
         objects, lines = [_parse_json(where, line, number) for number, line in numbered], [line for _, line in numbered]
     for row, value in enumerate(objects):
         if not isinstance(value, dict):
-            raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {_json_kind(value)}")
+            got = "text" if isinstance(value, str) else describe_value_type(value)
+            raise AuditError(f"{where}, row {row} (counted from 0): expected a JSON object, got {got}")
     return objects, lines
-
-
-def _json_kind(value: Any) -> str:
-    return "text" if isinstance(value, str) else describe_value_type(value)
 
 
 def _parse_json(where: str, text: str, lines_before: int) -> Any:
@@ -157,9 +157,8 @@ def _parse_json(where: str, text: str, lines_before: int) -> Any:
         line = lines_before + error.lineno
         raise AuditError(f"{where}, line {line}: not JSON: {error.msg} (column {error.colno})") from None
     except (ValueError, RecursionError):
-        raise AuditError(
-            f"{where}, line {lines_before + 1}: not JSON that can be read (too long or too deep)"
-        ) from None
+        line = lines_before + 1
+        raise AuditError(f"{where}, line {line}: not JSON that can be read (too long or too deep)") from None
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
@@ -193,11 +192,6 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
 
 
 # --- Hugging Face data sets -------------------------------------------------------------------------------------------
-
-
-def _read_hub(where: str, name: str, columns: Sequence[str]) -> RecordTable:
-    with open_dataset_split(where, name) as dataset:
-        return _hub_table(where, dataset, columns)
 
 
 @contextmanager
@@ -235,20 +229,12 @@ def _dataset_cache(local: bool) -> Iterator[Path]:
     yield cache / "datasets"
 
 
-def _hub_table(where: str, dataset: datasets.Dataset, columns: Sequence[str]) -> RecordTable:
-    names = tuple(dataset.column_names)
-    values = {name: dataset[name][:] for name in columns if name in names}
-    return RecordTable(where, names, dataset.num_rows, values.__getitem__)
-
-
 def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoReturn:
     """One sentence. Errors about rows may quote them, so only those that cannot are repeated."""
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):
         what = "this folder holds no data file" if local else "no such file here and no such data set on the Hub"
-    elif (
-        type(error) is ValueError
-    ):  # not its subclasses: pyarrow's quote rows; this one is about splits and configurations
+    elif type(error) is ValueError:  # about splits and configurations; its subclasses, as pyarrow's, quote rows
         what = "cannot be loaded as a data set: " + " ".join(str(error).split())[:200]
     elif isinstance(error, OSError) and not local:
         what = f"no such file here, and the Hugging Face Hub cannot be reached ({kind})"

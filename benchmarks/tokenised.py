@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -58,14 +57,12 @@ class Tokenised(Benchmark):
         """
         check_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
-        cut = partial(_learnt_runs_as_source, prefix_length=prefix_length, suffix_length=suffix_length)
         named = {"--data": data, "--known": known, "--nonmembers": nonmembers, "--forget": forget}
-        read = {
-            flag: _read_tokenised_texts(f"{flag} {name!r}", name, vocab_size)
-            for flag, name in named.items()
-            if name is not None
+        read = {flag: _read_tokenised_texts(flag, name, vocab_size) for flag, name in named.items() if name is not None}
+        sources = {
+            flag: _learnt_runs_as_source(f"{flag} {named[flag]!r}", texts, prefix_length, suffix_length)
+            for flag, texts in read.items()
         }
-        sources = {flag: cut(f"{flag} {named[flag]!r}", texts) for flag, texts in read.items()}
         pairs, others, lost = (sources.get(flag) for flag in ("--known", "--nonmembers", "--forget"))
         parts = split_records(sources["--data"], pairs, others, split, "row", lost)
         self._texts = {True: read["--data"], False: read.get("--nonmembers", [])}
@@ -106,16 +103,6 @@ def _column_names_of_file(name: str) -> Sequence[str]:
     return ()
 
 
-def _row_count_and_columns(where: str, flag: str, name: str) -> tuple[int, Mapping[str, Sequence[Any]]]:
-    """How many rows there are, and the columns among `_COLUMNS` that they have."""
-    path = Path(name)
-    if path.suffix.lower() == ".arrow" and path.is_file():
-        held = _read_arrow_columns(where, path)
-        return len(next(iter(held.values()), ())), {key: held[key] for key in _COLUMNS if key in held}
-    table = tables.read_table(flag, name, _COLUMNS)
-    return table.rows, {key: table.column(key) for key in _COLUMNS if key in table.columns}
-
-
 def _read_arrow_columns(where: str, path: Path) -> Mapping[str, Sequence[Any]]:
     """A file of Arrow's, as a stream (which is what `datasets` writes) or with a footer."""
     import pyarrow
@@ -126,7 +113,7 @@ def _read_arrow_columns(where: str, path: Path) -> Mapping[str, Sequence[Any]]:
                 table = pyarrow.ipc.open_stream(held).read_all()
             except pyarrow.ArrowInvalid:
                 table = pyarrow.ipc.open_file(held).read_all()
-            return {key: table.column(key).to_pylist() for key in table.column_names if key in _COLUMNS}
+            return {key: table.column(key).to_pylist() for key in _COLUMNS if key in table.column_names}
     except (pyarrow.ArrowException, OSError) as error:
         raise AuditError(f"{where}: not an Arrow file that can be read ({type(error).__name__})") from None
 
@@ -145,10 +132,15 @@ class _Text:
     packed: bool = False
 
 
-def _read_tokenised_texts(where: str, name: str, vocab_size: int) -> list[_Text]:
+def _read_tokenised_texts(flag: str, name: str, vocab_size: int) -> list[_Text]:
     """Every text of every row. Raises AuditError for rows that are none of a trainer's."""
-    flag = where.split(" ", 1)[0]
-    count, columns = _row_count_and_columns(where, flag, name)
+    path, where = Path(name), f"{flag} {name!r}"
+    if path.suffix.lower() == ".arrow" and path.is_file():
+        columns = _read_arrow_columns(where, path)
+        count = len(next(iter(columns.values()), ()))
+    else:
+        table = tables.read_table(flag, name, _COLUMNS)
+        count, columns = table.rows, {key: table.column(key) for key in _COLUMNS if key in table.columns}
     if IDS not in columns:
         raise AuditError(f"{where}: expected {IDS} as in --data, got none: what is compared is to be in one form")
     if LABELS not in columns and not any(mask in columns for mask in _MASKS):
@@ -230,11 +222,10 @@ def _packed_text_starts(where: str, values: Mapping[str, Sequence[int]], shown: 
         said[_ATTENTION] = [at for at in shown if at == shown[0] or number[at] != number[at - 1]]
     for name in _LENGTHS:
         if name in values:
-            if sum(values[name]) != len(shown) or min(values[name], default=1) < 1:
-                raise AuditError(
-                    f"{where}: expected {name} that add up to {len(shown)} tokens, got {sum(values[name])}"
-                )
-            said[name] = [shown[0] + sum(values[name][:i]) for i in range(len(values[name]))]
+            sizes, total = values[name], sum(values[name])
+            if total != len(shown) or min(sizes, default=1) < 1:
+                raise AuditError(f"{where}: expected {name} that add up to {len(shown)} tokens, got {total}")
+            said[name] = [shown[0] + sum(sizes[:i]) for i in range(len(sizes))]
     different = sorted({tuple(begins) for begins in said.values()})
     if len(different) > 1:
         raise AuditError(f"{where}: expected {' and '.join(said)} to cut a packed row alike, got different cuts")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from auditor.benchmarks import conversation_rows
 from auditor.benchmarks.columns import (
     COLUMNS,
     PLAIN,
@@ -18,6 +17,7 @@ from auditor.benchmarks.columns import (
     row_privacy_unit_names,
     row_repeat_counts,
 )
+from auditor.benchmarks.conversation_rows import LAYOUTS, Conversation, UnusableConversation
 from auditor.benchmarks.secret_picking import MarkedTexts
 from auditor.benchmarks.tables import RecordTable, read_table, require_rows
 from auditor.core.errors import AuditError
@@ -38,17 +38,13 @@ def read_texts(flag: str, name: str) -> list[str]:
 def read_corpus(flag: str, name: str) -> MarkedTexts:
     """Every row's text, with its `repeats` and its marks. Raises AuditError for whatever a user can mend."""
     table = require_rows(read_table(flag, name, COLUMNS))
-    return MarkedTexts(
-        table.where,
-        joined_layout_texts(table, require_text_layout(table)),
-        row_repeat_counts(table),
-        row_personal_data_marks(table),
-    )
+    texts = joined_layout_texts(table, require_text_layout(table))
+    return MarkedTexts(table.where, texts, row_repeat_counts(table), row_personal_data_marks(table))
 
 
 def training_texts(
     name: str, text_column: str | None = None, unit_column: str | None = None
-) -> tuple[Sequence[str | conversation_rows.Conversation], list[str] | None]:
+) -> tuple[Sequence[str | Conversation], list[str] | None]:
     """Every row's text (prefix and suffix joined, where those are the columns) or conversation, as often as its
     `repeats` say.
 
@@ -57,14 +53,12 @@ def training_texts(
     given = tuple(column for column in (text_column, unit_column) if column is not None)
     table = require_rows(read_table("--data", name, (*COLUMNS, *given)))
     for column in given:
-        if table.columns.count(column) != 1:
-            times = table.columns.count(column)
-            raise AuditError(
-                f"{table.where}: expected one column {column!r}, got {times or describe_columns(table.columns)}"
-            )
+        if (times := table.columns.count(column)) != 1:
+            got = times or describe_columns(table.columns)
+            raise AuditError(f"{table.where}: expected one column {column!r}, got {got}")
     layout = (text_column,) if text_column is not None else detect_column_layout(table)
     plain = layout in PLAIN or text_column is not None
-    found: Sequence[str] | Sequence[conversation_rows.Conversation] = (
+    found: Sequence[str] | Sequence[Conversation] = (
         joined_layout_texts(table, layout) if plain else _require_row_conversations(table, layout)
     )
     for row, text in enumerate(found):
@@ -76,32 +70,32 @@ def training_texts(
             f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, counted by `repeats`, "
             f"got {sum(repeats):,}"
         )
-    rows = [row for row, count in enumerate(repeats) for _ in range(count)]
+    rows = rows_repeated_by_count(repeats)
     units = None if unit_column is None else row_privacy_unit_names(table, unit_column)
     return [found[row] for row in rows], None if units is None else [units[row] for row in rows]
 
 
-def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[conversation_rows.Conversation]:
+def rows_repeated_by_count(repeats: Sequence[int]) -> list[int]:
+    """The row of each record that is trained on."""
+    return [row for row, count in enumerate(repeats) for _ in range(count)]
+
+
+def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
     """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
     found = []
     for row, said in enumerate(conversations(table, layout)):
-        if isinstance(said, conversation_rows.UnusableConversation):
-            raise AuditError(
-                f"{table.where}, row {row} (counted from 0): expected a conversation to train on, got {said}"
-            )
+        if isinstance(said, UnusableConversation):
+            where = f"{table.where}, row {row} (counted from 0)"
+            raise AuditError(f"{where}: expected a conversation to train on, got {said}")
         found.append(said)
     return found
 
 
-def sample_conversations(flag: str, name: str, count: int) -> list[conversation_rows.Conversation] | None:
+def sample_conversations(flag: str, name: str, count: int) -> list[Conversation] | None:
     """So many usable rows of a file, the same ones each time; None where it holds no conversations or instructions."""
     table = read_table(flag, name, COLUMNS)
-    if not table.rows or (layout := detect_column_layout(table)) not in conversation_rows.LAYOUTS:
+    if not table.rows or (layout := detect_column_layout(table)) not in LAYOUTS:
         return None
     order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()
-    usable = (
-        one
-        for one in conversations(table, layout, order)
-        if not isinstance(one, conversation_rows.UnusableConversation)
-    )
+    usable = (one for one in conversations(table, layout, order) if not isinstance(one, UnusableConversation))
     return list(islice(usable, count))

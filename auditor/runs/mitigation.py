@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks.columns import COLUMNS, row_repeat_counts
-from auditor.benchmarks.reduced_data import WRITERS, row_as_plain_text, rows_repeated_by_count, write_mitigated_rows
+from auditor.benchmarks.reduced_data import WRITERS, row_as_plain_text, write_mitigated_rows
 from auditor.benchmarks.tables import read_table
-from auditor.benchmarks.whole_texts import training_texts
+from auditor.benchmarks.whole_texts import rows_repeated_by_count, training_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import read_json_object

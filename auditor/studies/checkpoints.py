@@ -39,11 +39,8 @@ def training_curve(held: Sequence[Place]) -> str:
     for target in dict.fromkeys(target for target, _, _ in rows):
         if points := list(_perplexity_by_step(at, target)):
             panels.setdefault(_USEFUL, []).append(Curve(target, points))
-    return (
-        training_curve_svg([Panel(phrases.label(name), tuple(lines)) for name, lines in panels.items()])
-        if panels
-        else ""
-    )
+    drawn = [Panel(phrases.label(name), tuple(lines)) for name, lines in panels.items()]
+    return training_curve_svg(drawn) if drawn else ""
 
 
 def last_checkpoint_below_bound(held: Sequence[Place], name: str, most: float) -> str:
@@ -52,9 +49,11 @@ def last_checkpoint_below_bound(held: Sequence[Place], name: str, most: float) -
     Raises AuditError where the places are no checkpoints, or no row has the number.
     """
     at = {step: place for place in held if (step := _checkpoint_step(place)) is not None}
-    found = {
-        step: measured for step in sorted(at) if (measured := _highest_bound_measurement(at[step], name)) is not None
-    }
+    found: dict[int, Measurement] = {}
+    for step, place in sorted(at.items()):
+        rows = [_mean_over_seeds(name, cell) for cell in place.cells if _is_measured(name, cell)]
+        if rows:
+            found[step] = max(rows, key=lambda m: m.high)
     if not found:
         raise AuditError(f"expected finished checkpoints with {name}, got none that has it")
     below = list(takewhile(lambda step: found[step].high <= most, found))
@@ -68,14 +67,12 @@ def last_checkpoint_below_bound(held: Sequence[Place], name: str, most: float) -
     return f"{said[below[-1]]} is the last that is below {most:g} with its whole interval, as all before it are{ahead}"
 
 
-def _highest_bound_measurement(place: Place, name: str) -> Measurement | None:
-    """The row with the highest upper bound."""
-    rows = [cell for cell in place.cells if any(name in measured for measured in cell.measured.values())]
-    return max(
-        (contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)]) for cell in rows),
-        key=lambda m: m.high,
-        default=None,
-    )
+def _is_measured(name: str, cell: Replicates) -> bool:
+    return any(name in measured for measured in cell.measured.values())
+
+
+def _mean_over_seeds(name: str, cell: Replicates) -> Measurement:
+    return contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)])
 
 
 def _checkpoint_step(place: Place) -> int | None:
@@ -83,22 +80,15 @@ def _checkpoint_step(place: Place) -> int | None:
     return int(match[1]) if match else None
 
 
-def _cells_of_row_by_step(at: dict[int, Place], row: tuple[str, str, str]) -> Iterator[tuple[int, Replicates]]:
+def _main_metric_by_step(at: dict[int, Place], row: tuple[str, str, str]) -> Iterator[tuple[int, Measurement]]:
     for step, place in sorted(at.items()):
         for cell in place.cells:
             if (cell.target, cell.setting, cell.attack) == row and cell.measured:
-                yield step, cell
-
-
-def _main_metric_by_step(at: dict[int, Place], row: tuple[str, str, str]) -> Iterator[tuple[int, Measurement]]:
-    for step, cell in _cells_of_row_by_step(at, row):
-        name = next(iter(next(iter(cell.measured.values()))))
-        yield step, contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)])
+                yield step, _mean_over_seeds(next(iter(next(iter(cell.measured.values())))), cell)
 
 
 def _perplexity_by_step(at: dict[int, Place], target: str) -> Iterator[tuple[int, Measurement]]:
     for step, place in sorted(at.items()):
-        cells = (cell for cell in place.cells if cell.target == target)
-        known = (cell for cell in cells if any(_USEFUL in measured for measured in cell.measured.values()))
-        if (cell := next(known, None)) is not None:
-            yield step, contrast_over_seeds(_USEFUL, [WeightedMetric(1.0, _USEFUL, cell)])
+        known = [cell for cell in place.cells if cell.target == target and _is_measured(_USEFUL, cell)]
+        if known:
+            yield step, _mean_over_seeds(_USEFUL, known[0])

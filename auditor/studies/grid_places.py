@@ -26,9 +26,6 @@ class Place:
     about: str = ""  # what was attacked, for the reader
 
 
-# --- the ledger -------------------------------------------------------------------------------------------------------
-
-
 def planned_places(points: Sequence[DefensePoint], failure: str = "") -> list[Place]:
     """The places of a sweep before it is measured, or why it could not be."""
     keys = {key for point in points for key in point.at}
@@ -47,13 +44,8 @@ def utility_places(result: Utility) -> list[Place]:
     made = []
     for row in result.rows:
         if row.options:
-            cell = Replicates(
-                row.target,
-                "",
-                NAME,
-                measured={seed: _utility_measurements(row, result.vocab_size)},
-                options=row.options,
-            )
+            found = {name: m for name, metric in METRICS.items() if (m := metric(row, result.vocab_size)) is not None}
+            cell = Replicates(row.target, "", NAME, measured={seed: found}, options=row.options)
             made.append(Place("", {key: row.at.get(key) for key in keys}, (NAME,), (cell,), about=what))
     return made
 
@@ -77,7 +69,3 @@ def _divide_by_vocabulary_size(m: Measurement, size: int) -> Measurement:
 def _epsilon_measurement(value: float | None, row: UtilityRow) -> Measurement | None:
     """A number that is computed, not estimated."""
     return None if value is None else Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
-
-
-def _utility_measurements(row: UtilityRow, vocab_size: int) -> Mapping[str, Measurement]:
-    return {name: m for name, metric in METRICS.items() if (m := metric(row, vocab_size)) is not None}

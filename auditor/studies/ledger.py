@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from auditor.core.errors import AuditError, unknown_name_error
@@ -111,18 +111,16 @@ class NotRun(Exception):
 
 def parse_claim_statements(raw: Sequence[Mapping[str, Any]], scale: str, where: str) -> list[Statement]:
     """The claims of a plan file at this scale. Raises AuditError for a field nobody knows or one that is missing."""
-    made = [_parse_claim_statement(claim, where) for claim in raw if scale in _scales_of_claim(claim, scale)]
+    made = list[Statement]()
+    for claim in raw:
+        scales = claim.get("scale", scale)  # one, several, or by default all
+        if scale in ([scales] if isinstance(scales, str) else scales):
+            made.append(_parse_claim_statement(claim, where))
     ids = [statement.id for statement in made]
     for id in ids:
         if ids.count(id) > 1:
             raise AuditError(f"{where}: two claims are called {id!r}")
     return made
-
-
-def _scales_of_claim(raw: Mapping[str, Any], scale: str) -> Sequence[str]:
-    """Those that a claim is about: one, several, or by default all."""
-    named = raw.get("scale", scale)
-    return [named] if isinstance(named, str) else named
 
 
 def _parse_claim_statement(raw: Mapping[str, Any], where: str) -> Statement:
@@ -193,19 +191,15 @@ def ledger_row(plan: str, statement: Statement, places: Sequence[Place]) -> Ledg
         ]
         ours = contrast_over_seeds(statement.id, parts)
     except (NotRun, AuditError) as why:
-        return _replace_row_fields(base, note=str(why))
+        return replace(base, note=str(why))
     about = sorted({place.about for _, _, found in chosen for place in found if place.about})
-    return _replace_row_fields(
+    return replace(
         base,
         setting=describe_setting(about, parts, ours),
         verdict=judge_claim(ours, statement.expect),
         ours=ours,
         note="; ".join(filter(None, [statement.note, ours.note])),
     )
-
-
-def _replace_row_fields(base: LedgerRow, **more: Any) -> LedgerRow:
-    return LedgerRow(**{**vars(base), **more})
 
 
 def describe_setting(about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement) -> str:

@@ -10,7 +10,6 @@ says which of them it has, by default all.
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ class Paper:
 
     def plans_at_scale(self, scale: str) -> list[str]:
         """The plans that can be run at this scale, in the paper's order. Raises AuditError for a name nobody has."""
-        self._check_scale(scale)
+        if scale not in self.scales:
+            raise unknown_name_error(f"scale of {self.name}:", scale, self.scales)
         return list(self.shared["scale"][scale].get(_PLANS, self.plans))
 
     def at(self, plan: str, scale: str) -> dict[str, Any]:
@@ -55,10 +55,6 @@ class Paper:
             raw = merge_plans(raw, merge_plans(own, part.get("scale", {}).get(scale, {})))
         raw.pop(_PLANS, None)
         return raw
-
-    def _check_scale(self, scale: str) -> None:
-        if scale not in self.scales:
-            raise unknown_name_error(f"scale of {self.name}:", scale, self.scales)
 
 
 def bundled_papers() -> dict[str, Path]:
@@ -81,20 +77,15 @@ def load_paper(name: str) -> Paper:
         for plan in scale.get(_PLANS, ()):
             if plan not in files:
                 raise unknown_name_error(f"plan in {folder / _PAPER}:", plan, files)
-    plans = {
-        plan: _read_paper_toml(files[plan], ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)) for plan in listed
-    }
+    fields = ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)
+    plans = {plan: _read_paper_toml(files[plan], fields) for plan in listed}
     return Paper(folder.resolve().name, shared.get("title", name), shared, plans)
 
 
 def _read_paper_toml(path: Path, extra: tuple[str, ...]) -> dict[str, Any]:
     values = read_toml(path, extra)
     for name, scale in values.get("scale", {}).items():
-        _check_scale(path, name, scale)
+        for key in scale:
+            if key not in (*_PARTS, _PLANS):
+                raise unknown_name_error(f"field in {path}, scale.{name}:", key, (*_PARTS, _PLANS))
     return values
-
-
-def _check_scale(path: Path, name: str, scale: Mapping[str, Any]) -> None:
-    for key in scale:
-        if key not in (*_PARTS, _PLANS):
-            raise unknown_name_error(f"field in {path}, scale.{name}:", key, (*_PARTS, _PLANS))

@@ -90,9 +90,7 @@ class GivenDistributions:
     def of(cls, raw: Mapping[str, Any], setting: Mapping[str, Any]) -> GivenDistributions:
         """Raises AuditError for distributions that are none, or not all as wide."""
         name = str(raw.get("name", ""))
-        public, private, other = (
-            tuple(map(float, raw.get(distribution, ()))) for distribution in ("public", "private", "other")
-        )
+        public, private, other = (tuple(map(float, raw.get(whose, ()))) for whose in ("public", "private", "other"))
         for distribution in filter(None, (public, private, other)):
             if abs(sum(distribution) - 1) > _MASS or min(distribution) < 0 or len(distribution) != len(public):
                 raise AuditError(
@@ -102,11 +100,8 @@ class GivenDistributions:
 
     @property
     def words(self) -> str:
-        return ", ".join(
-            f"{_SIGNS.get(name, name)} {_format_claim_number(value)}"
-            for name, value in self.setting.items()
-            if name != "tokens"
-        )
+        shown = {name: _format_claim_number(value) for name, value in self.setting.items() if name != "tokens"}
+        return ", ".join(f"{_SIGNS.get(name, name)} {value}" for name, value in shown.items())
 
 
 _SIGNS = {"alpha": "α", "beta": "β", "members": "N", "batch": "B", "weight": "λ", "scale": "γ", "epsilon": "ε"}
@@ -207,10 +202,6 @@ def _exact_epsilon_of_draws(
     return exact_epsilon(one, two, tokens, delta)
 
 
-def _defense_scenario(public: LanguageModel, held: Any, queries: int) -> Scenario:
-    return Scenario(public, public, held, queries, 1)
-
-
 # --- the mechanisms ---------------------------------------------------------------------------------------------------
 
 
@@ -218,13 +209,9 @@ def check_dp_fusion_claim(query: GivenDistributions, options: Mapping[str, Any])
     """Its distribution is that of an ensemble mixed within one radius; here of a single group (formulas C5)."""
     alpha, beta, delta = int(query.setting["alpha"]), float(query.setting["beta"]), float(options.get("delta", 1e-5))
     radius = alpha * beta
+    mix = partial(constant_radius_projection, alpha, radius)
     served, other = (
-        PMixedModel(
-            fixed_ensemble(query.public, distribution),
-            1.0,
-            partial(constant_radius_projection, alpha, radius),
-            "DP-Fusion",
-        )
+        PMixedModel(fixed_ensemble(query.public, distribution), 1.0, mix, "DP-Fusion")
         for distribution in (query.private, query.other)
     )
     others: dict[str, LanguageModel] = {"replace": other, "zero_out": FixedDistribution(query.public)}
@@ -252,7 +239,7 @@ def check_pmixed_claim(query: GivenDistributions, options: Mapping[str, Any]) ->
         (PMixed(**common, q=share, adjacency="zero_out"), ("zero_out",), True),
     ]
     for defense, only, ours in defenses:
-        model = defense.protect(_defense_scenario(held.public, held, defense.queries))
+        model = defense.protect(Scenario(held.public, held.public, held, defense.queries, 1))
         yield from run_claim_check(model, query, only, ours)
         for relation in only:
             exact = _exact_epsilon_of_draws(query, model, model.neighbour(relation, 0), defense.queries, defense.delta)
@@ -285,9 +272,8 @@ def check_uniform_mixing_claim(query: GivenDistributions, options: Mapping[str, 
         for distribution in (query.private, query.other)
     )
     epsilon = uniform_mixing_epsilon(defense.weight, public.vocab_size)
-    yield from run_claim_check(
-        NeighbouringModels(one, {"any_two_models": other}, {"any_two_models": (math.inf, epsilon)}), query
-    )
+    relation = "any_two_models"
+    yield from run_claim_check(NeighbouringModels(one, {relation: other}, {relation: (math.inf, epsilon)}), query)
     for tokens in query.setting.get("tokens", ()):
         claimed = uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
         exact = _exact_epsilon_of_draws(query, one, other, tokens, 0.0)
@@ -335,28 +321,30 @@ here may be kept in most answers, and a promise is about all of them.
 def claims_table(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> tables.RowTable:
     """All that was found, as rows."""
     head = ("query", "setting", "neighbour", "what", "realised", "claimed", "verdict")
-    return tables.RowTable(claim.title, head, tuple(map(_promise_check_cells, found)))
+    rows = tuple(
+        (
+            *(one.query, one.setting, one.neighbour, _compared_quantity_label(one)),
+            *(_format_claim_number(one.realised), _format_claim_number(one.claimed), one.verdict),
+        )
+        for one in found
+    )
+    return tables.RowTable(claim.title, head, rows)
 
 
 def claim_section(claim: PublishedPromise, found: Sequence[PromiseCheck]) -> str:
     """The claim's part of the page, Markdown."""
     words = claim.words
     theirs, ours = ([one for one in found if one.ours == own] for own in (False, True))
-    lines = [
-        f"## {claim.title}",
-        "",
-        f"{words['does']} {words['says']}",
-        "",
-        _promise_outcome_sentence([one for one in theirs if not one.beside]),
-        "",
-    ]
+    outcome = _promise_outcome_sentence([one for one in theirs if not one.beside])
+    lines = [f"## {claim.title}", "", f"{words['does']} {words['says']}", "", outcome, ""]
     lines += [f"*Reading:* {words['reading']}", "", f"*What holds:* {words['holds']}", ""]
     lines += [f"*What does not:* {words['fails']}", ""] if words["fails"] else []
     lines += [*tables.markdown_lines(claims_table(claim, theirs)), ""]
     if ours:
         lines += [f"*The control*, our accounting of the same: {_promise_outcome_sentence(ours)}", ""]
         lines += [*tables.markdown_lines(claims_table(claim, ours)), ""]
-    lines += [f"*The queries:* {' '.join(_query_sentence(query) for query in _distinct_queries(claim.queries))}", ""]
+    queries = {query.name: query for query in claim.queries}.values()  # each once, whatever its settings
+    lines += [f"*The queries:* {' '.join(map(_query_sentence, queries))}", ""]
     lines += [f"*Sources:* {' '.join(words['source'])}", ""]
     return "\n".join(lines)
 
@@ -379,18 +367,6 @@ def _promise_outcome_sentence(found: Sequence[PromiseCheck]) -> str:
     return f"**Does not hold** in {broken} of {len(found)} comparisons; worst: {at}: {numbers}.{said}"
 
 
-def _promise_check_cells(one: PromiseCheck) -> tuple[str, ...]:
-    return (
-        one.query,
-        one.setting,
-        one.neighbour,
-        _compared_quantity_label(one),
-        _format_claim_number(one.realised),
-        _format_claim_number(one.claimed),
-        one.verdict,
-    )
-
-
 def _compared_quantity_label(one: PromiseCheck) -> str:
     if one.order is None:
         return f"ε of {one.count:,} {one.unit}{'s' * (one.count > 1)}"
@@ -403,17 +379,9 @@ def _format_claim_number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _distinct_queries(queries: Sequence[GivenDistributions]) -> list[GivenDistributions]:
-    return list({query.name: query for query in queries}.values())
-
-
 def _query_sentence(query: GivenDistributions) -> str:
     if query.parameters:
         return f"{query.name}: noise on {query.parameters:,} parameters."
     distributions = (("public", query.public), ("the one looked at", query.private), ("the other", query.other))
-    told = "; ".join(
-        f"{whose} ({', '.join(map('{:.10g}'.format, distribution))})"
-        for whose, distribution in distributions
-        if distribution
-    )
-    return f"{query.name}: {told}."
+    told = [f"{whose} ({', '.join(map('{:.10g}'.format, masses))})" for whose, masses in distributions if masses]
+    return f"{query.name}: {'; '.join(told)}."

@@ -106,10 +106,8 @@ class RunStudy:
         return self._write_sweep_tables(folder), failures
 
     def _write_sweep_tables(self, folder: Path) -> list[tables.RowTable]:
-        table, compared = (
-            sweep.sweep_table(self.title, sweep.sweep_places(folder)),
-            sweep.sweep_leakage_frontiers(folder),
-        )
+        table = sweep.sweep_table(self.title, sweep.sweep_places(folder))
+        compared = sweep.sweep_leakage_frontiers(folder)
         sweep.write_table(folder, table)
         frontier.write_frontier_files(folder, compared)
         return [table, *map(frontier.model_comparison_grid, compared)]
@@ -222,24 +220,13 @@ def ledger_table(
     """The ledger as rows; for programs with bounds in columns of their own."""
     head = ("plan", "claim", "paper", "expected", "setting", *_verdict_column_heads(scale, other))
     rows = tuple((e.plan, e.text, e.paper, e.expect, e.setting, *_ours_and_verdict_cells(e, other)) for e in entries)
-    machine = tuple(
-        (
-            e.plan,
-            e.id,
-            e.text,
-            e.paper,
-            e.setting,
-            e.expect,
-            *_value_and_interval_cells(e),
-            e.verdict,
-            e.note,
-            *_other_scale_cells(e, other),
-        )
-        for e in entries
-    )
-    names = ("plan", "id", "claim", "paper", "setting", "expect", "ours", "low", "high", "n", "unit", "verdict", "note")
-    own = [] if other is None else [f"{other.scale}_{name}" for name in ("ours", "low", "high", "n", "unit", "verdict")]
-    return tables.RowTable(f"Claims: {paper.title}", head, rows, ledger.RULE, (*names, *own), machine)
+    numbers = ("ours", "low", "high", "n", "unit", "verdict")
+    names = ["plan", "id", "claim", "paper", "setting", "expect", *numbers, "note"]
+    machine = [(e.plan, e.id, e.text, e.paper, e.setting, e.expect, *_number_cells(e), e.note) for e in entries]
+    if other is not None:
+        names += [f"{other.scale}_{name}" for name in numbers]
+        machine = [(*row, *_number_cells(other.row(e))) for row, e in zip(machine, entries, strict=True)]
+    return tables.RowTable(f"Claims: {paper.title}", head, rows, ledger.RULE, tuple(names), tuple(machine))
 
 
 def _verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, ...]:
@@ -249,11 +236,11 @@ def _verdict_column_heads(scale: str, other: OtherLedger | None) -> tuple[str, .
 
 def _ours_and_verdict_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[str, ...]:
     both = [entry] if other is None else [other.row(entry), entry]
-    return tuple(text for row in both for text in (_own_value_with_interval(row), row.verdict))
-
-
-def _other_scale_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[object, ...]:
-    return () if other is None else (*_value_and_interval_cells(other.row(entry)), other.row(entry).verdict)
+    return tuple(
+        text
+        for row in both
+        for text in (phrases.value_with_interval(row.ours) if row.ours else f"– ({row.note})", row.verdict)
+    )
 
 
 def ledger_for_terminal(
@@ -272,14 +259,10 @@ def ledger_for_terminal(
     )
 
 
-def _own_value_with_interval(entry: LedgerRow) -> str:
+def _number_cells(entry: LedgerRow) -> tuple[object, ...]:
+    """Value, bounds, size, unit and verdict."""
     m = entry.ours
-    return f"– ({entry.note})" if m is None else phrases.value_with_interval(m)
-
-
-def _value_and_interval_cells(entry: LedgerRow) -> tuple[object, ...]:
-    m = entry.ours
-    return (None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)
+    return (*((None,) * 5 if m is None else (m.value, m.low, m.high, m.n, m.unit)), entry.verdict)
 
 
 def write_ledger_files(
@@ -291,13 +274,8 @@ def write_ledger_files(
     disk.replace_atomically(out / "ledger.md", first + tables.to_markdown(grid))
     disk.replace_atomically(out / "ledger.csv", tables.to_csv(grid))
     disk.replace_atomically(out / "ledger.tex", tables.to_latex(grid))
-    whole: dict[str, Any] = {
-        "paper": paper.name,
-        "title": paper.title,
-        "scale": scale,
-        "rule": ledger.RULE,
-        "claims": list(entries),
-    }
+    whole: dict[str, Any] = {"paper": paper.name, "title": paper.title, "scale": scale, "rule": ledger.RULE}
+    whole["claims"] = list(entries)
     if other is not None:
         whole["beside"] = {"scale": other.scale, "claims": [other.row(entry) for entry in entries]}
     disk.replace_atomically(out / "ledger.json", json.dumps(to_json(whole), indent=1, allow_nan=False) + "\n")

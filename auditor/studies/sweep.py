@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, read_json_object
 from auditor.core.plan import IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL, EngineOptions
-from auditor.core.result import AuditResult, Frontier, Measurement
+from auditor.core.result import Frontier, Measurement
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, WorkerStart
 from auditor.records import frontier, result_file
@@ -278,20 +278,12 @@ def _build_place_from_runs(held: Sequence[_RecordedPoint], folder: Path) -> Plac
     finished = _finished_runs_by_seed(held, folder)
     failure = next((kept.failure for kept in held if kept.failure), "" if finished else "not run yet")
     results = [result for result, _ in finished.values()]
-    first = held[0]
-    return Place(
-        first.variant,
-        first.at,
-        tuple(first.plan["attack"]),
-        cells=tuple(read_replicates(finished)),
-        failure=failure,
-        about=_model_and_data_label(results[0]) if results else "",
-    )
-
-
-def _model_and_data_label(result: AuditResult) -> str:
-    model = result.plan.get("model")
-    return f"{Path(model).name} on {result.benchmark.name}" if model else result.benchmark.name
+    about = ""
+    if results:
+        model, data = results[0].plan.get("model"), results[0].benchmark.name
+        about = f"{Path(model).name} on {data}" if model else data
+    first, cells = held[0], tuple(read_replicates(finished))
+    return Place(first.variant, first.at, tuple(first.plan["attack"]), cells, failure, about)
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
@@ -338,11 +330,14 @@ class _Row:
     numbers: tuple[Measurement | None, ...]  # of the columns, and DIFFERENCE
     failure: str
 
+    @property
+    def seeds(self) -> str:
+        return format_seed_ranges(sorted(self.cell.measured)) if self.cell else ""
+
     def read(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         attack = self.cell.attack if self.cell else ", ".join(self.place.attacks)
         row = f"{self.cell.target}, {self.cell.setting}" if self.cell else ""
-        seeds = format_seed_ranges(sorted(self.cell.measured)) if self.cell else ""
-        last = " · ".join(filter(None, [seeds, self.failure]))
+        last = " · ".join(filter(None, [self.seeds, self.failure]))
         name = point_name(self.place.variant, self.place.at) or "plan"
         numbers = (phrases.value_with_interval(m) if m else "" for m in (self.numbers[i] for i in filled))
         return (name, *([row] if several else []), attack, *numbers, last)
@@ -353,15 +348,7 @@ class _Row:
         n = next((m.n for m in self.numbers if m), None)
         bounds = [getattr(m, end) if m else None for m in self.numbers for end in ("value", "low", "high")]
         at = [place.at.get(key) for key in keys]
-        return (
-            place.variant,
-            *at,
-            *where,
-            format_seed_ranges(sorted(cell.measured)) if cell else "",
-            n,
-            *bounds,
-            self.failure,
-        )
+        return (place.variant, *at, *where, self.seeds, n, *bounds, self.failure)
 
 
 def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iterator[_Row]:
@@ -381,9 +368,8 @@ def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iter
             base = first.setdefault(cell.setting, cell) if cell.outcomes else cell
             paired = base is not cell and set(base.outcomes) & set(cell.outcomes)
             parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
-            yield _Row(
-                place, cell, (*numbers, contrast_over_seeds(DIFFERENCE, parts) if paired else None), place.failure
-            )
+            difference = contrast_over_seeds(DIFFERENCE, parts) if paired else None
+            yield _Row(place, cell, (*numbers, difference), place.failure)
 
 
 def _has_metric(cell: Replicates, name: str) -> bool:
