@@ -6,6 +6,7 @@ have too; the run folder belongs to the main process alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +23,7 @@ from auditor.models import precision, self_check
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.references import References
-from auditor.plugins.attack import CorpusAttack
+from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
@@ -36,7 +37,7 @@ from auditor.runs.site import Site
 from auditor.runs.stopping import StoppingRule
 from auditor.runs.target import Target
 from auditor.runs.token_allowance import divide_budget, planned_tokens, queries_of_attack
-from auditor.runs.tuned_states import TunedStates
+from auditor.runs.tuned_states import State, load_attack_state, save_attack_state
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class RunContext:
             tokenizer=self.benchmark.tokenizer,
             batch_size=self.plan.compute.batch_size,
             meter=target.spending.meter,
-            training=target.canaries,
+            training=target.trained.canaries if target.trained else None,
             claim=target.claim,
             progress=self.site.reporter.progress,
         )
@@ -143,6 +144,7 @@ class Audit(RunContext):
 
     folder: RunFolder
     stops: Mapping[CellKey, StoppingRule] = field(default_factory=dict)  # of the rows that may ask fewer than all
+    _tuned: dict[tuple[str, str], State] = field(default_factory=dict)
 
     @cached_property
     def secrets(self) -> dict[str, Secret]:
@@ -188,15 +190,23 @@ class Audit(RunContext):
                     if model is not None:
                         model.check_room(n_prefix, length)
 
-    @cached_property
-    def states(self) -> TunedStates:
-        return TunedStates(
-            [self.plan.seed, self.plan.data.known_limit, self.plan.defenses.defense_options],
-            self.folder,
-            self.site.shared,
-            self.asked,
-            self.challenge.known,
-        )
+    def tuned_state(self, target: Target, view: View, attack: Attack) -> State:
+        """Tunes where neither this run, nor one that it goes on from, nor one beside it has done so."""
+        key = (attack.name, attack.state_name(view))
+        if key not in self._tuned:
+            name, plan, fits = "-".join(key), self.plan, self.site.shared.fits
+            state = load_attack_state(self.folder, name)
+            if state is None:
+                # All that the state depends on. A defense may be set up for what the row will draw: another number is
+                # another model to tune on.
+                queries = target.scenario.queries if target.scenario else None
+                configured = [plan.seed, plan.data.known_limit, plan.defenses.defense_options]
+                known_as = json.dumps([self.asked, *configured, queries, key, attack.fit_options()], sort_keys=True)
+                state = fits.get(known_as) or attack.fit(view, self.challenge.known)
+                save_attack_state(self.folder, name, state)
+                fits[known_as] = state
+            self._tuned[key] = state
+        return self._tuned[key]
 
 
 def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixToken:
@@ -231,6 +241,7 @@ def resolve_prefix_token_of_site(site: Site, known: Sequence[Pair], longest: int
 
 def longest_context(benchmark: Benchmark, prompt_rows: int) -> int:
     """Tokens that a context takes beside the prefix token, at most."""
-    behind_prompt = [prompt_rows + len(one.prefix + one.suffix) for one in (*benchmark.known, *benchmark.secrets)]
+    pairs: list[Pair | Secret] = [*benchmark.known, *benchmark.secrets]
+    behind_prompt = [prompt_rows + len(one.prefix + one.suffix) for one in pairs]
     others = [*map(len, benchmark.heldout), *(len(canary.prefix + canary.suffix) for canary in benchmark.canaries)]
     return max([*behind_prompt, *others], default=0)

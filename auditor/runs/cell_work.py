@@ -53,10 +53,6 @@ class Workplace:
         """A target that is built already; the one before goes."""
         self._target, self._views = target, {}
 
-    def method(self, name: str) -> Any:
-        """The attack or probe of this name, as the plan sets it."""
-        return self.scene.selection.named[name]
-
     def view(self, target: str, setting: str) -> View:
         """Shared by all that is asked of one target in one setting: passes with the same recipe are run once."""
         if self._target is None or self._target.name != target:
@@ -86,8 +82,8 @@ class CellWork(ABC, Generic[Asked, Answer]):
     def at(self, place: Workplace, items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
         view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
         view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent, self.meter.lots)
-        start, known = time.perf_counter(), len(drawn)
-        for batch in batch_finished_secrets(self.answers(place.method(self.key.attack), view, items), _AT_ONCE):
+        start, known, method = time.perf_counter(), len(drawn), place.scene.selection.named[self.key.attack]
+        for batch in batch_finished_secrets(self.answers(method, view, items), _AT_ONCE):
             now = time.perf_counter()
             yield CellWorkResult(batch, dict(islice(drawn.items(), known, None)), now - start)
             start, known = time.perf_counter(), len(drawn)

@@ -82,9 +82,7 @@ class Cell(ABC):
         """Numbers, or the reason why there are none. What was found secret by secret goes to the collector."""
         start, blank = time.perf_counter(), self._finding_before_measuring()
         try:
-            if refused := reason_method_is_skipped(self.method, self.target.defense):
-                raise NotApplicable(refused)
-            self.view.require_capability(*self.method.required)
+            check_method_applies(self.method, self.target, self.view)
             finding = self._measured(blank)
         except NotApplicable as why:
             return dataclasses.replace(blank, not_applicable=str(why))
@@ -145,7 +143,7 @@ class AttackCell(Cell):
     method: Attack
 
     def _measured(self, blank: Finding) -> Finding:
-        state = self.audit.states.of(self.target, self.view, self.method)
+        state = self.audit.tuned_state(self.target, self.view, self.method)
         asked, answered = self._guess_remaining_secrets(state)
         if not answered:
             raise NotApplicable("the budget pays for no whole answer: 0 secrets covered")
@@ -242,7 +240,7 @@ class CorpusCell(AttackCell):
     def _measured(self, blank: Finding) -> Finding:
         audit, attack, view = self.audit, self.method, self.view
         corpus = audit.corpus(attack)
-        state = audit.states.of(self.target, view, attack)
+        state = audit.tuned_state(self.target, view, attack)
         _, drawn = self._guess_remaining_secrets(state)
         if not drawn:
             raise NotApplicable("the budget pays for no whole generation")
@@ -335,6 +333,13 @@ class ProbeCell(Cell):
             f"{self.setting.name} {self.method.name}", key, lambda: ({}, {})
         )
         return held
+
+
+def check_method_applies(method: Attack | Probe, target: Target, view: View) -> None:
+    """Raises NotApplicable."""
+    if refused := reason_method_is_skipped(method, target.defense):
+        raise NotApplicable(refused)
+    view.require_capability(*method.required)
 
 
 def secrets_to_probe(probe: Probe, target: Target, benchmark: Benchmark, view: View) -> tuple[Secret, ...]:

@@ -28,11 +28,11 @@ from auditor.plugins.probe import Probe
 from auditor.plugins.view import Setting, View
 from auditor.runs import machine, scoring
 from auditor.runs.audit import RunContext, longest_context, resolve_prefix_token_of_site
-from auditor.runs.cells import secrets_to_probe
+from auditor.runs.cells import check_method_applies, secrets_to_probe
 from auditor.runs.cost import LIMIT, SAMPLES, Cost, CostEstimate
 from auditor.runs.prefix_token import PAIRS
 from auditor.runs.reporter import Clock, Reporter
-from auditor.runs.selection import reason_method_is_skipped, select_and_check_plugins
+from auditor.runs.selection import select_and_check_plugins
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.target import Target
@@ -227,9 +227,7 @@ class _Asker:
         for method in self.scene.selection.methods:
             name = f"{target.title}: {method.name} ({setting.name})"
             try:
-                if refused := reason_method_is_skipped(method, target.defense):
-                    raise NotApplicable(refused)
-                view.require_capability(*method.required)
+                check_method_applies(method, target, view)
                 if isinstance(method, Probe):
                     yield self.probing_part_to_time(method, target, view, name, n)
                 else:
@@ -266,78 +264,64 @@ class _Asker:
         """The steps for `least` texts, then for more of them while their share of the time lasts."""
         start = time.perf_counter()
         share, self.left = (self.end - start) * weight / max(weight, self.left), self.left - weight
-        asked: list[dict[str, _TimedStep]] = []
+        asked: list[dict[str, tuple[TimedPart, Cost]]] = []
         n, most = least, 0
         while True:
             asked.append({})
             for step in steps(n):
                 most = max(most, step.of)
-                in_time = time.perf_counter() < self.end
-                asked[-1][step.name] = (
-                    _timed_attempt(step, n, self.device) if in_time or len(asked) > 1 else _TimedStep(step)
-                )
+                in_time = time.perf_counter() < self.end or len(asked) > 1
+                asked[-1][step.name] = step, _timed_attempt(step, n if in_time else 0, self.device)
             spent = time.perf_counter() - start
-            last = sum(one.seconds for one in asked[-1].values())
+            last = sum(took.seconds for _, took in asked[-1].values())
             room = int(n * (share - spent) / max(last, 1e-9))  # texts that the rest of the share is enough for
             if len(asked) == 1 and 2 * last < (self.end - time.perf_counter()) / 4:
                 room = max(room, 2 * n)  # one attempt alone does not tell what a batch costs from what a text does
             if n >= most or room <= n:
                 break
             n = min(most, _FASTER * n, room)
-        self.costs += [self._extrapolated_cost([held[name] for held in asked if name in held]) for name in asked[-1]]
+        for name, (step, _) in asked[-1].items():
+            self.costs.append(self._extrapolated_cost(step, [held[name][1] for held in asked if name in held]))
 
-    def _extrapolated_cost(self, asked: Sequence[_TimedStep]) -> Cost:
-        *before, last = asked
-        step = last.step
-        if step.why or not last.texts:
-            why = step.why or f"not asked: the {PROBE:g} seconds were over" if step.of else step.why or "nothing to ask"
-            return Cost(step.name, step.of, why=why)
-        scale, each, fixed = step.of / last.texts, last.seconds / last.texts, 0.0
-        if before and before[-1].texts < last.texts:
-            slope = (last.seconds - before[-1].seconds) / (last.texts - before[-1].texts)
+    def _extrapolated_cost(self, step: TimedPart, attempts: Sequence[Cost]) -> Cost:
+        """Of all its texts, by what its attempts took for those that they asked."""
+        *before, last = attempts
+        if last.why:
+            return Cost(step.name, last.of, why=last.why)
+        scale, each, fixed = step.of / last.asked, last.seconds / last.asked, 0.0
+        if before and before[-1].asked < last.asked:
+            slope = (last.seconds - before[-1].seconds) / (last.asked - before[-1].asked)
             if 0 < slope < each:
-                each, fixed = slope, last.seconds - slope * last.texts
-        batches = ceil(step.of / step.at_once) / ceil(last.texts / step.at_once)
-        together, now = min(step.of, step.at_once), min(last.texts, step.at_once)
+                each, fixed = slope, last.seconds - slope * last.asked
+        batches = ceil(step.of / step.at_once) / ceil(last.asked / step.at_once)
+        together, now = min(step.of, step.at_once), min(last.asked, step.at_once)
         grown = max(0.0, last.memory - self.held) / now  # bytes a text, where one attempt is all there is
-        if before and (then := min(before[-1].texts, step.at_once)) < now:
+        if before and (then := min(before[-1].asked, step.at_once)) < now:
             grown = max(0.0, last.memory - before[-1].memory) / (now - then)
-        return Cost(
-            step.name,
-            step.of,
-            last.texts,
+        return replace(
+            last,
             rows=last.rows * scale * step.times,
             tokens=last.tokens * scale * step.times,
             memory=max(self.held, last.memory) + grown * (together - now),
             seconds=(each * step.of + fixed * batches) * step.times,
-            cut=step.cut,
         )
 
 
-@dataclass
-class _TimedStep:
-    """A step that was done for so many texts; 0: it was not."""
-
-    step: TimedPart
-    texts: int = 0
-    rows: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    memory: float = 0.0
-
-
-def _timed_attempt(step: TimedPart, n: int, device: torch.device) -> _TimedStep:
-    if not step.of or step.why:
-        return _TimedStep(step)
+def _timed_attempt(step: TimedPart, n: int, device: torch.device) -> Cost:
+    """What so many texts of a part took; 0: there is no time for it."""
+    not_asked = "nothing to ask" if not step.of else "" if n else f"not asked: the {PROBE:g} seconds were over"
+    if why := step.why or not_asked:
+        return Cost(step.name, step.of, memory=0.0, seconds=0.0, why=why)
     machine.reset_peak_memory()
     rows, tokens, start = traffic.rows, traffic.tokens, time.perf_counter()
     try:
         step.work()
-    except NotApplicable as why:
-        return _TimedStep(replace(step, of=0, why=f"not applicable: {why}"))
+    except NotApplicable as error:
+        return Cost(step.name, memory=0.0, seconds=0.0, why=f"not applicable: {error}")
     seconds = time.perf_counter() - start
     memory = 1e6 * machine.peak_memory_mb(device)
-    return _TimedStep(step, min(n, step.of), traffic.rows - rows, traffic.tokens - tokens, seconds, memory)
+    rows, tokens = traffic.rows - rows, traffic.tokens - tokens
+    return Cost(step.name, step.of, min(n, step.of), rows, tokens, memory, seconds, cut=step.cut)
 
 
 def _texts_fitting_in_memory(model: LanguageModel, length: int) -> int:

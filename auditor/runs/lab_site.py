@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -23,8 +24,6 @@ from auditor.plugins import registry
 from auditor.plugins.defense import Defense, TrainedModel
 from auditor.plugins.options import build_plugin
 from auditor.plugins.trainer import Trainer
-from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.privacy.promises import PrivacyRecord
 from auditor.runs.reporter import Reporter
 from auditor.runs.site import DefenseParts, Site, TrainablePiece
 from auditor.runs.sweep_cache import SweepCache
@@ -138,12 +137,8 @@ class LabSite(Site):
         return self.shared.get("mitigated", self.subject, lambda: self.lab.trained(trainer))
 
     @property
-    def privacy(self) -> PrivacyRecord | None:
-        return None if self.mitigated_model is None else self.mitigated_model.privacy
-
-    @property
-    def canaries(self) -> GradientCanaries | None:
-        return None if self.mitigated_model is None else self.mitigated_model.canaries
+    def trained(self) -> TrainedModel:
+        return replace(self.mitigated_model or TrainedModel(self.model, None), told=())
 
     def notes(self) -> tuple[str, ...]:
         return () if self.mitigated_model is None else self.mitigated_model.told
@@ -171,12 +166,6 @@ class LabDefenseParts(DefenseParts):
             for name, options in self.site.kind.planted_for.get(attack, {}).items():
                 own[name] |= options
         return own
-
-    def lacks(self, defense: Defense) -> str:
-        return ""
-
-    def check(self, defense: Defense) -> None:
-        pass
 
     def is_undefended(self, control: Defense) -> bool:
         return "whole" in control.needs and self.site.recipe.target_trained_like_members

@@ -22,9 +22,8 @@ from auditor.models.references import References, load_references
 from auditor.models.shards import read_shard_record_list, text_digests
 from auditor.models.vocabulary import check_same_vocabulary_size
 from auditor.plugins.benchmark import Benchmark
+from auditor.plugins.defense import TrainedModel
 from auditor.privacy import gradient_canaries, promises
-from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.privacy.promises import PrivacyRecord
 from auditor.records.folder import RunFolder
 from auditor.runs.loader import Loader
 from auditor.runs.own_data import load_data
@@ -93,12 +92,11 @@ class OwnSite(Site):
         return self.models.description
 
     @property
-    def privacy(self) -> PrivacyRecord | None:
-        return None if "model" in self.models.live else promises.read_privacy_record(Path(str(self.target.model)))
-
-    @property
-    def canaries(self) -> GradientCanaries | None:
-        return None if "model" in self.models.live else gradient_canaries.read_canaries(Path(str(self.target.model)))
+    def trained(self) -> TrainedModel:
+        if "model" in self.models.live:
+            return TrainedModel(self.model, None)
+        folder = Path(str(self.target.model))
+        return TrainedModel(self.model, promises.read_privacy_record(folder), gradient_canaries.read_canaries(folder))
 
     @cached_property
     def public(self) -> LanguageModel | None:

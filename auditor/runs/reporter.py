@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from auditor.core.result import Measurement
@@ -25,18 +25,11 @@ class Reporter(Protocol):
         """The first real number: greedy recall by repeat count."""
 
 
-class Silence:
+class Silence(Reporter):
     """A reporter that says nothing."""
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        yield
-
-    def progress(self, what: str, done: int, total: int) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def greedy(self, recall: Mapping[str, Measurement]) -> None: ...
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class Clock:

@@ -19,8 +19,6 @@ from auditor.models.ensemble import Ensemble
 from auditor.models.references import References
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, TrainedModel
-from auditor.privacy.gradient_canaries import GradientCanaries
-from auditor.privacy.promises import PrivacyRecord
 from auditor.records.aliases import load_alias_salt, with_aliases
 from auditor.records.folder import RunFolder
 from auditor.runs.reporter import Reporter
@@ -44,12 +42,11 @@ class DefenseParts(ABC):
     def defaults(self) -> Mapping[str, Mapping[str, Any]]:
         """Options of defenses by name, where they are sized to this place."""
 
-    @abstractmethod
     def lacks(self, defense: Defense) -> str:
         """What this defense would have to be given here; "" where it needs nothing more."""
+        return ""
 
-    @abstractmethod
-    def check(self, defense: Defense) -> None:
+    def check(self, defense: Defense) -> None:  # noqa: B027 - the lab refuses none
         """Refuses a defense that cannot stand here as it was asked for. Raises AuditError."""
 
     @abstractmethod
@@ -169,14 +166,9 @@ class Site(ABC):
         """The reference models that `-A references=` names. Raises AuditError where that names none."""
 
     @property
-    def privacy(self) -> PrivacyRecord | None:
-        """What the training of the undefended model promised; None where it does not say."""
-        return None
-
-    @property
-    def canaries(self) -> GradientCanaries | None:
-        """What the training of the undefended model kept of its gradient canaries; None where it had none."""
-        return None
+    @abstractmethod
+    def trained(self) -> TrainedModel:
+        """The undefended model, with what its training promised and kept, as far as known (what it told: `notes`)."""
 
     @abstractmethod
     def data(self) -> Benchmark:

@@ -12,7 +12,6 @@ from auditor.models.base import LanguageModel, implies_capability
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Budget, Defense, Scenario, TrainedModel, largest_lot_token_count
 from auditor.plugins.view import TEXT_ONLY, Meter, Setting, View
-from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord
 from auditor.runs import machine
 
@@ -93,11 +92,6 @@ class Target:
     def privacy(self) -> PrivacyRecord | None:
         """What the training of this model promised, if it was private."""
         return self.trained.privacy if self.trained else None
-
-    @property
-    def canaries(self) -> GradientCanaries | None:
-        """What the training of this model kept of its gradient canaries, if it had any."""
-        return self.trained.canaries if self.trained else None
 
     def claim_covers(self, setting: Setting) -> tuple[bool | None, str]:
         """Whether the claim covers this access and decoding, None where nothing is claimed; and why."""

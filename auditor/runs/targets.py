@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from auditor.core.nouns import UNDEFENDED, Secret, Tokens
 from auditor.plugins.benchmark import Benchmark
-from auditor.plugins.defense import Defense, Prompt, Scenario, TrainedModel, largest_lot_token_count
+from auditor.plugins.defense import Defense, Prompt, Scenario, largest_lot_token_count
 from auditor.plugins.options import description_of
 from auditor.plugins.view import TEXT_ONLY
 from auditor.runs.audit import RunContext
@@ -34,7 +34,7 @@ class Targets:
             site.description,
             training_seconds=site.defense_parts.training_seconds(None, 0.0),
             secrets=scene.benchmark.secrets,
-            trained=TrainedModel(site.model, site.privacy, site.canaries),
+            trained=site.trained,
         )
 
     def check_claims(self) -> None:
