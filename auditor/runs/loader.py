@@ -89,10 +89,17 @@ class Loader:
         """options: how, where it is not as a model beside the one that is attacked."""
         if kind in self.live:
             return self.live[kind]
-        return self._loaded(
-            kind,
-            *(self._provider_and_request if kind == "model" else self._provider_and_wanted_model(kind, name, options)),
-        )
+        if kind == "model":
+            return self._loaded(kind, *self._provider_and_request)
+        options = options or self.loading.beside()
+        if options.dtype == AUTO and isinstance(self.attacked, HuggingFaceModel):  # precision must tell no two apart
+            options = replace(options, dtype=str(self.attacked.model.dtype).removeprefix("torch."))
+        provider, name = registry.resolve_model_provider(name, options.model_args)
+        if provider.network:
+            raise AuditError(f"expected --{kind} as a model that is loaded here, got {provider.name}:{name}")
+        wanted = RequestedModel(name, options)
+        provider.check(wanted)
+        return self._loaded(kind, provider, wanted)
 
     def form(self, place: str) -> LanguageModel:
         """A form of the model that is attacked, of any provider; it reads texts as that model's tokenizer does."""
@@ -124,19 +131,6 @@ class Loader:
         if not first:
             provider.again(loaded, wanted)
         return loaded
-
-    def _provider_and_wanted_model(
-        self, kind: str, name: str, options: LoadingOptions | None
-    ) -> tuple[Provider, RequestedModel]:
-        options = options or self.loading.beside()
-        if options.dtype == AUTO and isinstance(self.attacked, HuggingFaceModel):  # precision must tell no two apart
-            options = replace(options, dtype=str(self.attacked.model.dtype).removeprefix("torch."))
-        provider, name = registry.resolve_model_provider(name, options.model_args)
-        if provider.network:
-            raise AuditError(f"expected --{kind} as a model that is loaded here, got {provider.name}:{name}")
-        wanted = RequestedModel(name, options)
-        provider.check(wanted)
-        return provider, wanted
 
 
 def _check_memory(provider: Provider, wanted: RequestedModel) -> None:

@@ -83,15 +83,10 @@ def peak_memory_mb(device: torch.device) -> float:
     try:
         line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
         return float(line.split()[1]) / 1000
-    except (OSError, StopIteration):
-        return _peak_memory_without_procfs() / 1e6
+    except (OSError, StopIteration):  # no /proc: Windows says it of the process, macOS by getrusage, both in bytes
+        own = psutil.Process().memory_info()
+        if hasattr(own, "peak_wset"):
+            return float(own.peak_wset) / 1e6
+        import resource
 
-
-def _peak_memory_without_procfs() -> float:
-    """Bytes, where there is no /proc: Windows says it of the process, macOS by getrusage."""
-    own = psutil.Process().memory_info()
-    if hasattr(own, "peak_wset"):
-        return float(own.peak_wset)
-    import resource
-
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1e6

@@ -158,19 +158,19 @@ def _choose_likeliest_prefix_token(
         whose = "there is no tokenizer to put another"
     if own != every[0]:
         whose = f"no room for the tokenizer default, {describe_prefix_token(every[0], words)}"
+
+    def chosen(prefix_token: Tokens, why: str) -> PrefixToken:
+        return PrefixToken(prefix_token, f"prefix token: {describe_prefix_token(prefix_token, words)} ({why})")
+
     if not implies_capability(model.capabilities, "likelihood"):
-        return PrefixToken(
-            own,
-            f"prefix token: {describe_prefix_token(own, words)} ({whose}; {model.name} gives no log-probabilities to "
-            "choose by)",
-        )
+        return chosen(own, f"{whose}; {model.name} gives no log-probabilities to choose by")
     most = max(map(len, candidates))
     pairs = [pair for pair in known if most + len(pair.prefix) + len(pair.suffix) <= room]
     # The same ones for every seed: which prefix token stands there is no draw of the attack's.
     kept = keyed_random_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
     pairs = [pairs[i] for i in sorted(kept.tolist())]
     if not pairs:
-        return PrefixToken(own, f"prefix token: {describe_prefix_token(own, words)} ({whose}; no {what} to choose by)")
+        return chosen(own, f"{whose}; no {what} to choose by")
     nll = {prefix_token: mean_nll(with_prefix_token(model, prefix_token), pairs) for prefix_token in candidates}
     best = choose_likeliest_reading(own, nll)
     means = {prefix_token: f"{values.mean():.3f}" for prefix_token, values in nll.items()}
@@ -182,7 +182,7 @@ def _choose_likeliest_prefix_token(
     why = whose if best == own else f"the most likely of the {len(nll)} tried"
     others = f"; {beside}" if beside else ""
     measured = f"mean loss of {len(pairs)} {what} with it: {means[best]} nats a token{others}"
-    return PrefixToken(best, f"prefix token: {describe_prefix_token(best, words)} ({why}; {measured})")
+    return chosen(best, f"{why}; {measured}")
 
 
 def parse_prefix_token(asked: str, model: LanguageModel) -> Tokens:

@@ -246,7 +246,7 @@ def _find_copied_passages(
     finding = _finding_of_release(
         PASSAGES,
         extraction.extraction_measurements(outcome),
-        [*_released_passage_sentences(held, n, len(long), every, index), *_pii_not_installed_sentence()],
+        tuple(_released_passage_sentences(held, n, len(long), every, index)),
         by_repeats=extraction.hit_share_by_repeats(RECALL, members),
         by_kind={kind: m for kind in of_kinds if (m := kept.measure(RECALL, kind=kind))},
         by_kind_nonmembers={
@@ -278,6 +278,8 @@ def _released_passage_sentences(
         f"{holding:,} of {len(every):,} released texts hold {n} words in a row of the private data and of no "
         f"non-member; by non-members, {floor:,.0f} would by chance"
     )
+    if not pii.pii_packages_installed():
+        yield f"personal data: only what the data mark is looked for ({pii.INSTALL} to have the rest recognised)"
 
 
 def _personal_data_shares(
@@ -318,11 +320,6 @@ def _personal_data_shares(
 def _strings_found_in_texts(wanted: set[str], texts: Sequence[str]) -> set[str]:
     """Which of these stand in the texts, and end where they end."""
     return {said for said, count in occurrences(dict.fromkeys(wanted, True), texts).items() if count}
-
-
-def _pii_not_installed_sentence() -> Iterator[str]:
-    if not pii.pii_packages_installed():
-        yield f"personal data: only what the data mark is looked for ({pii.INSTALL} to have the rest recognised)"
 
 
 # --- membership -------------------------------------------------------------------------------------------------------

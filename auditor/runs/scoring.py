@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.stats import ttest_ind
+from torch import Tensor
 
 from auditor.core.nouns import Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
@@ -65,13 +66,20 @@ def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.
             [said == secret.suffix for said, secret in zip(greedy_suffixes(model, secrets), secrets, strict=True)]
         )
     hits = np.zeros(len(secrets), dtype=bool)
-    for alike in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets]):
-        prefixes = torch.tensor([secrets[i].prefix for i in alike], device=model.device)
-        suffixes = torch.tensor([secrets[i].suffix for i in alike], device=model.device)
+    for alike, prefixes, suffixes in _batches_as_tensors(model, secrets):
         for own, distribution in model.teacher_forced(prefixes, suffixes):
             found = (distribution.argmax(-1) == own).all(-1).tolist()
             hits[alike[: len(found)]], alike = found, alike[len(found) :]
     return hits
+
+
+def _batches_as_tensors(
+    model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Of secrets whose prefixes and suffixes are as long: indices, prefixes and suffixes."""
+    for alike in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets], size):
+        prefixes = torch.tensor([secrets[i].prefix for i in alike], device=model.device)
+        yield alike, prefixes, torch.tensor([secrets[i].suffix for i in alike], device=model.device)
 
 
 def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
@@ -192,13 +200,10 @@ def _mean_log_prob_by_secret(scored: Iterable[TokenLogProbs]) -> dict[str, float
 def suffix_token_log_probs(
     target: Target, waiting: Sequence[Secret], size: int | None
 ) -> Iterator[list[TokenLogProbs]]:
-    for indices in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in waiting], size or 64):
-        batch = [waiting[i] for i in indices]
-        prefixes = torch.tensor([secret.prefix for secret in batch], device=target.model.device)
-        suffixes = torch.tensor([secret.suffix for secret in batch], device=target.model.device)
+    for indices, prefixes, suffixes in _batches_as_tensors(target.model, waiting, size or 64):
         with torch.no_grad():
             log_probs = target.model.token_log_probs(prefixes, suffixes).double().tolist()
-        yield [TokenLogProbs(s.id, tuple(row)) for s, row in zip(batch, log_probs, strict=True)]
+        yield [TokenLogProbs(waiting[i].id, tuple(row)) for i, row in zip(indices, log_probs, strict=True)]
 
 
 # --- what a server hid ------------------------------------------------------------------------------------------------
@@ -218,23 +223,13 @@ def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
     every = (one for some in suffix_token_log_probs(target, hidden, audit.plan.compute.batch_size) for one in some)
     each = [math.exp(sum(one.log_probs)) for one in every]
     likely = sum(p > _LIKELY for p in each)
-    greedy = _greedy_extraction_phrase(target, hidden) if implies_capability(target.model.capabilities, "ranks") else ""
+    greedy = ""
+    if implies_capability(target.model.capabilities, "ranks"):  # it would write those whose every token is the first
+        batches = _batches_as_tensors(target.model, hidden, GREEDY_AT_ONCE)
+        first = sum(int((target.model.token_ranks(*pair) == 1).all(-1).sum()) for _, *pair in batches)
+        greedy = f", and greedy decoding would extract {first:,}"
     yield Doubt(
         "answers",
         f"{of}, but by its log-probabilities the model writes these with a mean probability of {np.mean(each):.1%} "
         f"({likely:,} of them with more than {_LIKELY:.0%}; at temperature 1){greedy}.",
     )
-
-
-def _greedy_extraction_phrase(target: Target, hidden: list[Secret]) -> str:
-    """How many of them greedy decoding would write: each token is the first by its rank."""
-    first = 0
-    for indices in batches_of_equal_shape(
-        [(len(secret.prefix), len(secret.suffix)) for secret in hidden], GREEDY_AT_ONCE
-    ):
-        prefixes, suffixes = (
-            torch.tensor([getattr(hidden[i], side) for i in indices], device=target.model.device)
-            for side in ("prefix", "suffix")
-        )
-        first += int((target.model.token_ranks(prefixes, suffixes) == 1).all(-1).sum())
-    return f", and greedy decoding would extract {first:,}"

@@ -29,24 +29,21 @@ def defense_rows_with_controls(
 
     there: whether a control can be had, and is not the undefended target itself. others: controls that attacks want.
     """
-    rows: list[ShownRow] = []
+    rows, shown = list[ShownRow](), list(defenses)
     for defense in defenses:
         rows.append(ShownRow(defense.name, title_of(type(defense)), defense, False))
         for cause in defense.chain():
             control = cause.row
-            if control is None or not there(control) or control in defenses or _is_defense_among_rows(rows, control):
+            if control is None or not there(control) or control in shown:
                 continue
+            shown.append(control)
             taken = {row.name for row in rows} | {one.name for one in defenses}
             own = control.name not in taken
             name = control.name if own else f"{control.name}-of-{defense.name}"
             title = title_of(type(control)) + ("" if own else f" (of {title_of(type(defense))})")
             rows.append(ShownRow(name, title, control, True))
-    wanted = (one for one in others if there(one) and one not in defenses and not _is_defense_among_rows(rows, one))
+    wanted = (one for one in others if there(one) and one not in shown)
     return [*rows, *(ShownRow(one.name, title_of(type(one)), one, True) for one in wanted)]
-
-
-def _is_defense_among_rows(rows: Sequence[ShownRow], defense: Defense) -> bool:
-    return any(row.defense == defense for row in rows)
 
 
 def row_name_of_defense(rows: Sequence[ShownRow], defense: Defense) -> str:

@@ -51,13 +51,12 @@ class StoppingRule:
         if members < self.require.secrets or len(row.ids) - members < self.require.nonmembers:
             return ""
         if self.width is not None:
-            return f"until {describe_width(self.width)}" if self._is_interval_narrow(row, *self.width) else ""
+            metric, width = self.width
+            seen = replace(row, anytime=True).measure(metric)
+            narrow = seen is not None and max(seen.value - seen.low, seen.high - seen.value) <= width
+            return f"until {metric} ± {100 * width:g}%" if narrow else ""
         verdicts = [self._rule_verdict(rule, row) for rule in self.rules]
         return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True)) if all(verdicts) else ""
-
-    def _is_interval_narrow(self, row: PerSecret, metric: str, width: float) -> bool:
-        seen = replace(row, anytime=True).measure(metric)
-        return seen is not None and max(seen.value - seen.low, seen.high - seen.value) <= width
 
     def _rule_verdict(self, rule: Rule, row: PerSecret) -> str:
         """As the gate will decide it."""
@@ -85,10 +84,6 @@ class StoppingRule:
             if why := self.why(replace(seen(turn[:at]), anytime=True)):
                 break
         return StoppedEarly(before, len(turn), why or "all that there are"), {item.id for item in turn[:before]}
-
-
-def describe_width(width: tuple[str, float]) -> str:
-    return f"{width[0]} ± {100 * width[1]:g}%"
 
 
 def with_betting_bounds(finding: Finding, row: PerSecret, stopped: StoppedEarly) -> Finding:
@@ -180,12 +175,12 @@ def _may_stop_by_metric(method: Attack | Probe, metric: str) -> bool:
     return metric in own or any(metric in (nonmember_metric_name(one), excess_metric_name(one)) for one in own)
 
 
+def _is_rule_without_stopping_row(rule: Rule) -> bool:
+    """Whether no row that could stop has the number: a bound of epsilon, a rate of membership."""
+    return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
+
+
 def _may_decide_rule(rule: Rule, row: CellKey, selection: Selection) -> bool:
     """Whether the gate may decide the rule on this row: it does not where another attack has the number."""
     own, every = selection.named[row.attack], selection.methods
     return _may_stop_by_metric(own, rule.metric) or not any(_may_stop_by_metric(one, rule.metric) for one in every)
-
-
-def _is_rule_without_stopping_row(rule: Rule) -> bool:
-    """Whether no row that could stop has the number: a bound of epsilon, a rate of membership."""
-    return rule.of_claim or rule.metric in BOUNDS.values() or bool(find_metric(rule.metric).scores)
