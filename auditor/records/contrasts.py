@@ -45,27 +45,20 @@ def contrast_over_seeds(name: str, parts: Sequence[WeightedMetric]) -> Measureme
     secrets; over held-out texts where every one is a perplexity of the same texts. Of others (an epsilon) the cells'
     own intervals are combined as independent ones (MOVER). Raises AuditError for a metric that a cell does not have.
     """
-    seeds = sorted(set.intersection(*(_seeds_with_metric(part) for part in parts)))
+    of_members = [metrics.find_metric(part.metric).of_members for part in parts]
+    known = [part.cell.outcomes if own else part.cell.measured for part, own in zip(parts, of_members, strict=True)]
+    seeds = sorted(set.intersection(*map(set, known)))
     if not seeds:
         raise AuditError(f"no seed was run at every point that {name} compares")
-    if all(_is_metric_of_members(part.metric) for part in parts):
+    if all(of_members):
         return _paired_contrast(name, parts, seeds)
-    if len({_heldout_token_counts(part, seed) for part in parts for seed in seeds}) == 1 and _heldout_token_counts(
-        parts[0], seeds[0]
-    ):
+    texts = {_heldout_token_counts(part, seed) for part in parts for seed in seeds}
+    if len(texts) == 1 and any(texts):
         return _perplexity_contrast_by_text(name, parts, seeds)
     same = len({frozenset(_metric_values_by_secret(part, seed)) for part in parts for seed in seeds}) == 1
     if len(parts) > 1 and same and _metric_values_by_secret(parts[0], seeds[0]):
         return _paired_mean_contrast(name, parts, seeds)
     return _unpaired_contrast(name, parts, seeds)
-
-
-def _seeds_with_metric(part: WeightedMetric) -> set[int]:
-    return set(part.cell.outcomes if _is_metric_of_members(part.metric) else part.cell.measured)
-
-
-def _is_metric_of_members(name: str) -> bool:
-    return metrics.find_metric(name).of_members
 
 
 def _paired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
@@ -85,8 +78,10 @@ def _paired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence
         return Measurement(name, value, math.nan, math.nan, n, unit, "too few guesses to take a mean of")
     low, high = bootstrap.percentile_interval(resampled[~np.isnan(resampled)])
     if low == high and unit == "share":
-        # No resample differs, so a bootstrap has no width: bounded as in `intervals.share` and `compare.difference`.
-        low, high = _replace_zero_width_interval(value, n, single=len(parts) == 1)
+        # No resample differs, so a bootstrap has no width: bounded as a share is, or a paired difference of shares.
+        unseen = clopper_pearson(0, n)[1]
+        single = len(parts) == 1
+        low, high = clopper_pearson(round(value * n), n) if single else (value - unseen, value + unseen)
     return Measurement(name, value, low, high, n, unit)
 
 
@@ -133,13 +128,6 @@ def _paired_mean_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Seq
     return measurement_from_evidence(
         name, paired_mean_difference(plus, minus), _measurement_at_seed(parts[0], seeds[0]).unit
     )
-
-
-def _replace_zero_width_interval(value: float, n: int, single: bool) -> tuple[float, float]:
-    if single:
-        return clopper_pearson(round(value * n), n)
-    unseen = clopper_pearson(0, n)[1]
-    return value - unseen, value + unseen
 
 
 @functools.lru_cache(maxsize=4)

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,18 +22,7 @@ from auditor.core.jsonable import from_json, read_json_object, to_json
 from auditor.core.nouns import CellKey, PrefixToken, TextForm
 from auditor.records import file_digests
 from auditor.records.attacked_secrets import PLAN, SECRETS
-from auditor.records.journal import (
-    GUESSES,
-    OBSERVATIONS,
-    TOKENS,
-    CellJournal,
-    _decode_guesses,
-    _decode_observation,
-    _decode_token_log_probs,
-    _encode_guesses,
-    _encode_observation,
-    _encode_token_log_probs,
-)
+from auditor.records.journal import GUESSES, OBSERVATIONS, TOKENS, run_journals
 
 _RUNS, _LATEST = Path("runs"), "latest"
 _SECRETS, _WEIGHTS, _PREFIX_TOKEN = "secrets.sha256", "weights.json", "prefix_token.json"
@@ -53,9 +43,7 @@ class RunFolder:
         self._lock: FileLock | None = None
         self._new = False  # whether `create` began this run; one that is resumed is somebody's already
         self._ours = False  # whether `create` made the folder itself
-        self.guesses = CellJournal(path / GUESSES, _encode_guesses, _decode_guesses)
-        self.observations = CellJournal(path / OBSERVATIONS, _encode_observation, _decode_observation)
-        self.tokens = CellJournal(path / TOKENS, _encode_token_log_probs, _decode_token_log_probs)
+        self.guesses, self.observations, self.tokens = run_journals(path)
 
     @classmethod
     def create(cls, out: Path | None, name: str, plan: dict[str, Any]) -> RunFolder:
@@ -86,9 +74,8 @@ class RunFolder:
             raise AuditError(f"expected a run folder to resume, but {str(path)!r} holds no {PLAN}")
         folder = cls(path)
         folder._lock = locks.acquire_lock(path)
-        folder.guesses.read()
-        folder.observations.read()
-        folder.tokens.read()
+        for journal in (folder.guesses, folder.observations, folder.tokens):
+            journal.read()
         return folder
 
     def close(self) -> None:
@@ -122,30 +109,26 @@ class RunFolder:
 
     def pin_secrets(self, fingerprint: str) -> None:
         """Ties the folder to the secrets it is started on. Raises AuditError where it holds answers about others."""
-        path = self.path / _SECRETS
-        if path.is_file() and path.read_bytes() != fingerprint.encode():
-            raise AuditError(f"expected the secrets that {str(self.path)!r} was started on, but the data has changed")
-        disk.replace_atomically(path, fingerprint)
+        changed = f"expected the secrets that {str(self.path)!r} was started on, but the data has changed"
+        self._pin(_SECRETS, fingerprint, changed)
 
     def pin_stopping_rules(self, digest: str) -> None:
         """Ties the folder to when its rows stop; "": no row does. Raises AuditError where others were to."""
-        path = self.path / _STOPS
+        others = f"expected the rules and baseline by which {str(self.path)!r} was to stop (--until), got others"
+        self._pin(_STOPS, digest, others)
+
+    def _pin(self, name: str, digest: str, complaint: str) -> None:
+        path = self.path / name
         if path.is_file() and path.read_bytes() != digest.encode():
-            raise AuditError(
-                f"expected the rules and baseline by which {str(self.path)!r} was to stop (--until), got others"
-            )
+            raise AuditError(complaint)
         if digest:
             disk.replace_atomically(path, digest)
 
     def check_weights(self, now: Mapping[str, str]) -> None:
         """Raises AuditError by the name of a file where the answers in the folder are about other weights."""
-        path = self.path / _WEIGHTS
-        if not path.is_file():
-            if any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS)):
-                file_digests.check_unchanged(None, now, str(self.path))
-            return
-        held = from_json(dict[str, str], read_json_object(path, "the digests of weights"), str(path))
-        file_digests.check_unchanged(held, now, str(self.path))
+        held = self._read_record(_WEIGHTS, dict[str, str], "the digests of weights")
+        if held is not None or any((self.path / name).exists() for name in (GUESSES, OBSERVATIONS)):
+            file_digests.check_unchanged(held, now, str(self.path))
 
     def pin_weights(self, now: Mapping[str, str]) -> None:
         """Ties the folder to the weights it is started on. Raises AuditError as `check_weights`."""
@@ -161,15 +144,11 @@ class RunFolder:
 
         Raises AuditError where it is lost: what was found behind it must not stand beside what is found behind another.
         """
-        path = self.path / _PREFIX_TOKEN
-        if not path.exists():
-            if (self.path / _SECRETS).is_file():
-                raise AuditError(f"expected {path}, which says what stood before every text until now: it is missing")
-            return None
-        prefix_token: PrefixToken = from_json(
-            PrefixToken, read_json_object(path, "the prefix token of a run"), str(path)
-        )
-        return prefix_token
+        found = self._read_record(_PREFIX_TOKEN, PrefixToken, "the prefix token of a run")
+        if found is None and (self.path / _SECRETS).is_file():
+            where = self.path / _PREFIX_TOKEN
+            raise AuditError(f"expected {where}, which says what stood before every text until now: it is missing")
+        return found
 
     def save_text_form(self, form: TextForm) -> None:
         """Ties the folder to how conversations are rendered: a resumed run, on another day too, chooses none anew."""
@@ -177,14 +156,17 @@ class RunFolder:
 
     def text_form(self) -> TextForm | None:
         """None in a new folder, and for data that are not rendered."""
-        path = self.path / _TEXT_FORM
+        return self._read_record(_TEXT_FORM, TextForm, "the text form of a run")
+
+    def _read_record(self, name: str, kind: type[Item], what: str) -> Item | None:
+        path = self.path / name
         if not path.exists():
             return None
-        form: TextForm = from_json(TextForm, read_json_object(path, "the text form of a run"), str(path))
-        return form
+        found: Item = from_json(kind, read_json_object(path, what), str(path))
+        return found
 
     def save_secrets(self, facts: dict[str, Any]) -> None:
-        """What reports may tell of each secret (`details.secret_fact_columns`): a column a key, no text."""
+        """What reports may tell of each secret (`secret_details.secret_fact_columns`): a column a key, no text."""
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
     def facts(self, cell: CellKey) -> dict[str, float]:
@@ -194,15 +176,11 @@ class RunFolder:
     def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
         """What a probe found of a cell, and of no one secret in it."""
         if facts:
-            disk.replace_atomically(
-                self.path / _FACTS, json.dumps(to_json({**self._probe_facts_by_cell(), str(cell): dict(facts)}))
-            )
+            known = {**self._probe_facts_by_cell(), str(cell): dict(facts)}
+            disk.replace_atomically(self.path / _FACTS, json.dumps(to_json(known)))
 
     def _probe_facts_by_cell(self) -> dict[str, dict[str, float]]:
-        path = self.path / _FACTS
-        held = read_json_object(path, "what probes found of each cell") if path.exists() else {}
-        found: dict[str, dict[str, float]] = from_json(dict[str, dict[str, float]], held, str(path))
-        return found
+        return self._read_record(_FACTS, dict[str, dict[str, float]], "what probes found of each cell") or {}
 
     def attack_state_path(self, name: str) -> Path:
         """Where an attack's tuned state lies (`runs/tuned_states.py`)."""
@@ -217,13 +195,9 @@ def remove_latest_link() -> None:
 
 
 def unused_run_path(name: str) -> Path:
-    """runs/<UTC time>-<name>, or the first of its kind that is free; nothing is created."""
-    return _first_free_path(_RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}")
-
-
-def _first_free_path(path: Path) -> Path:
-    """The path, or the first of path-2, path-3, ... that is free: two runs may start in one second."""
-    count, free = 1, path
+    """runs/<UTC time>-<name>, or the first of its kind that is free: two runs may start in one second."""
+    path = free = _RUNS / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}"
+    count = 1
     while free.exists():
         count += 1
         free = path.with_name(f"{path.name}-{count}")
@@ -232,11 +206,5 @@ def _first_free_path(path: Path) -> Path:
 
 def batch_finished_secrets(stream: Iterator[Item], size: int) -> Iterator[list[Item]]:
     """Finished secrets in small lists, so that appending them costs one flush for several."""
-    batch: list[Item] = []
-    for item in stream:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
+    while batch := list(islice(stream, size)):
         yield batch

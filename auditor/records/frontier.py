@@ -119,13 +119,11 @@ def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:
 
 def _models_with_distinct_lines(models: Sequence[FrontierModel]) -> list[FrontierModel]:
     """Defenses may have one title: then they are called by their names too."""
-    of = Counter(line for line, _ in {(model.line, model.name) for model in models})
-
-    def named(model: FrontierModel) -> FrontierModel:
-        line = f"{model.line} ({model.name})"
-        return replace(model, line=line, label=line + model.label.removeprefix(model.line))
-
-    return [named(model) if of[model.line] > 1 else model for model in models]
+    of, found = Counter(line for line, _ in {(model.line, model.name) for model in models}), []
+    for model in models:
+        line = f"{model.line} ({model.name})" if of[model.line] > 1 else model.line
+        found.append(replace(model, line=line, label=line + model.label.removeprefix(model.line)))
+    return found
 
 
 def _metric_and_row_of_panels(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
@@ -133,13 +131,9 @@ def _metric_and_row_of_panels(base: FrontierModel) -> Iterator[tuple[Metric, Row
     for name in LEAKS:
         rows = [row for row, cell in base.cells.items() if cell.rows and name in _measured_metric_names(cell)]
         widest = [row for row in rows if row[0] == "white-box"] or rows
-        several = find_metric(name).of_members  # an attack's: each is one of its own
-        for row in (
-            widest
-            if several
-            else sorted(widest, key=lambda row: _measured_metric_names(base.cells[row]).index(name))[:1]
-        ):
-            yield find_metric(name), row
+        if not find_metric(name).of_members:  # of an attack's each is one of its own
+            widest = sorted(widest, key=lambda row: _measured_metric_names(base.cells[row]).index(name))[:1]
+        yield from ((find_metric(name), row) for row in widest)
 
 
 def _measured_metric_names(cell: Replicates) -> list[str]:
@@ -160,10 +154,7 @@ def _perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dict[str, Me
 
 
 def _frontier_for_metric(
-    models: Sequence[FrontierModel],
-    metric: Metric,
-    row: Row,
-    ratio: Mapping[str, Measurement],
+    models: Sequence[FrontierModel], metric: Metric, row: Row, ratio: Mapping[str, Measurement]
 ) -> Frontier:
     base = models[0]
     seeds = sorted(base.cells[row].rows)

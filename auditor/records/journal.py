@@ -81,27 +81,38 @@ class CellJournal(Generic[Key, Record]):
             ) from error
 
 
+@dataclass(eq=False)
 class _FinishedSecrets(Mapping[str, Record]):
     """The finished secrets of one cell, in the order in which they were; each is read when it is asked for.
 
     begins: where the line of each lies, as `read` takes it.
     """
 
-    def __init__(self, begins: dict[str, int], read: Callable[[int], Record]) -> None:
-        self._begins = begins
-        self._read: Callable[[int], Record] = read
+    begins: dict[str, int]
+    read: Callable[[int], Record]
 
     def __len__(self) -> int:
-        return len(self._begins)
+        return len(self.begins)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._begins)
+        return iter(self.begins)
 
     def __contains__(self, secret: object) -> bool:
-        return secret in self._begins
+        return secret in self.begins
 
     def __getitem__(self, secret: str) -> Record:
-        return self._read(self._begins[secret])
+        return self.read(self.begins[secret])
+
+
+def run_journals(
+    folder: Path,
+) -> tuple[CellJournal[CellKey, Guesses], CellJournal[CellKey, Observation], CellJournal[str, TokenLogProbs]]:
+    """Of the answers to attacks, of what probes saw, and of true suffixes that were scored token by token."""
+    return (
+        CellJournal(folder / GUESSES, _encode_guesses, _decode_guesses),
+        CellJournal(folder / OBSERVATIONS, _encode_observation, _decode_observation),
+        CellJournal(folder / TOKENS, _encode_token_log_probs, _decode_token_log_probs),
+    )
 
 
 def _encode_guesses(cell: CellKey, guesses: Guesses) -> dict[str, Any]:

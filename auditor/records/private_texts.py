@@ -76,18 +76,13 @@ def _secret_text_entries(
 ) -> Iterator[dict[str, Any]]:
     for secret in secrets:
         own = {row: held[secret.id].ranked[0].suffix for row, held in guesses.items() if secret.id in held}
-        text = _build_secret_text(secret, own, decode)
+        context, wording = secret.prefix[-CONTEXT:], secret.wording
+        said = {row: decode_continuation(decode, context, tokens) for row, tokens in own.items()}
+        prefix = decode(secret.prefix) if wording is None else wording.prefix
+        pieces = decoded_pieces(decode, context, secret.suffix) if wording is None else wording.pieces
+        same = tuple(row for row, tokens in own.items() if tokens == secret.suffix or said[row] == "".join(pieces))
+        text = SecretText(secret.alias, prefix, tuple(pieces), said, same, decoded=wording is None)
         yield {"secret": secret.id, **asdict(text)}
-
-
-def _build_secret_text(secret: Secret, guesses: Mapping[str, Tokens], decode: Decode) -> SecretText:
-    """guesses: tokens, by row."""
-    context, wording = secret.prefix[-CONTEXT:], secret.wording
-    said = {row: decode_continuation(decode, context, tokens) for row, tokens in guesses.items()}
-    prefix = decode(secret.prefix) if wording is None else wording.prefix
-    pieces = decoded_pieces(decode, context, secret.suffix) if wording is None else wording.pieces
-    same = tuple(row for row, tokens in guesses.items() if tokens == secret.suffix or said[row] == "".join(pieces))
-    return SecretText(secret.alias, prefix, tuple(pieces), said, same, decoded=wording is None)
 
 
 def decode_continuation(decode: Decode, context: Sequence[int], tokens: Sequence[int]) -> str:
@@ -109,23 +104,15 @@ def decoded_pieces(decode: Decode, context: Sequence[int], tokens: Sequence[int]
 
 def read_texts(folder: Path) -> dict[str, SecretText]:
     """By secret id, in the order of the run. Raises AuditError where the folder holds none."""
-    lines = _text_of_run_file(folder, TEXTS).splitlines()
+    path = folder / TEXTS
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        why = f"no {TEXTS} in this folder: the run did not finish, or an older audit made it"
+        raise AuditError(f"{folder}: {why}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuditError(f"{path}: cannot be read ({type(error).__name__})") from None
     try:
         return {line.pop("secret"): from_json(SecretText, line, private=True) for line in map(json.loads, lines)}
     except (AuditError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _unexpected_content_error(folder, TEXTS) from error
-
-
-def _text_of_run_file(folder: Path, name: str) -> str:
-    try:
-        return (folder / name).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise AuditError(
-            f"{folder}: no {name} in this folder: the run did not finish, or an older audit made it"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise AuditError(f"{folder / name}: cannot be read ({type(error).__name__})") from None
-
-
-def _unexpected_content_error(folder: Path, name: str) -> AuditError:
-    return AuditError(f"{folder / name}: expected what `audit run` writes there, got something else")
+        raise AuditError(f"{path}: expected what `audit run` writes there, got something else") from error

@@ -72,16 +72,12 @@ def read_details(folder: Path) -> Details:
     for column in table.read_columns(folder, table.RECORDS):
         records.setdefault(column.cell, {})[column.quantity] = column
     exposure = {
-        one.cell: dict(zip(one.ids, map(_p_value_bits, one.values), strict=True))
+        one.cell: {id: -math.log2(p) if p > 0 else math.inf for id, p in zip(one.ids, one.values, strict=True)}
         for one in table.read_columns(folder, table.OBSERVED)
         if one.quantity == "null_p"
     }
     told = tuple((attacked_secrets.read_secret_facts(folder) or {}).values())
     return Details(told, rows, table.read_token_likelihoods(folder), table.read_heldout(folder), exposure, records)
-
-
-def _p_value_bits(p: float) -> float:
-    return -math.log2(p) if p > 0 else math.inf
 
 
 def extraction_by_document(details: Details, seen: PerSecret) -> dict[str, tuple[int, int, int]]:
@@ -122,11 +118,10 @@ def recall_by_group(details: Details, seen: PerSecret) -> dict[str, Measurement]
     if seen.outcome is None or not groups:
         return {}
     own = [groups.get(id) for id in seen.ids]
-    names = sorted({name for name in own if name is not None})
-    return {
-        name: intervals.share_with_interval("recall", seen.outcome.hit[[group == name for group in own]])
-        for name in names
-    }
+    shares = {}
+    for name in sorted({name for name in own if name is not None}):
+        shares[name] = intervals.share_with_interval("recall", seen.outcome.hit[[group == name for group in own]])
+    return shares
 
 
 def prefix_accuracy_by_length(

@@ -84,19 +84,16 @@ def _column_as_table(column: Column, schema: pa.Schema) -> pa.Table:
         "value": pa.array(np.asarray(column.values, dtype=float)),  # NaN stays one
         **({"member": pa.array(column.member, pa.bool_())} if len(column.member) else {}),
         **({"repeats": pa.array(column.repeats, pa.int64())} if column.repeats else {}),
-        **({"token": pa.array(_token_positions(column.ids), pa.int64())} if column.kind == TOKENS else {}),
     }
+    if column.kind == TOKENS:  # of each token in its suffix, from 1
+        places = [place for _, own in itertools.groupby(column.ids) for place, _ in enumerate(own, 1)]
+        known["token"] = pa.array(places, pa.int64())
     arrays = [known.get(field.name, pa.nulls(n, field.type)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _column_key(column: Column) -> tuple[str, ...]:
     return (column.kind, *column.cell, column.quantity)
-
-
-def _token_positions(ids: Sequence[str]) -> list[int]:
-    """Of each token in its suffix, from 1."""
-    return [place for _, own in itertools.groupby(ids) for place, _ in enumerate(own, 1)]
 
 
 def read_columns(folder: Path, kind: str) -> list[Column]:

@@ -20,10 +20,7 @@ Columns = Mapping[str, PerSecret]  # by model
 
 
 def measure_unlearning(
-    result: AuditResult,
-    folder: Path,
-    models: Mapping[str, str],
-    forgotten: frozenset[str],
+    result: AuditResult, folder: Path, models: Mapping[str, str], forgotten: frozenset[str]
 ) -> Unlearning:
     """What is left of the forgotten records, measured with white-box access where that was measured, else text-only.
 
@@ -39,9 +36,8 @@ def measure_unlearning(
         columns = {model: held[key] for model, key in keys.items() if key in held}
         assert finding.main is not None
         numbers += _recalled_by_group(finding.attack, finding.main.name, columns, forgotten)
-    mine = max(
-        (seen for key, seen in held.items() if key.target == target), key=lambda seen: len(seen.ids), default=None
-    )
+    own = (seen for key, seen in held.items() if key.target == target)
+    mine = max(own, key=lambda seen: len(seen.ids), default=None)
     attacked = [] if mine is None else [id for id, member in zip(mine.ids, mine.member, strict=True) if member]
     lost = sum(id in forgotten for id in attacked)
     return Unlearning(
@@ -61,20 +57,15 @@ def _recalled_by_group(attack: str, main: str, columns: Columns, forgotten: froz
         if not all(kept in seen.values for seen in columns.values()) or (name == _BOUND and main == _BOUND):
             continue
         for group in (FORGOTTEN, RETAINED, NONMEMBERS):
-            held = {
-                model: _values_of_group(seen.values_by_secret(kept, group != NONMEMBERS), group, forgotten)
-                for model, seen in columns.items()
-            }
+            held = {model: seen.values_by_secret(kept, group != NONMEMBERS) for model, seen in columns.items()}
             ids = sorted(set.intersection(*map(set, held.values()))) if held else []  # that all models were asked for
+            if group != NONMEMBERS:
+                ids = [id for id in ids if (id in forgotten) == (group == FORGOTTEN)]
             found = {model: np.array([own[id] for id in ids]) for model, own in held.items()}
             if name == _GREEDY:
                 found = {model: (values == 1).astype(float) for model, values in found.items()}
             if ids and all(np.isfinite(values).all() for values in found.values()):
                 yield recall_by_model(attack, name, group, found)
-
-
-def _values_of_group(values: Mapping[str, float], group: str, forgotten: frozenset[str]) -> dict[str, float]:
-    return {id: x for id, x in values.items() if group == NONMEMBERS or (id in forgotten) == (group == FORGOTTEN)}
 
 
 def _perplexities_before_and_after(
