@@ -20,7 +20,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.ensemble import Ensemble
-from auditor.models.wrapping import WrappingModel
+from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, Scenario
 
 _HALVES = (1, 2)  # of the ensemble: part 0 is the public model, which has no say here
@@ -90,15 +90,10 @@ class CommonModel(WrappingModel):
         return mixed.log_softmax(-1)
 
 
-class _CommonRows(Rows):
+class _CommonRows(WrappingRows):
     def __init__(self, model: CommonModel, rows: Rows) -> None:
-        self.model, self.rows = model, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        super().__init__(rows)
+        self.model = model
 
     def log_probs(self) -> Tensor:
         return self.model.common(self.rows.log_probs()[:, list(self.model.both)])
-
-    def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.rows.advance(parents, tokens)

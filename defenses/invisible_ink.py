@@ -40,7 +40,7 @@ from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
 from auditor.models.in_context import InContext, RecordBatches
-from auditor.models.wrapping import WrappingModel
+from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Budget, Cause, Defense, Scenario
 from auditor.privacy.accounting import bounded_range_rho, realised_renyi, zcdp_budget, zcdp_epsilon
 
@@ -357,17 +357,15 @@ def _distribution_to_numpy(distribution: Tensor) -> np.ndarray:
     return distribution.cpu().numpy()
 
 
-class _InkRows(Rows):
+class _InkRows(WrappingRows):
     def __init__(self, model: InvisibleInkModel, rows: Rows, distribution: bool) -> None:
-        self.model, self.rows, self.distribution = model, rows, distribution
+        super().__init__(rows)
+        self.model, self.distribution = model, distribution
         self._read()
 
     def _read(self) -> None:
         distributions = self.rows.log_probs()
         self._public, self._own = distributions[:, 0].double(), self.model.released(distributions)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def log_probs(self) -> Tensor:
         if not self.distribution:
@@ -375,7 +373,7 @@ class _InkRows(Rows):
         return self._own
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.rows.advance(parents, tokens)
+        super().advance(parents, tokens)
         self._read()
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows
-from auditor.models.wrapping import WrappingModel
+from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, Scenario
 
 _CONTEXTS = 100_000  # whose forbidden tokens are remembered
@@ -155,19 +155,17 @@ class MemFreeModel(WrappingModel):
         return self.model.row_bytes(positions) + super().row_bytes(positions)
 
 
-class _FreeRows(Rows):
+class _FreeRows(WrappingRows):
     """tails: of each row the last tokens, which its distribution depends on."""
 
     def __init__(self, model: MemFreeModel, rows: Rows, tails: list[Tokens]) -> None:
-        self.model, self.rows, self.tails = model, rows, tails
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        super().__init__(rows)
+        self.model, self.tails = model, tails
 
     def log_probs(self) -> Tensor:
         return self.model.without(self.rows.log_probs(), self.tails)
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.rows.advance(parents, tokens)
+        super().advance(parents, tokens)
         pairs = zip(parents.tolist(), tokens.tolist(), strict=True)
         self.tails = [self.model.tail((*self.tails[parent], token)) for parent, token in pairs]

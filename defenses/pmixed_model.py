@@ -15,7 +15,7 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
-from auditor.models.wrapping import WrappingModel
+from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.privacy.accounting import realised_renyi
 from auditor.privacy.mixing import (
     Adjacency,
@@ -288,21 +288,19 @@ def _realised_renyi_divergence(p: np.ndarray, q: np.ndarray, order: float) -> np
         return realised_renyi(np.log(p), np.log(q), order)
 
 
-class _DistributionRows(Rows):
+class _DistributionRows(WrappingRows):
     """Rows that know the exact distribution: every part is asked at every token."""
 
     def __init__(self, model: PMixedModel, rows: Rows) -> None:
-        self.model, self.rows = model, rows
+        super().__init__(rows)
+        self.model = model
         self._distribution = model.released(rows.log_probs())
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def log_probs(self) -> Tensor:
         return self._distribution
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.rows.advance(parents, tokens)
+        super().advance(parents, tokens)
         self._distribution = self.model.released(self.rows.log_probs())
 
 

@@ -33,7 +33,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
 from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.masked import MaskedModel
-from auditor.models.wrapping import WrappingModel
+from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario
 from auditor.privacy.accounting import realised_pure_dp, uniform_mixing_epsilon
 
@@ -272,28 +272,23 @@ class _Certain(WrappingModel):
         return mixed.least_likely_token_point_mass(mixed.log_probs(contexts, last, prompt=prompt), public)
 
 
-class _CertainRows(Rows):
+class _CertainRows(WrappingRows):
+    rows: _MixedRows
+
     def __init__(self, mixed: UniformMixingModel, rows: Rows) -> None:
         assert isinstance(rows, _MixedRows)
-        self.mixed, self.rows = mixed, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        super().__init__(rows)
+        self.mixed = mixed
 
     def log_probs(self) -> Tensor:
         public = self.rows.public.log_probs() if self.rows.public else None
         return self.mixed.least_likely_token_point_mass(self.rows.log_probs(), public)
 
-    def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.rows.advance(parents, tokens)
 
-
-class _MixedRows(Rows):
+class _MixedRows(WrappingRows):
     def __init__(self, rows: Rows, mixing: Mixing, public: Rows | None = None) -> None:
-        self.rows, self.mixing, self.public = rows, mixing, public
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        super().__init__(rows)
+        self.mixing, self.public = mixing, public
 
     def log_probs(self) -> Tensor:
         return self.mixing.of(self.rows.log_probs(), self.public.log_probs() if self.public else None)
@@ -304,7 +299,7 @@ class _MixedRows(Rows):
         return self.mixing.mix_token_log_probs(self.rows.token_log_probs(row_of_token, tokens))
 
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.rows.advance(parents, tokens)
+        super().advance(parents, tokens)
         if self.public is not None:
             self.public.advance(parents, tokens)
 

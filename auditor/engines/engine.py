@@ -63,8 +63,7 @@ class LocalEngine:
     def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         yield from work.at(self._place, items)
 
-    def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        yield from work.at(self._place, items)
+    each = stream
 
     def close(self) -> None:
         self._place = None

@@ -77,11 +77,11 @@ class RayEngine:
 
     def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         ray, pool, shared = _import_ray(), self._started_worker_pool(), _import_ray().put(work)
-        streams = [
-            worker.do.options(num_returns="streaming").remote(shared, list(portion))
-            for i, worker in enumerate(pool)
-            for portion in _split_into_portions(items[i :: len(pool)], work.portion)
-        ]
+        streams = list[Any]()
+        for i, worker in enumerate(pool):
+            own, do = items[i :: len(pool)], worker.do.options(num_returns="streaming")
+            for start in range(0, len(own), work.portion):
+                streams.append(do.remote(shared, list(own[start : start + work.portion])))
         try:
             while streams:
                 ready, _ = ray.wait(streams, num_returns=1, fetch_local=False)
@@ -102,11 +102,6 @@ class RayEngine:
             pool.submit(lambda worker, one: worker.all.remote(shared, [one]), item)
         while pool.has_next():
             yield from _result_from_ray(pool.get_next_unordered)
-
-    def worker_process_ids(self) -> list[int]:
-        """The process of each worker."""
-        pids: list[int] = _import_ray().get([worker.pid.remote() for worker in self._started_worker_pool()])
-        return pids
 
     def close(self) -> None:
         self._kill_worker_pool()
@@ -265,9 +260,6 @@ class _Worker:
     def all(self, work: Work, items: Sequence[Any]) -> list[Any]:
         return list(work.at(self.place, items))
 
-    def pid(self) -> int:
-        return os.getpid()
-
 
 def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
     """What Ray has; what work, or the opening of a place, refused is refused here in its own words."""
@@ -282,11 +274,6 @@ def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
             f"a worker was lost {_LOSSES + 1} times, so this run stops; what is finished is kept for --resume "
             f"({_first_line_of_error(error)})"
         ) from None
-
-
-def _split_into_portions(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def _check_cluster_listens(address: str) -> None:

@@ -51,7 +51,10 @@ class TokenGuide:
             )
         self.space, self.tokenizer, self.head = space, tokenizer, head
         self._written = decode_exactly(tokenizer, head)
-        self._pieces = _tokens_by_decoded_text(tokenizer, head)
+        self._pieces: dict[str, list[int]] = {}  # what each token writes behind the head: tokens by text
+        for token in range(len(tokenizer)):
+            self._pieces.setdefault(decode_exactly(tokenizer, (*head, token))[len(self._written) :], []).append(token)
+        self._pieces.pop("", None)
         self._beginnings = {piece[:i] for piece in self._pieces for i in range(1, len(piece) + 1)}
         self._allowed: dict[State, tuple[Tensor, list[State]]] = {}
         start = space.after(self._written)
@@ -135,57 +138,45 @@ def _guided_texts_with_nll(
     """The tokens of each of `count` texts, its nll and its log_q; as many at once as memory allows."""
     tokens: list[list[int]] = [[] for _ in range(count)]
     nll, log_q = np.zeros(count), np.zeros(count)
-    most = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(len(context) + guide.longest()))
 
     def walk(some: slice) -> None:
-        _generate_constrained_texts(model, guide, context, np.arange(count)[some], pick, tokens, nll, log_q)
+        """Writes these texts out, position by position. Texts that agree so far share a forward row."""
+        live = np.arange(count)[some]
+        nll[live] = log_q[live] = 0.0  # a walk that outgrew memory has left its part of them
+        for text in live.tolist():
+            tokens[text].clear()
+        rows = model.start(torch.tensor([context], device=model.device), guide.longest())
+        states, row_of = [guide.start], np.zeros(len(live), dtype=np.int64)
+        for position in range(guide.longest()):
+            distribution = rows.log_probs().double().cpu()
+            followers: dict[tuple[int, int], int] = {}  # (row, token) -> row it becomes, -1 where its text has ended
+            after, then = np.empty_like(row_of), list[State]()
+            for row, state in enumerate(states):
+                mine = np.flatnonzero(row_of == row)
+                allowed, ends = guide.allowed(state)
+                own = distribution[row, allowed]
+                log_mass = torch.logsumexp(own, -1)
+                picked = pick(live[mine], position, allowed, torch.cumsum((own - log_mass).exp(), -1).numpy())
+                nll[live[mine]] -= own.numpy()[picked]
+                log_q[live[mine]] += (own - log_mass).numpy()[picked]
+                for text, place in zip(mine.tolist(), picked.tolist(), strict=True):
+                    token = int(allowed[place])
+                    tokens[live[text]].append(token)
+                    if (row, token) not in followers:
+                        ended = guide.space.ended(ends[place])
+                        followers[row, token] = -1 if ended else len(then)
+                        then += [] if ended else [ends[place]]
+                    after[text] = followers[row, token]
+            live, row_of, states = live[after >= 0], after[after >= 0], then
+            if not len(live):
+                return
+            parents, chosen = zip(*(key for key, row in followers.items() if row >= 0), strict=True)
+            rows.advance(torch.tensor(parents, device=model.device), torch.tensor(chosen, device=model.device))
 
+    most = max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // model.row_bytes(len(context) + guide.longest()))
     for _ in BatchSizeLimit(most).pieces(count, walk):
         pass
     return tokens, nll, log_q
-
-
-def _generate_constrained_texts(
-    model: LanguageModel,
-    guide: TokenGuide,
-    context: Tokens,
-    live: NDArray[np.int64],
-    pick: Pick,
-    tokens: list[list[int]],
-    nll: NDArray[np.float64],
-    log_q: NDArray[np.float64],
-) -> None:
-    """Writes the texts `live` out, position by position. Texts that agree so far share a forward row."""
-    nll[live] = log_q[live] = 0.0  # a walk that outgrew memory has left its part of them
-    for text in live.tolist():
-        tokens[text].clear()
-    rows = model.start(torch.tensor([context], device=model.device), guide.longest())
-    states, row_of = [guide.start], np.zeros(len(live), dtype=np.int64)
-    for position in range(guide.longest()):
-        distribution = rows.log_probs().double().cpu()
-        followers: dict[tuple[int, int], int] = {}  # (row, token) -> row it becomes, -1 where its text has ended
-        after, then = np.empty_like(row_of), list[State]()
-        for row, state in enumerate(states):
-            mine = np.flatnonzero(row_of == row)
-            allowed, ends = guide.allowed(state)
-            own = distribution[row, allowed]
-            log_mass = torch.logsumexp(own, -1)
-            picked = pick(live[mine], position, allowed, torch.cumsum((own - log_mass).exp(), -1).numpy())
-            nll[live[mine]] -= own.numpy()[picked]
-            log_q[live[mine]] += (own - log_mass).numpy()[picked]
-            for text, place in zip(mine.tolist(), picked.tolist(), strict=True):
-                token = int(allowed[place])
-                tokens[live[text]].append(token)
-                if (row, token) not in followers:
-                    ended = guide.space.ended(ends[place])
-                    followers[row, token] = -1 if ended else len(then)
-                    then += [] if ended else [ends[place]]
-                after[text] = followers[row, token]
-        live, row_of, states = live[after >= 0], after[after >= 0], then
-        if not len(live):
-            return
-        parents, chosen = zip(*(key for key, row in followers.items() if row >= 0), strict=True)
-        rows.advance(torch.tensor(parents, device=model.device), torch.tensor(chosen, device=model.device))
 
 
 def common_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
@@ -195,13 +186,3 @@ def common_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
     while shared < min(map(len, ordered)) - 1 and first[shared] == last[shared]:
         shared += 1
     return first[:shared]
-
-
-def _tokens_by_decoded_text(tokenizer: Any, head: Tokens) -> dict[str, list[int]]:
-    """What each token writes behind the head: tokens by text."""
-    before = len(decode_exactly(tokenizer, head))
-    found: dict[str, list[int]] = {}
-    for token in range(len(tokenizer)):
-        found.setdefault(decode_exactly(tokenizer, (*head, token))[before:], []).append(token)
-    found.pop("", None)
-    return found

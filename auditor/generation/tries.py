@@ -87,13 +87,15 @@ def load_or_build_trie(space: Space, tokenizer: Any) -> Trie:
 
     Raises AuditError where the tokenizer cannot tell two texts apart.
     """
-    key = _cache_key(space, tokenizer)
-    path = cache_folder() / "tries" / f"{key}.npz" if key and space.size >= _KEPT_ON_DISK else None
-    if path is not None and path.is_file():
+    written_out = getattr(tokenizer, "backend_tokenizer", None)  # its whole behaviour, which others do not tell
+    if space.size < _KEPT_ON_DISK or written_out is None or not getattr(tokenizer, "is_fast", False):
+        return build_trie(space, tokenizer)
+    key = hashlib.sha256(repr((1, space.format, space.lists, written_out.to_str())).encode()).hexdigest()[:32]
+    path = cache_folder() / "tries" / f"{key}.npz"
+    if path.is_file():
         return _load(path)
     made = build_trie(space, tokenizer)
-    if path is not None:
-        _save(path, made)
+    _save(path, made)
     return made
 
 
@@ -152,14 +154,6 @@ def _levels_from_sorted_tokens(
 
 def _child_range_starts(node: NDArray[np.int64], count: int) -> Tensor:
     return torch.from_numpy(np.concatenate([[0], np.cumsum(np.bincount(node, minlength=count))]))
-
-
-def _cache_key(space: Space, tokenizer: Any) -> str:
-    """Names the trie of a tokenizer whose whole behaviour is written in it; "" for another kind."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or not getattr(tokenizer, "is_fast", False):
-        return ""
-    return hashlib.sha256(repr((1, space.format, space.lists, backend.to_str())).encode()).hexdigest()[:32]
 
 
 def _save(path: Path, made: Trie) -> None:
@@ -227,11 +221,6 @@ class _Branches:
     def __len__(self) -> int:
         return len(self.node)
 
-    @classmethod
-    def root(cls, device: torch.device) -> _Branches:
-        none = torch.zeros(1, dtype=torch.long, device=device)
-        return cls(0, none, none.double(), none.new_empty(1, 0))
-
     def at(self, index: slice) -> _Branches:
         return _Branches(self.depth, self.node[index], self.nll[index], self.path[index])
 
@@ -258,41 +247,15 @@ def count_leaves_within_nll(
     if max_rows is None:
         row = model.row_bytes(len(context) + len(tree.levels))
         max_rows = min(_ROWS, max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // row))
-    return BatchSizeLimit(max_rows).ask(
-        lambda rows: _count_with_row_limit(model, tree, context, limits, nodes, rows, progress)
-    )[1]
 
+    def count(max_rows: int) -> LeafCount:
+        search = _Search(tree, limits, nodes, model.device)
+        search.walk(model, context, max_rows, lambda: progress(search.spent + search.cut, tree.nodes))
+        at_most = torch.cumsum(search.found[:-1], 0).cpu().numpy()
+        places = np.argsort(np.argsort(limits, kind="stable"), kind="stable")
+        return LeafCount(at_most[places], search.unseen, search.spent)
 
-def _count_with_row_limit(
-    model: LanguageModel,
-    tree: Trie,
-    context: Tokens,
-    limits: Sequence[float],
-    nodes: int,
-    max_rows: int,
-    progress: Callable[[int, int], None],
-) -> LeafCount:
-    """As `count_leaves_within_nll`."""
-    search = _Search(tree, limits, nodes, model.device)
-    head = torch.tensor([context], device=model.device)
-    waiting = [_Branches.root(model.device)]
-    while waiting:
-        live = search.affordable(waiting.pop())
-        if not len(live):
-            continue
-        prefixes = torch.cat([head.expand(len(live), -1), live.path], dim=1)
-        rows = model.start(prefixes, len(tree.levels) - live.depth)
-        while len(live):
-            children, parents = search.look(live, rows)
-            progress(search.spent + search.cut, tree.nodes)
-            sizes = search.levels[children.depth].nodes[children.node] if len(children) else children.node
-            if int(sizes.sum()) > max_rows:
-                waiting += reversed(_split_branches_by_nodes(children, sizes, max_rows))
-                break
-            live = search.affordable(children)
-            if len(live):
-                rows.advance(parents[: len(live)], live.path[:, -1])
-    return search.result(limits)
+    return BatchSizeLimit(max_rows).ask(count)[1]
 
 
 class _Search:
@@ -305,10 +268,29 @@ class _Search:
             TrieLevel(*(getattr(level, f.name).to(device) for f in fields(TrieLevel))) for level in tree.levels
         ]
         self.limits = torch.tensor(sorted(limits), dtype=torch.float64, device=device)
-        self.found = torch.zeros(
-            len(limits) + 1, dtype=torch.long, device=device
-        )  # leaves by the first limit they reach
+        self.found = torch.zeros(len(limits) + 1, dtype=torch.long, device=device)  # leaves by the first limit reached
         self.budget, self.spent, self.cut, self.unseen = nodes, 0, 0, 0
+
+    def walk(self, model: LanguageModel, context: Tokens, max_rows: int, progress: Callable[[], None]) -> None:
+        """Depth-first, `max_rows` live nodes at once."""
+        head, root = torch.tensor([context], device=model.device), self.found.new_zeros(1)
+        waiting = [_Branches(0, root, root.double(), root.new_empty(1, 0))]
+        while waiting:
+            live = self.affordable(waiting.pop())
+            if not len(live):
+                continue
+            prefixes = torch.cat([head.expand(len(live), -1), live.path], dim=1)
+            rows = model.start(prefixes, len(self.levels) - live.depth)
+            while len(live):
+                children, parents = self.look(live, rows)
+                progress()
+                sizes = self.levels[children.depth].nodes[children.node] if len(children) else children.node
+                if int(sizes.sum()) > max_rows:
+                    waiting += reversed(_split_branches_by_nodes(children, sizes, max_rows))
+                    break
+                live = self.affordable(children)
+                if len(live):
+                    rows.advance(parents[: len(live)], live.path[:, -1])
 
     def affordable(self, live: _Branches) -> _Branches:
         """The branches that the nodes left pay for; the others stay unseen."""
@@ -339,11 +321,6 @@ class _Search:
         parents = inner_of[stays]
         paths = torch.cat([live.path[parents], tokens[stays].unsqueeze(-1)], dim=1)
         return _Branches(live.depth + 1, inner[stays], nll[stays], paths), parents
-
-    def result(self, limits: Sequence[float]) -> LeafCount:
-        at_most = torch.cumsum(self.found[:-1], 0).cpu().numpy()
-        places = np.argsort(np.argsort(limits, kind="stable"), kind="stable")
-        return LeafCount(at_most[places], self.unseen, self.spent)
 
 
 def check_vocabulary(model: LanguageModel, tree: Trie) -> None:

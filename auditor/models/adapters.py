@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftConfig, PeftModel
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from auditor.core.errors import AuditError
 from auditor.models.weights import WRAPPED, check_weights, wrapper_names_in_keys

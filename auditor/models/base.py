@@ -29,11 +29,6 @@ from auditor.models.partial_distributions import (
     simulate_server_answer,
 )
 
-# Logits held at once when scoring: 128 MiB of float32. On a CPU 32 MiB: larger blocks go back to the system when they
-# are freed (glibc), and every use of new ones pays for fresh pages, measured at a quarter of the time.
-_DISTRIBUTION_ELEMENTS = {"cpu": 2**23}
-
-_DISTRIBUTION_ELEMENTS_ELSEWHERE = 2**25
 _TEXTS_AT_ONCE = 32  # whose perplexity is taken
 
 
@@ -130,8 +125,12 @@ class Neighbours:
 
 
 def max_logits_at_once(device: torch.device) -> int:
-    """How many logits to hold at once when scoring on this device."""
-    return _DISTRIBUTION_ELEMENTS.get(device.type, _DISTRIBUTION_ELEMENTS_ELSEWHERE)
+    """How many logits to hold at once when scoring on this device: 128 MiB of float32.
+
+    On a CPU 32 MiB: larger blocks go back to the system when they are freed (glibc), and every use of new ones pays for
+    fresh pages, measured at a quarter of the time.
+    """
+    return 2**23 if device.type == "cpu" else 2**25
 
 
 class LanguageModel(ABC):

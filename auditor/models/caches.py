@@ -73,8 +73,10 @@ def _map_nested_tensors(
         done[id(value)] = (value, value)  # before its parts, which may point back
         for name, part in list(_items_of_container(value)):
             new = _map_nested_tensors(part, change, (*place, name), done)
-            if new is not part:
-                _set_item_or_attribute(value, name, new)
+            if new is not part and isinstance(value, MutableMapping | list):
+                value[name] = new
+            elif new is not part:
+                setattr(value, name, new)
     done[id(value)] = (value, result)
     return result
 
@@ -86,10 +88,3 @@ def _items_of_container(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value)
     elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, nn.Module | PreTrainedConfig):
         yield from vars(value).items()
-
-
-def _set_item_or_attribute(value: Any, name: Any, part: Any) -> None:
-    if isinstance(value, MutableMapping | list):
-        value[name] = part
-    else:
-        setattr(value, name, part)

@@ -20,7 +20,7 @@ CAPABILITIES = frozenset({"draw", "likelihood", "ranks", "likeliest", "distribut
 STEPS = ([1, 0, 1], [2, 0, 0, 1], [3, 1])  # whose children the rows are after each token: they split, die and move
 _LENGTH = 12  # tokens of the texts that are tried
 _ROUNDING = 1 / 32  # of the spread of log-probabilities; weights in few bits stay below, another distribution is at 1.4
-_SEED = 20_240_229  # of the random tokens: any number
+SEED = 20_240_229  # of the random tokens: any number
 
 
 def check_distribution_consistency(model: LanguageModel) -> None:
@@ -41,7 +41,7 @@ def distribution_inconsistencies(model: LanguageModel) -> Iterator[str]:
     if "distribution" not in model.capabilities:
         return
     length = min(_LENGTH, model.max_positions or _LENGTH)
-    texts = torch.randint(model.vocab_size, (2, length), generator=torch.Generator().manual_seed(_SEED))
+    texts = torch.randint(model.vocab_size, (2, length), generator=torch.Generator().manual_seed(SEED))
     texts = texts.to(model.device)
     whole = model.log_probs(texts, length)
     if whole.shape != (2, length, model.vocab_size):

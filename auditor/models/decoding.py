@@ -18,12 +18,6 @@ _NUCLEUS_GUESSES = (16, 128, 1024)  # tokens tried for a top-p nucleus; rows tha
 _SORTED_AT_ONCE = 2**22  # entries: on the way each takes some 60 bytes, results of a row do not depend on it
 
 
-# Entries of the distribution that are summed at once: what is written on the way stays in a core's own memory.
-_SUMMED_AT_ONCE = {"cpu": 2**18}
-
-_SUMMED_AT_ONCE_ELSEWHERE = 2**25
-
-
 @dataclass(frozen=True)
 class Decoding:
     """A decoding distribution: temperature, then top-k, then top-p, in the order Hugging Face applies them.
@@ -219,13 +213,10 @@ class Decoding:
         if 0 < self.top_k < vocab_size:
             kth = values[:, self.top_k - 1 : self.top_k]
             weights = torch.where(values >= kth, weights, 0.0)
-            total = weights.sum(-1, keepdim=True)
-        else:
-            total = torch.ones_like(weights[:, :1])  # the distribution is normalised over the whole vocabulary
+            total, unseen = weights.sum(-1, keepdim=True), weights[:, -1] > 0
+        else:  # the distribution is normalised over the whole vocabulary
+            total, unseen = torch.ones_like(weights[:, :1]), torch.zeros_like(weights[:, 0], dtype=torch.bool)
         before = weights.cumsum(-1) - weights
-        unseen = (
-            weights[:, -1] > 0 if 0 < self.top_k < vocab_size else torch.zeros_like(weights[:, 0], dtype=torch.bool)
-        )
         keep = (weights > 0) & (before < self.top_p * total if self.top_p < 1 else True)
         keep[:, 0] = True
         weights = torch.where(keep, weights, 0.0)
@@ -269,11 +260,7 @@ class Cooling(Decoding):
 
     def at(self, position: int) -> Decoding:
         left = max(0.0, 1 - position / self.steps)
-        return Decoding(self.temperature + left * (self.hot - self.temperature), *self._truncation_settings)
-
-    @property
-    def _truncation_settings(self) -> tuple[int, float, tuple[int, ...]]:
-        return self.top_k, self.top_p, self.forbidden
+        return Decoding(self.temperature + left * (self.hot - self.temperature), self.top_k, self.top_p, self.forbidden)
 
     def support(self, *_: object) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
         raise TypeError("the distribution differs from token to token: ask `at` one")
@@ -322,13 +309,11 @@ def _lower_ids_first(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 def log_sum_exp(distribution: Tensor, rows: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """(rows,): log of the sum of exp(scale x) over each row of (rows, V), or over these rows, without a copy of it."""
-    at_once = _SUMMED_AT_ONCE.get(distribution.device.type, _SUMMED_AT_ONCE_ELSEWHERE)
+    # Entries summed at once: on a CPU as many as leave what is written on the way in a core's own memory.
+    at_once = 2**18 if distribution.device.type == "cpu" else 2**25
     count, step = len(distribution) if rows is None else len(rows), max(1, at_once // distribution.shape[-1])
-    whole, total, room = (
-        count == len(distribution),
-        distribution.new_empty(count),
-        distribution.new_empty(min(step, count), distribution.shape[-1]),
-    )
+    whole, total = count == len(distribution), distribution.new_empty(count)
+    room = distribution.new_empty(min(step, count), distribution.shape[-1])
     for start in range(0, count, step):
         here = slice(start, start + step)
         some = distribution[here] if whole or rows is None else distribution[rows[here]]

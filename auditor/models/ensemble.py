@@ -14,6 +14,7 @@ from torch import Tensor
 
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.vocabulary import check_same_vocabulary_size
+from auditor.models.wrapping import WrappingRows
 
 
 class Ensemble(ABC):
@@ -135,18 +136,13 @@ class PermutedEnsemble(Ensemble):
         return _PermutedMembers(self, self.held.behind(prefixes, length, prompt=prompt))
 
 
-class _PermutedRows(Rows):
+class _PermutedRows(WrappingRows):
     def __init__(self, rows: Rows, places: Tensor) -> None:
-        self.rows, self.places = rows, places
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        super().__init__(rows)
+        self.places = places
 
     def log_probs(self) -> Tensor:
         return self.rows.log_probs()[:, self.places]
-
-    def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        self.rows.advance(parents, tokens)
 
 
 class _PermutedMembers(Members):

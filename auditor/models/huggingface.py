@@ -140,7 +140,8 @@ class SlotRows(HuggingFaceRows):
 
     def log_probs(self) -> Tensor:
         distribution = super().log_probs()
-        return distribution if self._has_slots_in_order else distribution[self.slots]
+        in_order = torch.equal(self.slots, torch.arange(len(self.slots), device=self.slots.device))
+        return distribution if in_order else distribution[self.slots]
 
     def _places(self, rows: Tensor) -> Tensor:
         return self.slots[rows]
@@ -160,10 +161,6 @@ class SlotRows(HuggingFaceRows):
         new.slots = torch.arange(len(new.cache.empty), device=self.model.device)
         new._logits, new._total = torch.cat([rows._logits for rows in parts]), None
         return new
-
-    @property
-    def _has_slots_in_order(self) -> bool:
-        return bool((self.slots == torch.arange(len(self.slots), device=self.slots.device)).all())
 
     @torch.no_grad()
     def advance(self, parents: Tensor, tokens: Tensor) -> None:
@@ -288,12 +285,10 @@ class HuggingFaceModel(LanguageModel):
 
     def share_beginnings(self, **least: int) -> None:
         """From now on what texts begin with is read once. Only where the self-check has found that nothing changes."""
-        weights = [*self.model.parameters()]
-
-        def version() -> int:  # of weights that are written to
-            return sum(weight._version for weight in weights)
-
-        self.begins = SharedPrefixCache(self._logits, self.n_layers, version, **least)
+        weights = [*self.model.parameters()]  # whose versions change when they are written to
+        self.begins = SharedPrefixCache(
+            self._logits, self.n_layers, lambda: sum(weight._version for weight in weights), **least
+        )
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         self.check_room(prefixes.shape[1], length, prompt)
@@ -313,12 +308,9 @@ class HuggingFaceModel(LanguageModel):
     @cached_property
     def _cache_bytes(self) -> tuple[int, int]:
         """What the cache holds of one row, in bytes: whatever its length, and for each position."""
-        few, more = 2, 4
-        held = [
-            sum(tensor.nbytes for tensor in self._cache_of_dummy_pass(1, n).tensors().values()) for n in (few, more)
-        ]
-        each = (held[1] - held[0]) // (more - few)
-        return held[0] - few * each, each
+        two, four = (sum(held.nbytes for held in self._cache_of_dummy_pass(1, n).tensors().values()) for n in (2, 4))
+        each = (four - two) // 2
+        return two - 2 * each, each
 
     @cached_property
     def row_dimensions(self) -> Dimensions:
@@ -416,8 +408,4 @@ class HuggingFaceModel(LanguageModel):
         return logits
 
 
-_ROWS: Mapping[Served, Callable[..., Rows]] = {
-    "slots": SlotRows,
-    "cache": CachedRows,
-    "recompute": RecomputedRows,
-}
+_ROWS: Mapping[Served, Callable[..., Rows]] = {"slots": SlotRows, "cache": CachedRows, "recompute": RecomputedRows}

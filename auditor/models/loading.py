@@ -12,10 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from peft import PeftConfig
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from auditor.core.errors import AuditError, wrap_library_errors
 from auditor.core.plan_fields import AUTO

@@ -35,9 +35,7 @@ from auditor.models.shards import (
 from auditor.models.slot_cache import SlotLayer
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws asked
-
 _TOKENS_AT_ONCE = 2**13  # read by members in one batch
-
 _MERGED_BYTES = 2**28  # of all members' weights, each with its updates in it
 
 
@@ -88,12 +86,6 @@ class LoraEnsemble(Ensemble):
         self._routing.part = part
         return self._model.forward(read, 1, cache)[:, 0]
 
-    def embed(self, tokens: Tensor, prompt: Tensor | None) -> Tensor:
-        return self._model.embed(tokens, prompt)
-
-    def empty_cache_layers(self, length: int) -> list[SlotLayer]:
-        return [SlotLayer(length) for _ in range(self._model.n_layers)]
-
 
 class _CachedMembers(Members):
     """Keys and values of each (row, part) that was asked, which catch up with the row when it is asked again.
@@ -105,10 +97,9 @@ class _CachedMembers(Members):
     def __init__(self, ensemble: LoraEnsemble, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         super().__init__(ensemble, prefixes, prompt)
         self.lora, rows = ensemble, len(prefixes)
-        self.shared = prefixes.shape[1] + (
-            0 if prompt is None else len(prompt)
-        )  # positions that no row of a root loses
-        self.pool = ensemble.empty_cache_layers(self.shared + length)
+        # Positions that no row of a root loses.
+        self.shared = prefixes.shape[1] + (0 if prompt is None else len(prompt))
+        self.pool = [SlotLayer(self.shared + length) for _ in range(ensemble._model.n_layers)]
         self.root = torch.arange(rows, device=prefixes.device)
         self.slot = torch.full((rows, 1 + ensemble.size), -1, device=prefixes.device)  # of each (row, part); -1: none
         self.depth = torch.zeros_like(self.slot)  # how many positions of the slot are the row's
@@ -124,7 +115,7 @@ class _CachedMembers(Members):
         parts = self.slot.shape[1]
         pairs, place = torch.unique(row * parts + part, return_inverse=True)
         row, part = pairs // parts, pairs % parts
-        read = self.lora.embed(self.tokens, self.prompt)
+        read = self.lora._model.embed(self.tokens, self.prompt)
         # Batches need one length: what is missing is rounded up to a power of two, so that there are few of them.
         depth = self.depth[row, part]
         missing = torch.exp2((read.shape[1] - depth).double().log2().ceil()).long()
@@ -142,7 +133,7 @@ class _CachedMembers(Members):
 
     def _extend_member_caches(self, read: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
         """Reads positions `begin` and on of the rows, with what is held of those before."""
-        layers, held = self.lora.empty_cache_layers(read.shape[1]), self.slot[row, part]
+        layers, held = [SlotLayer(read.shape[1]) for _ in self.pool], self.slot[row, part]
         if begin:
             for layer, pool in zip(layers, self.pool, strict=True):
                 layer.take(pool, held, begin)
@@ -227,10 +218,6 @@ class MixedLora(nn.Module):
         bias: Tensor | None = self.base.bias  # type: ignore[assignment]
         return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
 
-    def merge(self, weight: Tensor) -> None:
-        """weight: the base's, (in, out). One product of the parts' own does the work of it and of two thin ones."""
-        self.merged = torch.baddbmm(weight, self.a.mT, self.b.mT)
-
 
 def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """y + x a^T b^T. In place where nobody asks for gradients: the base's output is ours alone."""
@@ -243,7 +230,7 @@ def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _merge_layers_within_memory(layers: Sequence[MixedLora]) -> None:
-    """Gives each layer its merged weights, where memory has room for all of them."""
+    """Gives each layer its merged weights, where memory has room for all: one product in place of three."""
     bases = [layer.base for layer in layers]
     if not all(type(base) in (nn.Linear, Conv1D) for base in bases):  # others may be more than weight and bias
         return
@@ -251,7 +238,8 @@ def _merge_layers_within_memory(layers: Sequence[MixedLora]) -> None:
     same = all(weight.dtype == layer.a.dtype for weight, layer in zip(weights, layers, strict=True))
     if same and sum(len(layer.a) * w.nbytes for w, layer in zip(weights, layers, strict=True)) <= _MERGED_BYTES:
         for weight, layer in zip(weights, layers, strict=True):
-            layer.merge(weight.T if isinstance(layer.base, nn.Linear) else weight)
+            own = weight.T if isinstance(layer.base, nn.Linear) else weight  # (in, out)
+            layer.merged = torch.baddbmm(own, layer.a.mT, layer.b.mT)
 
 
 def _replace_with_mixed_lora(base: Any, adapters: Sequence[Path], routing: Routing) -> Any:

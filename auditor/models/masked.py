@@ -17,13 +17,12 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.configuration import max_positions
-from auditor.models.consistency import distribution_distance
+from auditor.models.consistency import SEED, distribution_distance
 from auditor.models.loading import DEFAULTS, load_tokenizer_if_present, translate_load_errors
 from auditor.models.self_check import AT_LOAD, rounding_tolerance, text_lengths_to_test
 from auditor.models.weights import read_weights
 
 _LONGEST = 1024  # tokens of a text that a model is tried on when it is loaded
-_SEED = 20_240_229  # of the random tokens: any number
 
 
 class MaskedModel(ABC):
@@ -86,12 +85,11 @@ class HuggingFaceMaskedModel(MaskedModel):
 
 def check_masked_distribution(model: HuggingFaceMaskedModel) -> None:
     """Tries the model on random tokens: its distribution is the same in other company and when it is asked again, and
-    sees what
-    stands behind a gap; just past each length from which on it may read texts otherwise, too, and then at the longest.
+    sees what stands behind a gap; just past each length from which on it may read texts otherwise, and at the longest.
 
     Raises AuditError for a model whose distribution is not so.
     """
-    noise = torch.Generator().manual_seed(_SEED)
+    noise = torch.Generator().manual_seed(SEED)
     special = torch.tensor(model.tokenizer.all_special_ids)
     ids = torch.arange(min(model.vocab_size, len(model.tokenizer)))
     ids = ids[~torch.isin(ids, special)]

@@ -10,7 +10,7 @@ is right for is refused. Knows nothing of what a model is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from auditor.core.errors import AuditError, NotApplicable, is_out_of_memory, wrap_library_errors
-from auditor.models.consistency import STEPS, advance_collecting_log_probs, distribution_distance
+from auditor.core.errors import AuditError, is_out_of_memory, wrap_library_errors
+from auditor.models.consistency import SEED, STEPS, advance_collecting_log_probs, distribution_distance
 from auditor.models.decoding import batches_of_equal_shape
 from auditor.models.huggingface import HuggingFaceModel, Served
 
@@ -29,7 +29,6 @@ _SHORT = 12  # tokens of the texts that most is tried on
 # positions.
 _MARKS = re.compile(r"window|chunk|bucket|position_embeddings|n_positions|max_seq_len|seq_length")
 _SPECIAL = re.compile(r"_token_(id|index)$")
-_SEED = 20_240_229  # of the random tokens: any number
 
 _reached: WeakKeyDictionary[HuggingFaceModel, int] = WeakKeyDictionary()
 
@@ -65,7 +64,7 @@ class _Trial:
 
     def __init__(self, model: HuggingFaceModel, room: int) -> None:
         self.model, self.room, self.short = model, room, min(_SHORT, room)
-        noise = torch.Generator().manual_seed(_SEED)
+        noise = torch.Generator().manual_seed(SEED)
         ordinary = _non_special_token_ids(model)
         texts = ordinary[torch.randint(len(ordinary), (2, room), generator=noise)].to(model.device)
         self.texts = texts
@@ -105,29 +104,24 @@ class _Trial:
 
     def embeddings(self) -> None:
         """Drops the embeddings of a model that they do not tell all of a text, or that has no gradients in them."""
-        half = self.short // 2
-        try:
-            prompt = self.model.embedding(self.twins[:1, :half])[0]
-            # A tuned prompt is no token's embedding: a model that looks for the token behind it (Gemma 4) finds none.
-            prompt = (prompt * (1 + torch.finfo(prompt.dtype).eps)).requires_grad_(True)
-            with torch.enable_grad():
-                found = self.model.log_probs(self.twins[:, half:], self.short - half, prompt=prompt)
-                (slope,) = torch.autograd.grad(found[0].diagonal().sum(), prompt)  # Reformer has none when it answers
-            # Some layers in few bits answer without a gradient, which torch takes for one of zero.
-            learns = bool(torch.isfinite(slope).all()) and bool(slope.any())
-            right = self.same(found[0].detach(), self.own[0, half:]) and learns
-        except NotApplicable:
-            return
-        except Exception as error:  # whatever a model raises that takes no embeddings
-            if is_out_of_memory(error):  # says something of the machine and nothing of the model
-                raise
-            right = False
-        if not right:
+        if "embeddings" in self.model.capabilities and not _holds_without_error(self._embeddings_tell_all):
             self.model.capabilities = self.model.capabilities - {"embeddings"}
             self._note(
                 "input embeddings do not give its distribution or its gradients, so that soft prompts are "
                 "not applicable to it"
             )
+
+    def _embeddings_tell_all(self) -> bool:
+        half = self.short // 2
+        prompt = self.model.embedding(self.twins[:1, :half])[0]
+        # A tuned prompt is no token's embedding: a model that looks for the token behind it (Gemma 4) finds none.
+        prompt = (prompt * (1 + torch.finfo(prompt.dtype).eps)).requires_grad_(True)
+        with torch.enable_grad():
+            found = self.model.log_probs(self.twins[:, half:], self.short - half, prompt=prompt)
+            (slope,) = torch.autograd.grad(found[0].diagonal().sum(), prompt)  # Reformer has none when it answers
+        # Some layers in few bits answer without a gradient, which torch takes for one of zero.
+        learns = bool(torch.isfinite(slope).all()) and bool(slope.any())
+        return self.same(found[0].detach(), self.own[0, half:]) and learns
 
     def lengths(self, needed: bool) -> None:
         """Ends the room at a length from which on a model reads what came before otherwise, as stretched positions do.
@@ -157,7 +151,9 @@ class _Trial:
         first = self.model.served
         for served in ways[ways.index(first) :]:
             self.model.served = served
-            if self._decoding_rows_are_exact():
+            exact = self._rows_are_exact  # of the last way, what is raised says why there is none
+            found = exact() if served == "recompute" else _holds_without_error(exact)
+            if found:
                 break
         else:
             raise AuditError(
@@ -179,7 +175,7 @@ class _Trial:
 
         Where not, prefixes of each length are completed on their own: the same, later.
         """
-        self.model.can_join_rows = self.model.served == "slots" and self._joined_rows_are_exact()
+        self.model.can_join_rows = self.model.served == "slots" and _holds_without_error(self._joined_rows_are_exact)
 
     def _joined_rows_are_exact(self) -> bool:
         """Whether rows behind a short text and a long one that are advanced and split together have the distributions
@@ -188,27 +184,18 @@ class _Trial:
         if long < 2:
             return False
         contexts = [self.texts[i, :begin].tolist() for i, begin in enumerate((1, long))]
-        try:
-            first, other = (self.model.rows(torch.tensor([text]), len(STEPS), None) for text in contexts)
-            rows = first.joined([other])
-            for step, parents in enumerate(STEPS):
-                tokens = self.texts.flatten()[step + torch.arange(len(parents), device=self.texts.device)]
-                rows.advance(torch.tensor(parents, device=tokens.device), tokens)
-                contexts = [[*contexts[i], token] for i, token in zip(parents, tokens.tolist(), strict=True)]
-                for found, whole in self._whole(rows.log_probs(), contexts):
-                    if not self.same(found, whole):
-                        return False
-        except Exception as error:  # whatever a model raises that cannot be told where a row begins
-            if is_out_of_memory(error):
-                raise
-            return False
+        first, other = (self.model.rows(torch.tensor([text]), len(STEPS), None) for text in contexts)
+        rows = first.joined([other])
+        for step, parents in enumerate(STEPS):
+            tokens = self.texts.flatten()[step + torch.arange(len(parents), device=self.texts.device)]
+            rows.advance(torch.tensor(parents, device=tokens.device), tokens)
+            contexts = [[*contexts[i], token] for i, token in zip(parents, tokens.tolist(), strict=True)]
+            found = rows.log_probs()
+            for alike in batches_of_equal_shape([(len(context), 0) for context in contexts]):
+                anew = self.model.log_probs(torch.tensor([contexts[i] for i in alike]), 1)[:, 0]
+                if not self.same(found[alike], anew):
+                    return False
         return True
-
-    def _whole(self, found: Tensor, contexts: Sequence[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The distributions that were found behind contexts, and those of the contexts as they are read anew."""
-        for alike in batches_of_equal_shape([(len(context), 0) for context in contexts]):
-            read = torch.tensor([contexts[i] for i in alike])
-            yield found[alike], self.model.log_probs(read, 1)[:, 0]
 
     def _shared_prefix_is_exact(self, begin: int) -> bool:
         """Whether texts that share their first `begin` tokens have the logits of whole contexts; nothing remembered."""
@@ -218,29 +205,17 @@ class _Trial:
         model.begins = None
         whole = model.logits_after_cached_prefix(texts, last)
         model.share_beginnings(least=1)
-        try:
-            return self.same(model.logits_after_cached_prefix(texts, last).log_softmax(-1), whole.log_softmax(-1))
-        except Exception as error:  # whatever a model raises that cannot go on with several tokens at once
-            if is_out_of_memory(error):
-                raise
-            return False
+        return _holds_without_error(
+            lambda: self.same(model.logits_after_cached_prefix(texts, last).log_softmax(-1), whole.log_softmax(-1))
+        )
 
-    def _decoding_rows_are_exact(self) -> bool:
-        try:
-            return all(self._agree(begin) for begin in self._begins()) and self._agree(2, soft=True)
-        except Exception as error:  # whatever a model raises that cannot decode so
-            if self.model.served == "recompute" or is_out_of_memory(error):
-                raise
-            return False
+    def _rows_are_exact(self) -> bool:
+        return all(self._agree(begin) for begin in self._begins()) and self._agree(2, soft=True)
 
     def _begins(self) -> Iterator[int]:
         """Where rows begin: so that they pass every length that means something, and reach the last."""
-        begins = [
-            2,
-            *(mark - 1 for mark in text_lengths_to_test(self.model.model.config, self.room)),
-            self.room - len(STEPS),
-        ]
-        yield from sorted({begin for begin in begins if 1 <= begin <= self.room - 1})
+        before_marks = [mark - 1 for mark in text_lengths_to_test(self.model.model.config, self.room)]
+        yield from sorted({n for n in (2, *before_marks, self.room - len(STEPS)) if 1 <= n <= self.room - 1})
 
     def _agree(self, begin: int, soft: bool = False) -> bool:
         """Whether rows behind `begin` tokens have the distributions of their contexts while they are advanced and
@@ -257,6 +232,16 @@ class _Trial:
 
     def _note(self, text: str) -> None:
         self.model.notes = (*self.model.notes, f"{self.model.name}: {text}")
+
+
+def _holds_without_error(question: Callable[[], bool]) -> bool:
+    """Whatever a model raises that cannot be asked so is a no; memory that ran out says nothing of the model."""
+    try:
+        return question()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return False
 
 
 def rounding_tolerance(model: PreTrainedModel, logits: Tensor) -> float:

@@ -1,18 +1,26 @@
-"""The base of models that answer through another: what is no answer is the other's own, and is forwarded here alone."""
+"""The base of models and rows that answer through others: what is no answer is the other's own, and forwarded here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
-from auditor.core.result import Doubt
-from auditor.models.base import LanguageModel
+from auditor.models.base import LanguageModel, Rows
 
 _SAME = (
     *("name", "family", "vocab_size", "max_positions", "eos", "device"),
     *("capabilities", "parts", "notes", "prefix_token", "tokenizer"),
 )
+
+
+def _forwarded(question: str) -> Any:
+    """What the other model answers to this question of `LanguageModel`."""
+
+    def answer(self: WrappingModel, *of: Any, **more: Any) -> Any:
+        return getattr(self.model, question)(*of, **more)
+
+    return answer
 
 
 class WrappingModel(LanguageModel):
@@ -27,29 +35,25 @@ class WrappingModel(LanguageModel):
         for name in _SAME:
             setattr(self, name, getattr(model, name))
 
-    def embedding_rows(self, count: int) -> Tensor:
-        return self.model.embedding_rows(count)
+    embedding_rows = _forwarded("embedding_rows")
+    read_ahead = _forwarded("read_ahead")
+    continues_read_texts = _forwarded("continues_read_texts")
+    special_token = _forwarded("special_token")
+    digest = _forwarded("digest")
+    cost_sentences = _forwarded("cost_sentences")
+    doubts = _forwarded("doubts")
+    answers_withheld = _forwarded("answers_withheld")
+    finish = _forwarded("finish")
 
-    def read_ahead(self, texts: Sequence[tuple[int, ...]], last: Sequence[int]) -> None:
-        self.model.read_ahead(texts, last)
 
-    def continues_read_texts(self, tokens: int) -> bool:
-        return self.model.continues_read_texts(tokens)
+class WrappingRows(Rows):
+    """Rows that answer through others, with which they advance and split. What they answer is each wrapper's own."""
 
-    def special_token(self, kind: str) -> int | None:
-        return self.model.special_token(kind)
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
 
-    def digest(self) -> str:
-        return self.model.digest()
+    def __len__(self) -> int:
+        return len(self.rows)
 
-    def cost_sentences(self) -> tuple[str, ...]:
-        return self.model.cost_sentences()
-
-    def doubts(self) -> tuple[Doubt, ...]:
-        return self.model.doubts()
-
-    def answers_withheld(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
-        return self.model.answers_withheld(prefixes)
-
-    def finish(self) -> None:
-        self.model.finish()
+    def advance(self, parents: Tensor, tokens: Tensor) -> None:
+        self.rows.advance(parents, tokens)

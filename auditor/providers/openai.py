@@ -79,11 +79,19 @@ class Served(OpenAI):
     takes: ClassVar[tuple[str, ...]] = ("tokenizer", "max_tokens_total")
 
     def check(self, wanted: RequestedModel) -> None:
-        url, _, name = wanted.name.partition("#")
-        super().check(replace(wanted, name=name or "the one that it serves", base_url=url))
+        at = self._at(wanted)
+        super().check(replace(at, name=at.name or "the one that it serves"))
 
     def load(self, wanted: RequestedModel) -> RemoteModel:
-        return super().load(self._named(wanted))
+        """Raises AuditError for an address without a name where several models are served, or none."""
+        at = self._at(wanted)
+        if not at.name:
+            found = list(ServerConnection(str(at.base_url), self._cost_ledger(at)).models())
+            if len(found) != 1:
+                said = ", ".join(found[:3]) or "none that it says"
+                raise AuditError(f"expected {at.base_url} to serve one model, or {wanted.name}#NAME, got {said}")
+            at = replace(at, name=found[0])
+        return super().load(at)
 
     def again(self, model: LanguageModel, wanted: RequestedModel) -> None:
         super().again(model, replace(self._at(wanted), name=model.name.removeprefix(f"{OpenAI.name}:")))
@@ -91,17 +99,6 @@ class Served(OpenAI):
     def _at(self, wanted: RequestedModel) -> RequestedModel:
         url, _, name = wanted.name.partition("#")
         return replace(wanted, name=name, base_url=url)
-
-    def _named(self, wanted: RequestedModel) -> RequestedModel:
-        """With the name that the server knows its model by. Raises AuditError where it serves none or several."""
-        at = self._at(wanted)
-        if at.name:
-            return at
-        found = list(ServerConnection(str(at.base_url), self._cost_ledger(at)).models())
-        if len(found) != 1:
-            said = ", ".join(found[:3]) or "none that it says"
-            raise AuditError(f"expected {at.base_url} to serve one model, or {wanted.name}#NAME, got {said}")
-        return replace(at, name=found[0])
 
     def said(self, wanted: RequestedModel) -> str:
         return f"what {wanted.name} serves"

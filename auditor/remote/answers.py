@@ -125,11 +125,8 @@ class AnswerStore:
             raise self._store_error(error) from error
 
     def _fetch_rows(self, statement: str, *values: Any) -> list[Any]:
-        try:
-            with self._lock, closing(self._file.execute(statement, values)) as found:
-                return found.fetchall()
-        except sqlite3.Error as error:
-            raise self._store_error(error) from error
+        with self._locked_transaction(), closing(self._file.execute(statement, values)) as found:
+            return found.fetchall()
 
     def _store_error(self, error: Exception) -> AuditError:
         return AuditError(f"{self.path}: cannot be used as the store of answers: {error}")

@@ -6,6 +6,7 @@ Every answer is kept (`answers.py`), by the seed and the index of its sample. Kn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,10 +49,10 @@ class Asker:
     ) -> list[list[WrittenAnswer]]:
         """The samples of each context, those of them asked for that were not answered before."""
         answers = self.wire.ledger.answers
-        keys = [
-            self._sample_cache_keys(context, length, decoding, own)
-            for context, own in zip(contexts, seeds, strict=True)
-        ]
+        keys = list[list[bytes]]()
+        for context, own in zip(contexts, seeds, strict=True):
+            body = self.dialect.draw(self.spelling.prompt(context), length, decoding, 1, None)
+            keys.append([self._key(body, seed, index) for index, seed in enumerate(own)])
         found = {key: answer for own in keys for key in own if (answer := answers.get(key)) is not None}
         questions = [
             question
@@ -78,10 +79,6 @@ class Asker:
             for key, one in zip(own_keys, own, strict=True)
         ]
         self.wire.ledger.answers.note(self.wire.ledger.run, every)
-
-    def _sample_cache_keys(self, context: Tokens, length: int, decoding: Decoding, seeds: Sequence[int]) -> list[bytes]:
-        body = self.dialect.draw(self.spelling.prompt(context), length, decoding, 1, None)
-        return [self._key(body, seed, index) for index, seed in enumerate(seeds)]
 
     def _key(self, body: Mapping[str, Any], *sample: int) -> bytes:
         return digest_of_question(_FORM, self.wire.url, self.identity, body, sample)
@@ -178,38 +175,22 @@ class Asker:
 
     def _redraw_greedy_texts(self, asked: Sequence[GreedyAnswer]) -> list[str]:
         """Greedy texts, asked anew."""
-        texts = dict[int, str]()
 
-        def question(i: int, one: GreedyAnswer) -> ServerRequest:
+        def question(one: GreedyAnswer) -> ServerRequest:
             body = self.dialect.draw(self.spelling.prompt(one.context), one.length, GREEDY, 1, None)
+            return ServerRequest(body, len(one.context) + 8 + one.length, partial(read, one.length), stored=False)
 
-            def read(answer: Any) -> Mapping[bytes, Any]:
-                texts[i] = self.dialect.written(answer, 1, one.length)[0].text
-                return {}
+        def read(length: int, answer: Any) -> Mapping[bytes, Any]:
+            return {b"": self.dialect.written(answer, 1, length)[0].text}
 
-            return ServerRequest(body, len(one.context) + 8 + one.length, read)
-
-        self._answered([question(i, one) for i, one in enumerate(asked)])
-        return [texts[i] for i in range(len(asked))]
+        return [answer[b""] for answer in self._answered([question(one) for one in asked])]
 
     def _rescore_texts(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
         """Log-probabilities of all tokens of each text, asked anew; None where it would be read as other tokens."""
-        found = dict[int, Sequence[float]]()
-
-        def question(i: int, text: Tokens) -> ServerRequest:
-            key = b""
-            whole = self._scoring_question(text, key)
-
-            def read(answer: Any) -> Mapping[bytes, Any]:
-                found[i] = whole.read(answer)[key][0]
-                return {}
-
-            return ServerRequest(whole.body, whole.at_most, read)
-
-        self._answered(
-            [question(i, text) for i, text in enumerate(asked) if self.spelling.can_score_exact_tokens(text)]
-        )
-        return [found.get(i) for i in range(len(asked))]
+        scored = [self.spelling.can_score_exact_tokens(text) for text in asked]
+        questions = [self._scoring_question(text, b"") for text, can in zip(asked, scored, strict=True) if can]
+        answers = iter(self._answered([replace(question, stored=False) for question in questions]))
+        return [next(answers)[b""][0] if can else None for can in scored]
 
     def finish(self) -> None:
         self._give_up_if_server_changed(self.watch.finish)

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from auditor.core.errors import AuditError
@@ -43,36 +43,33 @@ class RequestRefused(Exception):
         self.status = status
 
 
+@dataclass(eq=False)
 class _RetryableFailure(Exception):
-    """This attempt failed, the next may not. billed: whether the tokens may have been paid for all the same.
+    """This attempt failed, the next may not."""
 
-    status: of HTTP, 0 where no answer came; nobody: whether no connection came about.
-    """
+    why: str
+    _: KW_ONLY
+    wait: float = 0.0  # seconds that the server asks for
+    slower: bool = False  # whether requests came too fast
+    billed: bool = False  # whether the tokens may have been paid for all the same
+    status: int = 0  # of HTTP, 0 where no answer came
+    nobody: bool = False  # whether no connection came about
 
-    def __init__(
-        self,
-        why: str,
-        *,
-        wait: float = 0.0,
-        slower: bool = False,
-        billed: bool = False,
-        status: int = 0,
-        nobody: bool = False,
-    ) -> None:
-        super().__init__(why)
-        self.wait, self.slower, self.billed, self.status, self.nobody = wait, slower, billed, status, nobody
+    def __str__(self) -> str:
+        return self.why
 
 
 @dataclass(frozen=True)
 class ServerRequest:
     """A request, and what reads its answer. at_most: tokens that it may cost, prompt and answer.
 
-    read: makes of the JSON object what is kept, by key (empty: nothing); it raises Malformed.
+    read: makes of the JSON object what it says, by key; it raises MalformedAnswer. stored: whether that is kept, too.
     """
 
     body: Mapping[str, Any]
     at_most: int
     read: Callable[[Any], Mapping[bytes, Any]]
+    stored: bool = True
 
 
 @dataclass(frozen=True)
@@ -134,24 +131,26 @@ class ServerConnection:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def models(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the server says of each model that it serves, by name; empty where it does not say."""
+        """What the server says of each model that it serves, by name; empty where it does not say.
+
+        One that cannot list them (`transformers serve` fails without a cache folder) may serve one all the same.
+        """
+
+        def listed() -> Any:
+            try:
+                return self._answer_of_one_request(None, lambda answer: answer)
+            except _RetryableFailure as error:
+                if error.status >= 500:
+                    raise RequestRefused(error.status) from error
+                raise
+
         try:
-            found = self._result_with_retries(self._listed_models)
-            return {str(one["id"]): dict(one) for one in found["data"]}
+            return {str(one["id"]): dict(one) for one in self._result_with_retries(listed)["data"]}
         except (RequestRefused, KeyError, TypeError):
             return {}
 
-    def _listed_models(self) -> Any:
-        """A server that cannot list its models (`transformers serve` fails without a cache folder) may serve one."""
-        try:
-            return self._answer_of_one_request(None, lambda answer: answer)
-        except _RetryableFailure as error:
-            if error.status >= 500:
-                raise RequestRefused(error.status) from error
-            raise
-
     def ask(self, question: ServerRequest) -> Mapping[bytes, Any]:
-        """What is kept of the answer. Raises Refused, Malformed where the server keeps to it, and AuditError."""
+        """What is read of the answer. Raises RequestRefused, MalformedAnswer (each time anew) and AuditError."""
         return self._result_with_retries(lambda: self._once(question))
 
     def ask_untested_request(self, question: ServerRequest) -> Mapping[bytes, Any]:
@@ -199,13 +198,14 @@ class ServerConnection:
             except RequestRefused:
                 ledger.answers.put(ledger.run, ServerUsage(requests=1), {})
                 raise
-            ledger.answers.put(ledger.run, _tokens_spent_on_answer(answer, question.at_most), kept)
+            spent = _tokens_spent_on_answer(answer, question.at_most)
+            ledger.answers.put(ledger.run, spent, kept if question.stored else {})
         return dict(kept)
 
     def _answer_of_one_request(self, body: Mapping[str, Any] | None, read: Callable[[Any], Any]) -> Any:
         """One request, None for the list of models, and what `read` makes of its JSON.
 
-        Raises _Again, Refused and AuditError.
+        Raises _RetryableFailure, RequestRefused and AuditError.
         """
         import openai
 
@@ -238,7 +238,8 @@ class ServerConnection:
     def _retryable_connection_error(self, error: Any) -> _RetryableFailure:
         import openai
 
-        if _is_connection_failure(error):
+        # By name, as the client brings an HTTP library of its own: nothing was sent, no connection came about.
+        if type(error.__cause__).__name__.startswith("Connect"):
             return _RetryableFailure(
                 "no connection comes about", slower=isinstance(error, openai.APITimeoutError), nobody=True
             )
@@ -274,10 +275,6 @@ class ServerConnection:
 
     # --- many attempts ---
 
-    def _sleep(self, seconds: float) -> None:
-        """Unless all is given up meanwhile."""
-        self._stopped.wait(seconds)
-
     def _result_with_retries(self, attempt: Callable[[], Any]) -> Any:
         import tenacity
 
@@ -308,7 +305,7 @@ class ServerConnection:
             retry=tenacity.retry_if_exception_type(_RetryableFailure),
             stop=tenacity.stop_any(given_up, tenacity.stop_when_event_set(self._stopped)),
             wait=wait,
-            sleep=self._sleep,
+            sleep=tenacity.sleep_using_event(self._stopped),
             reraise=True,
         )
         try:
@@ -319,11 +316,6 @@ class ServerConnection:
             raise AuditError(f"cannot ask {self.url}: {error}, {attempts} times") from None
 
 
-def _is_connection_failure(error: BaseException) -> bool:
-    """Whether nothing was sent: no connection came about. By name, as the client brings an HTTP library of its own."""
-    return type(error.__cause__).__name__.startswith("Connect")
-
-
 def _withheld_answer(count: int) -> Mapping[str, Any]:
     """The answer that a filter of prompts stands for: so many samples of nothing, for which nothing was paid."""
     choices = [{"index": i, "text": "", "finish_reason": _FILTERED} for i in range(count)]
@@ -332,11 +324,14 @@ def _withheld_answer(count: int) -> Mapping[str, Any]:
 
 def _tokens_spent_on_answer(answer: Any, at_most: int) -> ServerUsage:
     """As the server counts; all that it may have been where it does not."""
-    usage = answer.get("usage") if isinstance(answer, Mapping) else None
-    counts = [
-        usage.get(name) if isinstance(usage, Mapping) else None for name in ("prompt_tokens", "completion_tokens")
-    ]
-    read, written = (count if isinstance(count, int) and count >= 0 else None for count in counts)
-    if read is None:
+    read, written = (tokens_counted_by_server(answer, name) for name in ("prompt_tokens", "completion_tokens"))
+    if read is None or read < 0:
         return ServerUsage(1, read=at_most)
-    return ServerUsage(1, read=read, written=written or 0)
+    return ServerUsage(1, read=read, written=max(0, written or 0))
+
+
+def tokens_counted_by_server(answer: Any, name: str) -> int | None:
+    """`prompt_tokens` or `completion_tokens` of all samples together; None where nothing says it."""
+    usage = answer.get("usage") if isinstance(answer, Mapping) else None
+    count = usage.get(name) if isinstance(usage, Mapping) else None
+    return count if isinstance(count, int) else None

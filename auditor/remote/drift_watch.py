@@ -100,7 +100,7 @@ class ServerWatch:
     def ask_initial_sentinels(self) -> None:
         """Asks the sentinels for the first time, and how far two answers to the same are apart.
 
-        Raises Otherwise where they are so far apart that no two models could be told from one another.
+        Raises ServerChanged where they are so far apart that no two models could be told from one another.
         """
         blank = [GreedyAnswer(context, LENGTH, "") for context in self.contexts]
         found = zip(blank, self.draw(blank), self.draw(blank[::-1])[::-1], strict=True)  # models may take turns
@@ -134,32 +134,25 @@ class ServerWatch:
         self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
     def asked(self, requests: int) -> None:
-        """So many were sent. Raises Otherwise."""
+        """So many were sent. Raises ServerChanged."""
         self._since += requests
         if self._since >= EVERY:
             self.check()
 
     def check(self) -> None:
-        """One sentinel after the other, and one in a hundred of what was asked since. Raises Otherwise."""
+        """One sentinel after the other, and one in a hundred of what was asked since. Raises ServerChanged."""
         turn = self._checks % len(TEXTS)
-        drawn, scored = (
-            _random_sample_to_recheck(self._new, self._checks),
-            _random_sample_to_recheck(self._new_scored, self._checks),
-        )
-        self._pool_new_requests()
-        self._check_greedy_answers([*self._drawn[turn : turn + 1], *drawn])
+        drawn, scored = self._pool_new_requests()
+        if self._redraw_and_find_differing([*self._drawn[turn : turn + 1], *drawn]):
+            self._recheck_with_burst()  # one greedy answer that differs proves nothing, but many do
         self._check_rescored_texts([*self._scored[turn : turn + 1], *scored])
 
     def finish(self) -> None:
-        """All sentinels, and some of all that the run asked, the longest text among them. Raises Otherwise."""
+        """All sentinels, and some of all that the run asked, the longest text among them. Raises ServerChanged."""
         if self._requests == self._finished:
             return
         self._finished = self._requests
-        drawn, scored = (
-            _random_sample_to_recheck(self._new, self._checks),
-            _random_sample_to_recheck(self._new_scored, self._checks),
-        )
-        self._pool_new_requests()
+        drawn, scored = self._pool_new_requests()
         longest = sorted(self._own_scored, key=lambda one: -len(one.text))[:1]
         drawn += _random_selection([one for one in self._own if one not in drawn], _LAST - len(drawn), self._checks)
         scored += [one for one in longest if one not in scored]
@@ -171,14 +164,17 @@ class ServerWatch:
             self._recheck_with_burst()
         self._check_rescored_texts([*self._scored, *scored])
 
-    def _pool_new_requests(self) -> None:
-        """What is new is old."""
+    def _pool_new_requests(self) -> tuple[list[GreedyAnswer], list[ScoredText]]:
+        """What is new is old. Returns one in a hundred of it, at random, to be asked again."""
+        drawn = _random_selection(self._new, math.ceil(len(self._new) / EVERY), self._checks)
+        scored = _random_selection(self._new_scored, math.ceil(len(self._new_scored) / EVERY), self._checks)
         self._checks, self._since = self._checks + 1, 0
         longest = sorted([*self._own_scored, *self._new_scored], key=lambda one: -len(one.text))[:_LAST]
         self._own = _random_selection([*self._own, *self._new], _KEPT, self._checks)
         kept = _random_selection([*self._own_scored, *self._new_scored], _KEPT, self._checks)
         self._own_scored = list(dict.fromkeys([*longest, *kept]))
         self._new, self._new_scored = [], []
+        return drawn, scored
 
     # --- asked again ---
 
@@ -207,11 +203,6 @@ class ServerWatch:
                     f"differences of up to {self.measured:.2g})"
                 )
 
-    def _check_greedy_answers(self, asked: Sequence[GreedyAnswer]) -> None:
-        """Greedy answers: one that differs proves nothing, but many do. Raises Otherwise."""
-        if self._redraw_and_find_differing(asked):
-            self._recheck_with_burst()
-
     def _recheck_with_burst(self) -> None:
         if self._bursts == _BURSTS:
             return
@@ -229,9 +220,12 @@ class ServerWatch:
         differing = self._redraw_and_find_differing(own)
         if differing and binom.sf(len(differing) - 1, len(own), VARIES) <= LEVEL:
             first, text = differing[0]
+            apart = (i for i, (a, b) in enumerate(zip(first.text, text, strict=False)) if a != b)
+            same = next(apart, min(len(first.text), len(text)))  # neither is quoted: they may be private
             raise ServerChanged(
                 f"{len(differing)} of {len(own)} greedy answers of this run came back otherwise when they were asked "
-                f"for again, the first of them to request {first.number:,}: {_difference_sentence(first.text, text)}"
+                f"for again, the first of them to request {first.number:,}: expected {len(first.text)} characters, got "
+                f"{len(text)}, of which the first {same} agree"
             )
 
     @property
@@ -246,13 +240,6 @@ class ServerWatch:
         return differing
 
 
-def _difference_sentence(expected: str, came: str) -> str:
-    """Where an answer differs, without quoting it: it may be private."""
-    same = next((i for i, (a, b) in enumerate(zip(expected, came, strict=False)) if a != b), None)
-    same = min(len(expected), len(came)) if same is None else same
-    return f"expected {len(expected)} characters, got {len(came)}, of which the first {same} agree"
-
-
 def _largest_and_mean_difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
     """The largest and the mean difference, in nats, of the tokens that both speak of."""
     pairs = np.array(list(zip(one, other, strict=False)), dtype=float).reshape(-1, 2)
@@ -263,10 +250,6 @@ def _largest_and_mean_difference(one: Sequence[float], other: Sequence[float]) -
     apart = np.abs(np.where(same, 0.0, first) - np.where(same, 0.0, second))
     scaled = apart / (1 + np.minimum(np.abs(first), np.abs(second)) / 10)
     return float(np.where(same, 0.0, scaled).max()), float(apart.mean())
-
-
-def _random_sample_to_recheck(new: Sequence[T], check: int) -> list[T]:
-    return _random_selection(new, math.ceil(len(new) / EVERY), check)
 
 
 def _random_selection(every: Sequence[T], count: int, check: int) -> list[T]:

@@ -17,7 +17,13 @@ from auditor.core.nouns import Tokens
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.models.partial_distributions import LIKELIEST
 from auditor.models.vocabulary import decode_exactly
-from auditor.remote.connection import MalformedAnswer, RequestRefused, ServerConnection, ServerRequest
+from auditor.remote.connection import (
+    MalformedAnswer,
+    RequestRefused,
+    ServerConnection,
+    ServerRequest,
+    tokens_counted_by_server,
+)
 from auditor.remote.server_dialect import Dialect, IgnoredParameter, PromptLogProbs, WrittenAnswer
 
 T = TypeVar("T")
@@ -142,22 +148,16 @@ class _HandshakeInProgress:
                 f"expected the tokenizer of {self.model!r}, got one that makes {len(bare)} tokens of a text of which "
                 f"{self.wire.url} makes {counted}: give --tokenizer DIR"
             )
-        context = (*adds, *bare)
-        dialect, by_text = self._dialect_with_vllm_options(replace(plain, adds=adds), context, by_text)
+        context, dialect = (*adds, *bare), replace(plain, adds=adds, extended=True)
+        # In vLLM's words too, where they are not refused: the answer without a server's own defaults is another.
+        found = self._result_unless_refused(partial(self._written, dialect, context, GREEDY, 1, None))
+        dialect, by_text = (replace(dialect, extended=False), by_text) if found is None else (dialect, found[0][0])
         by_ids = self._answer_to_token_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
         read = answer.tokens is not None and decode_exactly(self.tokenizer, answer.tokens) == answer.text
         self._record_check(RETURNED, read, "none come" if answer.tokens is None else "they write another text")
         dialect = replace(dialect, ids=by_ids is not None, returned=read)
         return dialect, context, answer if read else replace(answer, tokens=None)
-
-    def _dialect_with_vllm_options(
-        self, plain: Dialect, context: Tokens, by_text: WrittenAnswer
-    ) -> tuple[Dialect, WrittenAnswer]:
-        """In vLLM's words too, where they are not refused: the answer without a server's own defaults is another."""
-        extended = replace(plain, extended=True)
-        found = self._result_unless_refused(partial(self._written, extended, context, GREEDY, 1, None))
-        return (plain, by_text) if found is None else (extended, found[0][0])
 
     def _answer_to_token_ids(self, dialect: Dialect, context: Tokens, by_text: WrittenAnswer) -> WrittenAnswer | None:
         """The answer to the same tokens by their ids; None where they are refused, or mean other tokens."""
@@ -296,38 +296,29 @@ class _HandshakeInProgress:
     def _written(
         self, dialect: Dialect, prompt: str | Tokens, decoding: Decoding, count: int, seed: int | None
     ) -> tuple[list[WrittenAnswer], int | None]:
-        """Samples, and how many tokens the server says the prompt had. Raises Refused and Malformed."""
+        """Samples, and how many tokens the server says the prompt had. Raises RequestRefused and MalformedAnswer."""
         if not isinstance(prompt, str) and not dialect.ids:
             prompt = decode_exactly(self.tokenizer, prompt[len(dialect.adds) :])
         body = dialect.draw(prompt if isinstance(prompt, str) else list(prompt), _LENGTH, decoding, count, seed)
 
         def read(answer: Any) -> tuple[list[WrittenAnswer], int | None]:
-            usage = answer.get("usage") if isinstance(answer, Mapping) else None
-            counted = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
-            return dialect.written(answer, count, _LENGTH), counted if isinstance(counted, int) else None
+            return dialect.written(answer, count, _LENGTH), tokens_counted_by_server(answer, "prompt_tokens")
 
         return self._asked(body, 2 * len(prompt) + count * _LENGTH, read)
 
     def _given(self, dialect: Dialect, whole: Tokens, likeliest: int = 0) -> PromptLogProbs:
-        """Raises Refused and Malformed."""
+        """Raises RequestRefused and MalformedAnswer."""
         prompt = list(whole) if dialect.ids else decode_exactly(self.tokenizer, whole[len(dialect.adds) :])
         body = dialect.score(prompt, likeliest)
         return self._asked(body, 2 * len(whole), lambda answer: dialect.given(answer, whole, likeliest))
 
     def _asked(self, body: Mapping[str, Any], at_most: int, read: Callable[[Any], T]) -> T:
         """Twice, before a server is said to answer otherwise than it should: once may be an accident."""
-        answers: list[Any] = []
-
-        def kept(answer: Any) -> Mapping[bytes, Any]:
-            answers.append(answer)
-            return {}
-
-        self.wire.ask_untested_request(ServerRequest(body, at_most, kept))
+        request = ServerRequest(body, at_most, lambda answer: {b"": answer}, stored=False)
         try:
-            return read(answers[-1])
+            return read(self.wire.ask_untested_request(request)[b""])
         except MalformedAnswer:
-            self.wire.ask_untested_request(ServerRequest(body, at_most, kept))
-            return read(answers[-1])
+            return read(self.wire.ask_untested_request(request)[b""])
 
     def _result_unless_refused(self, ask: Callable[[], T]) -> T | None:
         try:

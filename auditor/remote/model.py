@@ -16,7 +16,7 @@ from torch import Tensor
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.core.result import Doubt
-from auditor.models.base import Completions, LanguageModel, Rows
+from auditor.models.base import Completions, LanguageModel
 from auditor.models.decoding import Cooling, Decoding
 from auditor.models.partial_distributions import PartialDistribution
 from auditor.remote import withheld_answers
@@ -47,7 +47,6 @@ class RemoteModel(LanguageModel):
         self.max_positions = None if room is None else room - 1  # a text is scored with one token behind it
         end = getattr(tokenizer, "eos_token_id", None)
         self.eos = () if end is None else (int(end),)
-        self.device = torch.device("cpu")
         self.asker = Asker(
             wire, self.handshake, TokenTextCodec(tokenizer, self.dialect, self.eos, self.name), self.name
         )
@@ -180,16 +179,13 @@ class RemoteModel(LanguageModel):
         if any(counts.get(kind) for kind in (*withheld_answers.HIDDEN, *withheld_answers.MANY)):
             filled = "; what is shorter than asked for was filled up with the end of text"
             said.append(f"of {sum(counts.values()):,} answers: {withheld_answers.describe_withheld(counts)}{filled}")
-        said.append(self._repeated_answers_sentence())
-        return tuple(said)
-
-    def _repeated_answers_sentence(self) -> str:
         seen = self.asker.watch
         scored = f", and {seen.rescored:,} texts were scored again, cut elsewhere" if seen.score else ""
-        return (
+        said.append(
             f"asked again on the way and at the end: {seen.compared:,} greedy answers, of which {seen.differed:,} came "
             f"back otherwise{scored}"
         )
+        return tuple(said)
 
     def doubts(self) -> tuple[Doubt, ...]:
         counts, said = self.asker.kinds(), list[str]()
@@ -214,13 +210,12 @@ class RemoteModel(LanguageModel):
         """No soft prompt takes room: an attack that would tune one goes without."""
         super().check_room(n_prefix, length, None, prefix_token)
 
-    def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
-        self._raise_no_log_probabilities()
+    def start(
+        self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True
+    ) -> NoReturn:
+        self.log_probs(prefixes, 1)
 
-    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        self._raise_no_log_probabilities()
-
-    def _raise_no_log_probabilities(self) -> NoReturn:
+    def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> NoReturn:
         raise NotApplicable(f"needs log-probabilities of every next token; {self.name} does not give them")
 
 

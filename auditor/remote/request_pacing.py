@@ -32,8 +32,8 @@ class RequestPacing:
     def slot(self) -> Iterator[int]:
         """Waits for its turn. Yields the round it is of, which `slower` takes."""
         with self._free:
-            while (wait := self._seconds_until_turn()) is not None:
-                self._free.wait(wait or None)
+            while (left := self._resumes - time.monotonic()) > 0 or self._in_flight >= int(self.limit):
+                self._free.wait(left if left > 0 else None)
             self._in_flight += 1
             mine = self._round
         try:
@@ -42,13 +42,6 @@ class RequestPacing:
             with self._free:
                 self._in_flight -= 1
                 self._free.notify_all()
-
-    def _seconds_until_turn(self) -> float | None:
-        """Seconds until a turn may come, 0 for until somebody is done; None where it is now."""
-        left = self._resumes - time.monotonic()
-        if left > 0:
-            return left
-        return 0.0 if self._in_flight >= int(self.limit) else None
 
     def faster(self) -> None:
         with self._free:

@@ -15,7 +15,7 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.decoding import Decoding
 from auditor.remote import withheld_answers
-from auditor.remote.connection import MalformedAnswer
+from auditor.remote.connection import MalformedAnswer, tokens_counted_by_server
 
 # What vLLM takes beside OpenAI's fields: ids of the tokens that come back, end of text as a token like any other, and
 # nothing in place of what is asked for. What is left out is taken from the model's generation_config.json there, and
@@ -97,11 +97,12 @@ class Dialect:
         """Samples of `length` tokens. Raises NotApplicable for a decoding that the server does not do."""
         if decoding.forbidden:
             raise NotApplicable(f"needs end of text masked; {self.model} cannot be told so")
-        for name, wanted, done in (("top_k", decoding.top_k, self.top_k), ("top_p", decoding.top_p < 1, self.top_p)):
+        for wanted, done, name, off in (
+            (decoding.top_k > 0, self.top_k, "top_k", "top_k=0"),
+            (decoding.top_p < 1, self.top_p, "top_p", "top_p=1"),
+        ):
             if wanted and not done:
-                raise NotApplicable(
-                    f"draws with {name}, which the server of {self.model} ignores: -A {_disabled_filter_setting(name)}"
-                )
+                raise NotApplicable(f"draws with {name}, which the server of {self.model} ignores: -A {off}")
         body = {"model": self.model, "prompt": prompt, "max_tokens": length, "temperature": decoding.temperature}
         body |= {"top_p": decoding.top_p, "n": count, "logprobs": 1}
         body |= {} if seed is None else {"seed": seed}
@@ -120,33 +121,28 @@ class Dialect:
     # --- what is answered ---
 
     def written(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
-        """So many samples, each of so many tokens or fewer, in the order of their index. Raises Malformed."""
+        """So many samples, each of so many tokens or fewer, in the order of their index. Raises MalformedAnswer."""
         choices = _required_list_field(answer, "choices")
         if len(choices) != count or {_required_field(choice, "index") for choice in choices} != set(range(count)):
             raise MalformedAnswer(f"{count} samples were asked for, and {len(choices)} came, or one twice")
-        counted = _completion_token_count(answer)
+        counted = tokens_counted_by_server(answer, "completion_tokens")
         each = counted if count == 1 else length if counted == count * length else None
         every = [_parse_sample_choice(choice, each) for choice in sorted(choices, key=lambda choice: choice["index"])]
         return every if self.returned else [replace(one, tokens=None) for one in every]
 
     def given(self, answer: Any, prompt: Tokens, likeliest: int = 0) -> PromptLogProbs:
-        """Of a prompt of these tokens. Raises Malformed."""
+        """Of a prompt of these tokens. Raises MalformedAnswer."""
         choice = _required_list_field(answer, "choices")[:1]
         if not choice:
             raise MalformedAnswer("no answer came")
-        ours = self.scored == "prompt_logprobs"
-        found = (
-            _prompt_log_probs(choice[0], prompt, likeliest)
-            if ours
-            else _log_probs_of_echoed_prompt(choice[0], _drawn_tokens_behind_prompt(answer), self.adds[: self.hidden])
-        )
+        if self.scored == "prompt_logprobs":
+            found = _prompt_log_probs(choice[0], prompt, likeliest)
+        else:  # one token was asked for behind the prompt: it is there unless the server counts none
+            drawn = 0 if tokens_counted_by_server(answer, "completion_tokens") == 0 else 1
+            found = _log_probs_of_echoed_prompt(choice[0], drawn, self.adds[: self.hidden])
         if len(found.log_probs) != len(prompt):
             raise MalformedAnswer(f"log-probabilities of {len(found.log_probs)} tokens came, not of {len(prompt)}")
         return found
-
-
-def _disabled_filter_setting(name: str) -> str:
-    return "top_k=0" if name == "top_k" else "top_p=1"
 
 
 def _parse_sample_choice(choice: Any, counted: int | None) -> WrittenAnswer:
@@ -215,19 +211,6 @@ def _log_probs_of_echoed_prompt(choice: Any, drawn: int, hidden: Tokens) -> Prom
     tokens = _token_ids_from_names(own.get("tokens"))
     tokens = None if tokens is None else (*hidden, *tokens[: len(values)])
     return PromptLogProbs((*[None] * len(hidden), *log_probs), None, tokens)
-
-
-def _drawn_tokens_behind_prompt(answer: Any) -> int:
-    """How many tokens were drawn behind a prompt that is scored; the one that was asked for where nothing says it."""
-    counted = _completion_token_count(answer)
-    return counted if counted in (0, 1) else 1
-
-
-def _completion_token_count(answer: Any) -> int | None:
-    """Tokens drawn, all samples together; None where nothing says it."""
-    usage = answer.get("usage") if isinstance(answer, Mapping) else None
-    counted = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
-    return counted if isinstance(counted, int) else None
 
 
 def _token_ids_from_names(words: Any) -> Tokens | None:

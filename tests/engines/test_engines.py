@@ -90,6 +90,20 @@ class Refuses:
         raise self.error("expected an even number, got 1")
 
 
+@dataclass(frozen=True)
+class Processes:
+    portion: int = 1
+
+    def at(self, place: Any, items: Sequence[int]) -> Iterator[int]:
+        yield os.getpid()
+
+
+def worker_process_ids(engine: RayEngine) -> list[int]:
+    """The process of each worker."""
+    work, workers = ray.put(Processes()), engine._started_worker_pool()
+    return [pid for (pid,) in ray.get([worker.all.remote(work, [0]) for worker in workers])]
+
+
 def seven() -> int:
     return 7
 
@@ -126,7 +140,7 @@ def test_every_item_is_worked_on_once_by_either_worker(cluster: RayEngine) -> No
     found, local = list(cluster.stream(Squares(), range(21))), LocalEngine()
     local.open(7, seven)
     assert sorted(row[:2] for row in found) == [(i, i * i + 7) for i in range(21)]
-    assert {pid for *_, pid in found} == set(cluster.worker_process_ids())
+    assert {pid for *_, pid in found} == set(worker_process_ids(cluster))
     assert [row[:2] for row in local.stream(Squares(), range(21))] == sorted(row[:2] for row in found)
     assert list(cluster.stream(Squares(), [])) == []
 
@@ -161,14 +175,14 @@ def test_a_place_that_cannot_be_opened_is_refused_in_its_own_words(ours: None) -
 @pytest.mark.parametrize("how", ["stream", "each"])
 def test_a_lost_worker_is_replaced_and_its_items_are_found_once(cluster: RayEngine, how: str, tmp_path: Path) -> None:
     """Killed when three items are found and each worker has the next one in hand, in the middle of its portion."""
-    lost, gate = cluster.worker_process_ids()[0], tmp_path / "open"
+    lost, gate = worker_process_ids(cluster)[0], tmp_path / "open"
     stream = getattr(cluster, how)(Squares(gate, since=3), range(24))
     rows = [next(stream) for _ in range(3)]
     os.kill(lost, signal.SIGKILL)
     gate.touch()
     rows += stream
     assert sorted(row[:2] for row in rows) == [(i, i * i + 7) for i in range(24)]
-    assert lost not in cluster.worker_process_ids()
+    assert lost not in worker_process_ids(cluster)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +196,7 @@ def test_a_lost_worker_is_replaced_and_its_items_are_found_once(cluster: RayEngi
 def test_more_workers_than_the_cluster_has_room_for_are_refused(
     cluster: RayEngine, workers: int, address: str, gpus: float, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(cluster.worker_process_ids()) == 2
+    assert len(worker_process_ids(cluster)) == 2
     RayEngine(3).close()  # waits until those of the tests before are gone
     monkeypatch.setattr(ray_engine, "PATIENCE", 0.0)
     with pytest.raises(AuditError, match=f"^{re.escape(refusal)}$"):
@@ -268,7 +282,7 @@ def test_a_lost_cluster_and_a_lost_worker_change_nothing(
         for found in stream(engine, work, items):
             yield found
             if work.key == ("pmixed", "text-only", "ethicist") and not killed:
-                os.kill(pid := engine.worker_process_ids()[0], signal.SIGKILL)
+                os.kill(pid := worker_process_ids(engine)[0], signal.SIGKILL)
                 killed.append(pid)
 
     monkeypatch.setattr(RayEngine, "stream", deadly)
