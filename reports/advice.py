@@ -16,7 +16,6 @@ from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.attacked_secrets import SecretFacts
 from auditor.records.leak_readings import PERSONAL, VERBATIM
-from auditor.records.outcomes import PerSecret
 from auditor.records.secret_details import Details
 from auditor.records.signals import Assessment, assess_signals
 from auditor.reports import escaping, phrases, signals
@@ -78,10 +77,8 @@ def _leak_advice(result: AuditResult, seen: Assessment, run: str) -> Iterator[Ad
         for found in signals.group_by_kind(seen.shown(target)):
             best = signals.strongest_signal(found)
             hold = f"; limit it in CI: {signals.gate_command(seen, best, run)}" if best.gate_rule else ""
-            row = phrases.target_title(result, target)
-            yield Advice(
-                LEAKS, f"{signals.describe_kind(found)}{hold}", f"{row} · {best.row.attack}" if best.row else row
-            )
+            row = phrases.target_title(result, target) + (f" · {best.row.attack}" if best.row else "")
+            yield Advice(LEAKS, f"{signals.describe_kind(found)}{hold}", row)
 
 
 def _clear_and_untested_advice(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
@@ -211,10 +208,8 @@ def fewer_copies(result: AuditResult, details: Details) -> str:
         return ""
     within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
     most, left = within[-1] if within else limits[0]
-    return (
-        f"at most {counted(most, 'copy', 'copies')} of a record: "
-        f"{phrases.value_with_interval(left)} predicted, not measured"
-    )
+    kept = phrases.value_with_interval(left)
+    return f"at most {counted(most, 'copy', 'copies')} of a record: {kept} predicted, not measured"
 
 
 def recall_with_copies_left(
@@ -256,34 +251,27 @@ def _defense_advice(result: AuditResult, details: Details, worst: Finding, membe
         seen = None if finding is None or aside else details.rows.get(finding.key)
         if finding is None or seen is None or seen.outcome is None:
             continue
-        pair = _paired_recall_differences(members, seen)
+        pair = _paired_recall_differences(members, seen.outcome)
         if pair is None:
             continue
-        verbatim, near = pair
+        (verbatim, near), row = pair, titled_row(result, finding)
         said = f"verbatim {phrases.points(verbatim)}, near-verbatim {phrases.points(near)}"
         if verbatim.high < 0 and near.high < 0:
-            yield Advice(
-                HELPS, f"{said}; {_perplexity_cost_sentence(result, target.name)}", titled_row(result, finding)
-            )
+            yield Advice(HELPS, f"{said}; {_perplexity_cost_sentence(result, target.name)}", row)
         elif verbatim.high < 0:
-            yield Advice(
-                HIDES,
-                f"{said}: the words change, what they say may still be extracted",
-                titled_row(result, finding),
-            )
+            yield Advice(HIDES, f"{said}: the words change, what they say may still be extracted", row)
 
 
-def _paired_recall_differences(members: Outcome, seen: PerSecret) -> tuple[Measurement, Measurement] | None:
+def _paired_recall_differences(members: Outcome, seen: Outcome) -> tuple[Measurement, Measurement] | None:
     """Verbatim and near-verbatim recall minus the undefended model's, on the members that both were asked for."""
-    assert seen.outcome is not None  # whoever asks has seen to it
     place = {id: i for i, id in enumerate(members.ids)}
-    own = [i for i, id in enumerate(seen.outcome.ids) if id in place]
+    own = [i for i, id in enumerate(seen.ids) if id in place]
     if not own:
         return None
-    base = [place[seen.outcome.ids[i]] for i in own]
+    base = [place[seen.ids[i]] for i in own]
     return (
-        mean_difference_measurement("recall_difference", "share", seen.outcome.hit[own], members.hit[base]),
-        mean_difference_measurement("recall_difference", "share", seen.outcome.near[own], members.near[base]),
+        mean_difference_measurement("recall_difference", "share", seen.hit[own], members.hit[base]),
+        mean_difference_measurement("recall_difference", "share", seen.near[own], members.near[base]),
     )
 
 
@@ -291,28 +279,18 @@ def _perplexity_cost_sentence(result: AuditResult, name: str) -> str:
     own, base = result.target(name).perplexity, result.target(UNDEFENDED).perplexity
     if own is None or base is None:
         return "what it costs was not measured"
-    return (
-        f"held-out perplexity {phrases.format_value(own)} instead of "
-        f"{phrases.format_value(base)}, {own.value / base.value:.2f} times"
-    )
+    change = f"{phrases.format_value(own)} instead of {phrases.format_value(base)}"
+    return f"held-out perplexity {change}, {own.value / base.value:.2f} times"
 
 
 # --- the section ------------------------------------------------------------------------------------------------------
 
 
 def advice_table_blocks(result: AuditResult, details: Details) -> Sequence[Block]:
-    found = advice(result, details)
-    if not found:
-        return ()
-    rows = tuple((one.kind, one.said, one.row) for one in found)
-    return (
-        Table(
-            "advice-table",
-            "Worked out from the numbers of this run; the limits of gates are examples, yours to choose",
-            ("About", "What the run says", "Of"),
-            (Group("", rows),),
-        ),
-    )
+    rows = tuple((one.kind, one.said, one.row) for one in advice(result, details))
+    caption = "Worked out from the numbers of this run; the limits of gates are examples, yours to choose"
+    head = ("About", "What the run says", "Of")
+    return (Table("advice-table", caption, head, (Group("", rows),)),) if rows else ()
 
 
 def advice_bullet_blocks(result: AuditResult, details: Details) -> Sequence[Block]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from auditor.core.counts import counted
-from auditor.core.result import Measurement
 from auditor.gate.compare import Comparand, Comparison, ComparisonRow
-from auditor.reports import escaping, phrases
+from auditor.reports import phrases
 from auditor.reports.blocks import Group, Table
+from auditor.reports.escaping import to_printable_line
 
 _MORE, _LESS, _SAME, _UNKNOWN = "leaks more", "leaks less", "no change shown", "not compared"
 _ORDER = (_MORE, _LESS, _SAME, _UNKNOWN)  # what a reader must not miss comes first
@@ -45,22 +45,13 @@ def rows_leaking_more_first(comparison: Comparison) -> list[ComparisonRow]:
 
 def _baseline_change_row(line: ComparisonRow) -> tuple[str, ...]:
     before, now = line.cells[0], line.cells[-1]
-    difference = (
-        phrases.value_with_interval(now.delta) if now.delta else escaping.to_printable_line(now.why or before.why)
-    )
-    name, metric = escaping.to_printable_line(line.row.title), phrases.label(escaping.to_printable_line(line.metric))
-    return (
-        name,
-        metric,
-        phrases.value_with_interval(before.measured),
-        phrases.value_with_interval(now.measured),
-        difference,
-        _change_direction_label(now),
-    )
+    difference = phrases.value_with_interval(now.delta) if now.delta else to_printable_line(now.why or before.why)
+    name, metric = to_printable_line(line.row.title), phrases.label(to_printable_line(line.metric))
+    numbers = (phrases.value_with_interval(before.measured), phrases.value_with_interval(now.measured))
+    return (name, metric, *numbers, difference, _change_direction_label(now))
 
 
 def _change_direction_label(cell: Comparand) -> str:
-    delta: Measurement | None = cell.delta
-    if delta is None:
+    if cell.delta is None:
         return _UNKNOWN
-    return _MORE if delta.low > 0 else _LESS if delta.high < 0 else _SAME
+    return _MORE if cell.delta.low > 0 else _LESS if cell.delta.high < 0 else _SAME

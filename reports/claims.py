@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 
-from auditor.core.nouns import Claim
 from auditor.core.result import AuditResult
 from auditor.records.claims import CONSISTENT, CONTRADICTED, Bound, ClaimEvidence, assess_claim
 from auditor.reports import phrases
@@ -18,11 +17,8 @@ from auditor.statistics.bounds import LEVEL
 
 def claims_to_report(result: AuditResult) -> list[ClaimEvidence]:
     """How the claims stand, of every target that claims something, that some paper would, or that was audited."""
-    return [
-        stands
-        for stands in (assess_claim(result, target) for target in result.targets)
-        if stands.has_anything_to_report
-    ]
+    found = (assess_claim(result, target) for target in result.targets)
+    return [stands for stands in found if stands.has_anything_to_report]
 
 
 def claim_verdict_sentence(stands: ClaimEvidence) -> str:
@@ -44,13 +40,10 @@ def claim_verdict_sentence(stands: ClaimEvidence) -> str:
 def claim_summary_phrase(stands: ClaimEvidence) -> str:
     """`PMixED: claimed ε 8 (zero-out, shard, δ 1e-5); 6,400 drawn tokens, all spent; not audited`"""
     claim = stands.target.claim
-    covers = (
-        ()
-        if claim is None
-        else tuple(filter(None, (phrases.single_record_epsilon_phrase(claim), phrases.covered_tokens(claim))))
-    )
+    covers = (phrases.single_record_epsilon_phrase(claim), phrases.covered_tokens(claim)) if claim else ()
     why = f" ({'; '.join(stands.refuted)})" if stands.refuted else ""
-    return f"{'; '.join((f'{stands.target.title}: {_claimed_epsilon_sentence(stands)}', *covers, judged(stands)))}{why}"
+    opening = f"{stands.target.title}: {_claimed_epsilon_sentence(stands)}"
+    return f"{'; '.join(filter(None, (opening, *covers, judged(stands))))}{why}"
 
 
 def judged(stands: ClaimEvidence) -> str:
@@ -70,43 +63,25 @@ def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
     beside = "" if nominal is None else f"; nominal ε {phrases.format_number(nominal)}, which is no claim"
     if claim is None:
         return f"it claims no ε{beside}"
-    if stands.claimed is None:
-        return f"it claims no finite ε ({_relation_unit_delta_label(claim)}){beside}"
-    return f"claimed ε {phrases.format_number(stands.claimed)} ({_relation_unit_delta_label(claim)}){beside}"
-
-
-def _relation_unit_delta_label(claim: Claim) -> str:
-    return f"{phrases.relation_label(claim.relation)}, {claim.unit}, δ {phrases.format_number(claim.delta)}"
+    number = phrases.format_number
+    epsilon = "it claims no finite ε" if stands.claimed is None else f"claimed ε {number(stands.claimed)}"
+    terms = f"{phrases.relation_label(claim.relation)}, {claim.unit}, δ {number(claim.delta)}"
+    return f"{epsilon} ({terms}){beside}"
 
 
 def _audited_bound_sentence(stands: ClaimEvidence, bound: Bound) -> str:
     """An audit with its level, and with what the claim says of its game where that is another number."""
-    audit = bound.audit
-    of = (
-        f", against ε {phrases.format_number(bound.promised)} of one {audit.unit}"
-        if _bound_differs_from_claim(stands, bound)
-        else ""
-    )
+    audit, number = bound.audit, phrases.format_number
+    differs = stands.claimed is not None and bound.promised != stands.claimed
+    of = f", against ε {number(bound.promised)} of one {audit.unit}" if differs else ""
     shared = f", one of {len(stands.bounds)} audits" if len(stands.bounds) > 1 else ""
     game = (
-        f"{bound.row.attack}, {phrases.relation_label(audit.relation)}, "
-        f"{audit.unit}, δ {phrases.format_number(audit.delta)}, "
+        f"{bound.row.attack}, {phrases.relation_label(audit.relation)}, {audit.unit}, δ {number(audit.delta)}, "
         f"{audit.right:,} of {audit.guesses:,} guesses right, {audit.canaries_or_games_label}, one-sided "
-        f"{_confidence_percent(audit.level)}{shared}"
+        f"{100 * (1 - audit.level):.4g}%{shared}"
     )
     weak = f", but {bound.powerless_reason}" if bound.powerless_reason and audit.best > bound.promised else ""
-    return (
-        f"audited ε ≥ {phrases.format_number(audit.epsilon)} ({game}), "
-        f"provable at best {phrases.format_number(audit.best)}{of}{weak}"
-    )
-
-
-def _bound_differs_from_claim(stands: ClaimEvidence, bound: Bound) -> bool:
-    return stands.claimed is not None and bound.promised != stands.claimed
-
-
-def _confidence_percent(level: float) -> str:
-    return f"{100 * (1 - level):.4g}%"
+    return f"audited ε ≥ {number(audit.epsilon)} ({game}), provable at best {number(audit.best)}{of}{weak}"
 
 
 def _not_audited_sentence(stands: ClaimEvidence) -> str:
@@ -137,11 +112,11 @@ def _claim_audit_rows(stands: ClaimEvidence) -> tuple[tuple[str, ...], ...]:
     claimed = nothing if stands.claimed is None else number(stands.claimed)
     nominal = nothing if stands.nominal is None else number(stands.nominal)
     end = judged(stands) if stands.verdict or not stands.bounds else "nothing to hold it to"
-    lines = [(f"{bound.row.attack}, δ {number(bound.audit.delta)}", bound.audit, end) for bound in stands.bounds]
-    lines += [(f"{other.row.attack}, δ {number(other.audit.delta)}", other.audit, other.why) for other in stands.unheld]
+    lines = [(bound.row.attack, bound.audit, end) for bound in stands.bounds]
+    lines += [(other.row.attack, other.audit, other.why) for other in stands.unheld]
     told = tuple(
-        (claimed, nominal, what, number(audit.epsilon), number(audit.best), f"{audit.canaries:,}", verdict)
-        for what, audit, verdict in lines
+        (claimed, nominal, f"{attack}, δ {number(a.delta)}", number(a.epsilon), number(a.best), f"{a.canaries:,}", why)
+        for attack, a, why in lines
     )
     if stands.bounds:
         return told

@@ -11,10 +11,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from auditor.core.counts import counted
-from auditor.gate.compare import Comparand, Comparison, ComparisonRow
-from auditor.reports import escaping, html, phrases
+from auditor.gate.compare import Comparison, ComparisonRow
+from auditor.reports import html, phrases
 from auditor.reports import markdown as marked
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
+from auditor.reports.escaping import csv_text, to_printable_line
 
 _BEST = "leaks least"
 NOTE = (
@@ -25,11 +26,11 @@ NOTE = (
 
 def terminal_comparison_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
     """A block of lines for each row: any number of runs fits a narrow terminal."""
-    names = [escaping.to_printable_line(name) for name in comparison.runs]
+    names = list(map(to_printable_line, comparison.runs))
     said = [[(name, *_measured_difference_best(line, i)) for i, name in enumerate(names)] for line in comparison.lines]
     widths = [max(map(len, column)) for column in zip(*(row for rows in said for row in rows), strict=True)]
     for line, rows in zip(comparison.lines, said, strict=True):
-        yield Text(f"{escaping.to_printable_line(line.row.title)}: {phrases.label(line.metric)}", style="bold cyan")
+        yield Text(f"{to_printable_line(line.row.title)}: {phrases.label(line.metric)}", style="bold cyan")
         table = RichTable.grid(padding=(0, 2))
         for width in (2, *widths):
             table.add_column(min_width=width if width < 30 else None, overflow="fold")
@@ -50,10 +51,9 @@ def render_comparison_page(comparison: Comparison) -> str:
 
 def comparison_csv(comparison: Comparison) -> str:
     """CSV: one line a row, metric and run; numbers as they are, shares as fractions."""
-    head = ("target", "setting", "attack", "metric", "run", "value", "low", "high", "n")
-    return escaping.csv_text(
-        (*head, "difference", "difference_low", "difference_high", "best", "note"), _machine_readable_rows(comparison)
-    )
+    head: tuple[str, ...] = ("target", "setting", "attack", "metric", "run", "value", "low", "high", "n")
+    head += ("difference", "difference_low", "difference_high", "best", "note")
+    return csv_text(head, _machine_readable_rows(comparison))
 
 
 def _machine_readable_rows(comparison: Comparison) -> Iterator[tuple[object, ...]]:
@@ -67,50 +67,39 @@ def _machine_readable_rows(comparison: Comparison) -> Iterator[tuple[object, ...
 
 def side_by_side_table(comparison: Comparison) -> Table:
     """A row a configuration and metric, a column a run."""
-    names = tuple(escaping.to_printable_line(name) for name in comparison.runs)
-    head = ("Row", "Metric", *names)
     body = tuple(
         (
-            escaping.to_printable_line(line.row.title),
-            phrases.label(escaping.to_printable_line(line.metric)),
-            *(_run_measurement_cell(line, i) for i in range(len(line.cells))),
+            to_printable_line(line.row.title),
+            phrases.label(to_printable_line(line.metric)),
+            *(
+                "; ".join(filter(None, _measured_difference_best(line, i, "difference ")))
+                for i in range(len(line.cells))
+            ),
         )
         for line in comparison.lines
     )
+    head = ("Row", "Metric", *map(to_printable_line, comparison.runs))
     return Table("comparison", "Each run by target, setting and attack", head, (Group("", body),))
 
 
 def _build_comparison_document(comparison: Comparison) -> Document:
-    names = tuple(escaping.to_printable_line(name) for name in comparison.runs)
     marks = sum(line.best is not None for line in comparison.lines)
     of = counted(len(comparison.lines), "configuration has", "configurations have")
-    told = f"{marks} of {of} a run that leaks significantly less than all others."
+    rows = side_by_side_table(comparison) if comparison.lines else Paragraph("No row was measured.")
     return Document(
-        title=" · ".join(names),
-        facts=(("Secrets", escaping.to_printable_line(comparison.secrets)), ("Runs", str(len(names)))),
-        headline=told,
+        title=" · ".join(map(to_printable_line, comparison.runs)),
+        facts=(("Secrets", to_printable_line(comparison.secrets)), ("Runs", str(len(comparison.runs)))),
+        headline=f"{marks} of {of} a run that leaks significantly less than all others.",
         verdict=NOTE,
-        sections=(
-            Section(
-                "rows",
-                "Rows",
-                (side_by_side_table(comparison) if comparison.lines else Paragraph("No row was measured."),),
-            ),
-        ),
+        sections=(Section("rows", "Rows", (rows,)),),
         kind="Privacy audits side by side",
         lead="Summary",
         source="Rendered from the runs' records alone",
     )
 
 
-def _run_measurement_cell(line: ComparisonRow, i: int) -> str:
-    measured, delta, best = _measured_difference_best(line, i)
-    return "; ".join(filter(None, (measured, f"difference {delta}" if line.cells[i].delta else delta, best)))
-
-
-def _measured_difference_best(line: ComparisonRow, i: int) -> tuple[str, str, str]:
-    """What was measured, the difference to the first run (or why there is none), whether it is best."""
-    cell: Comparand = line.cells[i]
-    measured = phrases.value_with_interval(cell.measured) if cell.measured else phrases.NOTHING
-    delta = phrases.value_with_interval(cell.delta) if cell.delta else escaping.to_printable_line(cell.why)
-    return measured, delta, _BEST if line.best == i else ""
+def _measured_difference_best(line: ComparisonRow, i: int, what: str = "") -> tuple[str, str, str]:
+    """What was measured, the difference to the first run, named `what`, or why there is none, whether it is best."""
+    cell = line.cells[i]
+    delta = f"{what}{phrases.value_with_interval(cell.delta)}" if cell.delta else to_printable_line(cell.why)
+    return phrases.value_with_interval(cell.measured), delta, _BEST if line.best == i else ""

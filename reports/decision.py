@@ -6,9 +6,10 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 
 from auditor.gate.rulings import Decision, Ruling
-from auditor.reports import escaping, phrases
 from auditor.reports.blocks import Group, Table
+from auditor.reports.escaping import escape_for_markdown, to_printable_line
 from auditor.reports.markdown import truncated_table_markdown
+from auditor.reports.phrases import NOTHING, shorten
 
 _MOST_SAID, _LONGEST = 10, 300  # sentences below the table, and characters of one: the rest is in the JUnit file
 _WORST = ("failed", "inconclusive", "held")
@@ -20,14 +21,12 @@ NUMERIC = frozenset({2, 3, 4, 5})
 def ruling_terminal_lines(decision: Decision) -> Iterator[str]:
     """What was judged, one line a ruling, the verdict. Cleaned: names come from plug-ins and files."""
     if decision.about:
-        yield escaping.to_printable_line(decision.about)
+        yield to_printable_line(decision.about)
     if decision.baseline and not any("baseline" in ruling.rule for ruling in decision.rulings):
-        yield escaping.to_printable_line(
-            f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would"
-        )
+        yield to_printable_line(f"no rule compares with {decision.baseline}: --max-increase METRIC=MARGIN would")
     for ruling in decision.rulings:
-        yield f"{ruling.verdict:12}  {escaping.to_printable_line(f'{ruling.row}: {ruling.reason}')}"
-    yield escaping.to_printable_line(decision.headline)
+        yield f"{ruling.verdict:12}  {to_printable_line(f'{ruling.row}: {ruling.reason}')}"
+    yield to_printable_line(decision.headline)
 
 
 def markdown(decision: Decision) -> str:
@@ -35,27 +34,18 @@ def markdown(decision: Decision) -> str:
 
     As many rows as fit a comment beside a report; the verdict counts them all.
     """
-    against = (
-        f" against {phrases.shorten(escaping.to_printable_line(decision.baseline), _LONGEST)}"
-        if decision.baseline
-        else ""
-    )
-    title = f"{phrases.shorten(escaping.to_printable_line(decision.run), _LONGEST)}{against}"
-    found = ruling_table_rows(decision)
-    table = truncated_table_markdown(Table("gate", "", HEAD, (Group("", found),), NUMERIC))
-    about = escaping.escape_for_markdown(phrases.shorten(escaping.to_printable_line(decision.about), _LONGEST))
-    parts = [
-        f"## Leakage {escaping.escape_for_markdown(decision.headline)}",
-        escaping.escape_for_markdown(title),
-        about,
-        table if found else "",
-    ]
+    title = _cut(decision.run) + (f" against {_cut(decision.baseline)}" if decision.baseline else "")
+    parts = [f"## Leakage {escape_for_markdown(decision.headline)}", escape_for_markdown(title)]
+    parts += [escape_for_markdown(_cut(decision.about))]
+    if found := ruling_table_rows(decision):
+        parts += [truncated_table_markdown(Table("gate", "", HEAD, (Group("", found),), NUMERIC))]
     said = [f"{r.row}: {r.reason}" for r in _rulings_worst_first(decision) if not r.n][:_MOST_SAID]
-    parts += [
-        f"- {escaping.escape_for_markdown(phrases.shorten(escaping.to_printable_line(text), _LONGEST))}"
-        for text in said
-    ]
+    parts += [f"- {escape_for_markdown(_cut(text))}" for text in said]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _cut(text: str) -> str:
+    return shorten(to_printable_line(text), _LONGEST)
 
 
 def ruling_table_rows(decision: Decision) -> tuple[tuple[str, ...], ...]:
@@ -68,11 +58,10 @@ def _rulings_worst_first(decision: Decision) -> list[Ruling]:
 
 
 def _ruling_cells(ruling: Ruling) -> tuple[str, ...]:
-    measured = f"{ruling.value:.4g}" if ruling.n else phrases.NOTHING
-    bounds = f"{ruling.low:.4f} to {ruling.high:.4f}" if ruling.n else phrases.NOTHING
-    row, rule = escaping.to_printable_line(ruling.row), escaping.to_printable_line(ruling.rule)
-    missed = phrases.NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
-    return (row, rule, measured, bounds, f"{ruling.n:,}" if ruling.n else phrases.NOTHING, missed, ruling.verdict)
+    measured = (f"{ruling.value:.4g}", f"{ruling.low:.4f} to {ruling.high:.4f}", f"{ruling.n:,}")
+    missed = NOTHING if ruling.missed is None else f"{ruling.missed:.4g}"
+    about = (to_printable_line(ruling.row), to_printable_line(ruling.rule))
+    return (*about, *(measured if ruling.n else (NOTHING,) * 3), missed, ruling.verdict)
 
 
 def decision_junit_xml(decision: Decision) -> str:
@@ -80,43 +69,27 @@ def decision_junit_xml(decision: Decision) -> str:
 
     Inconclusive: an error where it counts, skipped where it is let pass.
     """
-    cases = [_ruling_test_case(decision, ruling) for ruling in decision.rulings] or [_nothing_judged_case()]
-    count = {kind: sum(case.find(kind) is not None for case in cases) for kind in ("failure", "error", "skipped")}
-    totals = {
-        "tests": str(len(cases)),
-        "failures": str(count["failure"]),
-        "errors": str(count["error"]),
-        "skipped": str(count["skipped"]),
-    }
+    cases = [_ruling_test_case(decision, ruling) for ruling in decision.rulings]
+    if not cases:
+        cases = [ET.Element("testcase", {"classname": "run", "name": "gate", "time": "0"})]
+        ET.SubElement(cases[0], "failure", {"type": "failed", "message": "nothing was judged"})
+    totals = {"tests": str(len(cases))}
+    for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        totals[name] = str(sum(case.find(kind) is not None for case in cases))
     root = ET.Element("testsuites", {"name": "audit gate", **totals})
-    suite = ET.SubElement(root, "testsuite", {"name": escaping.to_printable_line(decision.run), **totals})
+    suite = ET.SubElement(root, "testsuite", {"name": to_printable_line(decision.run), **totals})
     suite.extend(cases)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _ruling_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
-    case = ET.Element(
-        "testcase",
-        {
-            "classname": escaping.to_printable_line(ruling.row),
-            "name": escaping.to_printable_line(ruling.rule),
-            "time": "0",
-        },
-    )
-    reason, outcome = escaping.to_printable_line(ruling.reason), decision.outcome(ruling)
-    if outcome == "failed":
-        ET.SubElement(case, "failure", {"type": ruling.verdict, "message": reason})
-    elif outcome == "inconclusive":
-        ET.SubElement(case, "error", {"type": ruling.verdict, "message": reason})
+    row, rule, reason = map(to_printable_line, (ruling.row, ruling.rule, ruling.reason))
+    case = ET.Element("testcase", {"classname": row, "name": rule, "time": "0"})
+    if element := {"failed": "failure", "inconclusive": "error"}.get(decision.outcome(ruling)):
+        ET.SubElement(case, element, {"type": ruling.verdict, "message": reason})
     elif ruling.verdict == "inconclusive":
         ET.SubElement(case, "skipped", {"message": f"inconclusive, let pass: {reason}"})
     else:
         ET.SubElement(case, "system-out").text = reason
-    return case
-
-
-def _nothing_judged_case() -> ET.Element:
-    case = ET.Element("testcase", {"classname": "run", "name": "gate", "time": "0"})
-    ET.SubElement(case, "failure", {"type": "failed", "message": "nothing was judged"})
     return case

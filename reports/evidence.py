@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from auditor.core.nouns import UNDEFENDED, Claim
-from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement, TargetRecord
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement
 from auditor.records import secret_details as detailed
 from auditor.records.disagreements import EXACT
 from auditor.records.secret_details import Details, Reliability
 from auditor.reports import figures, phrases
 from auditor.reports.blocks import Block, FactList, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
-from auditor.reports.topics import CHECK, Topic, group_rows_by_target
+from auditor.reports.topics import CHECK, Topic, figures_block, group_rows_by_target, titled_row
 from auditor.reports.verdict import strongest_attack_row, verdict_by_question
 from auditor.statistics.extraction import any_sample_probability
 from auditor.statistics.roc import AUC
@@ -44,36 +45,28 @@ def _results_section_blocks(result: AuditResult) -> list[Block]:
         )
     if not result.findings:
         return [Paragraph("The run has no rows.")]
-    return [_results_table(result), *effect_causes_blocks(result), Paragraph(note)]
+    head = ("Target", "Attack", "Verbatim recall", "Non-members", "Excess", "PPL", "Decoding", "Claim applies")
+    groups = group_rows_by_target(result, partial(_result_row, result))
+    caption = "Recall of each target, setting and attack"
+    table = Table("results-table", caption, head, groups, frozenset({2, 3, 4, 5}))
+    return [table, *_effect_causes_tables(result), Paragraph(note)]
 
 
-def effect_causes_blocks(result: AuditResult) -> list[Block]:
+def _effect_causes_tables(result: AuditResult) -> list[Block]:
     """What each defense's effect is due to: every chain of every row, step by step."""
-    chained = [finding for finding in phrases.findings_undefended_first(result) if finding.chain]
-    read = [target for target in result.targets if target.likelihood]
-    if not chained and not read:
-        return []
-    groups = (
-        *(
-            Group(
-                f"{phrases.row_title(result, f)} · {f.attack}{_above_nonmembers_label(f)}",
-                tuple(_chain_rows(result, f.target, f.chain)),
-            )
-            for f in chained
-        ),
-        *(Group(f"{t.title} · {phrases.MORE_LIKELY}", tuple(_chain_rows(result, t.name, t.likelihood))) for t in read),
-    )
+    chains = [
+        (f"{titled_row(result, f)}{phrases.note_above_nonmembers(f.chain.whole)}", f.target, f.chain)
+        for f in phrases.findings_undefended_first(result)
+        if f.chain
+    ]
+    chains += [(f"{t.title} · {phrases.MORE_LIKELY}", t.name, t.likelihood) for t in result.targets if t.likelihood]
+    groups = tuple(Group(title, tuple(_chain_rows(result, target, chain))) for title, target, chain in chains)
     head = ("Step", "From", "To", "What changes", "Difference", "95% interval", "n", "Shown")
     caption = "What the effect of each defense is due to: the step from one control row to the next, paired by secret"
-    return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))]
+    return [Table("causes-table", caption, head, groups, frozenset({4, 5, 6}))] if groups else []
 
 
-def _above_nonmembers_label(finding: Finding) -> str:
-    return phrases.note_above_nonmembers(finding.chain.whole) if finding.chain else ""
-
-
-def _chain_rows(result: AuditResult, target: str, chain: Chain | None) -> Iterator[tuple[str, ...]]:
-    assert chain is not None  # `effect_causes_blocks` has seen to it
+def _chain_rows(result: AuditResult, target: str, chain: Chain) -> Iterator[tuple[str, ...]]:
     for step in phrases.steps_between_targets(phrases.steps_to_target(chain, target)):
         yield _step_row(result, step)
     whole = ("all of these", *_titles_before_and_after(result, UNDEFENDED, target), "")
@@ -90,15 +83,8 @@ def _step_row(result: AuditResult, step: ChainStep) -> tuple[str, ...]:
     )
     if step.difference is None:
         return (*row, f"no step: {step.note}")
-    return (
-        *row,
-        *_difference_cells(step.difference),
-        ("yes" if phrases.is_step_significant(step) else "not significant") + _step_note_label(step),
-    )
-
-
-def _step_note_label(step: ChainStep) -> str:
-    return f" ({step.note})" if step.note else ""
+    shown = "yes" if phrases.is_step_significant(step) else "not significant"
+    return (*row, *_difference_cells(step.difference), shown + (f" ({step.note})" if step.note else ""))
 
 
 def _titles_before_and_after(result: AuditResult, before: str, after: str) -> tuple[str, str]:
@@ -107,12 +93,6 @@ def _titles_before_and_after(result: AuditResult, before: str, after: str) -> tu
 
 def _difference_cells(m: Measurement) -> tuple[str, str, str]:
     return phrases.difference_in_points(m), phrases.format_interval(m), f"{m.n:,}"
-
-
-def _results_table(result: AuditResult) -> Table:
-    head = ("Target", "Attack", "Verbatim recall", "Non-members", "Excess", "PPL", "Decoding", "Claim applies")
-    groups = group_rows_by_target(result, lambda finding: [_result_row(result, finding)])
-    return Table("results-table", "Recall of each target, setting and attack", head, groups, frozenset({2, 3, 4, 5}))
 
 
 def _result_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
@@ -130,8 +110,7 @@ def _result_row(result: AuditResult, finding: Finding) -> tuple[str, ...]:
 
 
 def _ranking_figure_blocks(result: AuditResult) -> list[Block]:
-    drawn = [figure for figure in figures.all_figures(result) if figure.plot in figures.RESEARCH]
-    return [Figures(tuple(drawn))] if drawn else []
+    return figures_block(figure for figure in figures.all_figures(result) if figure.plot in figures.RESEARCH)
 
 
 def _calibration_blocks(result: AuditResult, details: Details) -> list[Block]:
@@ -143,11 +122,11 @@ def _calibration_blocks(result: AuditResult, details: Details) -> list[Block]:
     if not shown:
         return []
     plain = [one for one in shown if one[0].target == UNDEFENDED] or shown  # of all targets too many lines
-    series = tuple(Series(name, _reliability_points(r), f.setting) for f, name, r in plain)
-    groups = tuple(
-        Group(f"{name} · {f.setting}: {_calibration_quality_label(r)}", _reliability_bin_rows(r))
-        for f, name, r in shown
+    series = tuple(
+        Series(name, tuple(PlotPoint(b.score, b.right.value, b.right.low, b.right.high) for b in r.bins), f.setting)
+        for f, name, r in plain
     )
+    groups = tuple(_reliability_bin_rows(f"{name} · {f.setting}", r) for f, name, r in shown)
     title = "What a score foretells, and what came true"
     text = (
         "Members' first guesses in ten bins of their score, where it is a probability; below the diagonal it boasts. "
@@ -155,14 +134,8 @@ def _calibration_blocks(result: AuditResult, details: Details) -> list[Block]:
     )
     head = ("Mean score", "Right", "95% interval")
     axes = ("Score", "Share right")
-    return [
-        Figures((Figure("calibration-plot", "calibration", title, text, head, groups, series=series, axes=axes),)),
-        _calibration_error_table(shown),
-    ]
-
-
-def _reliability_points(r: Reliability) -> tuple[PlotPoint, ...]:
-    return tuple(PlotPoint(b.score, b.right.value, b.right.low, b.right.high) for b in r.bins)
+    figure = Figure("calibration-plot", "calibration", title, text, head, groups, series=series, axes=axes)
+    return [Figures((figure,)), _calibration_error_table(shown)]
 
 
 def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) -> Table:
@@ -175,22 +148,10 @@ def _calibration_error_table(shown: Sequence[tuple[Finding, str, Reliability]]) 
     return Table("reliability-table", caption, head, (Group("", rows),), frozenset({2, 3, 4}))
 
 
-def _calibration_quality_label(r: Reliability) -> str:
-    return (
-        f"calibration error {phrases.format_percent(r.error)}%, "
-        f"Brier score {phrases.format_number(r.brier)}, n = {r.n:,}"
-    )
-
-
-def _reliability_bin_rows(r: Reliability) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        (
-            f"{phrases.format_percent(b.score)}%",
-            phrases.format_share_without_interval(b.right),
-            phrases.format_interval(b.right),
-        )
-        for b in r.bins
-    )
+def _reliability_bin_rows(title: str, r: Reliability) -> Group:
+    error, brier = phrases.format_percent(r.error), phrases.format_number(r.brier)
+    rows = tuple((f"{phrases.format_percent(b.score)}%", *phrases.value_interval_n_cells(b.right)[:2]) for b in r.bins)
+    return Group(f"{title}: calibration error {error}%, Brier score {brier}, n = {r.n:,}", rows)
 
 
 def _score_reliabilities(result: AuditResult, details: Details, finding: Finding) -> list[tuple[str, Reliability]]:
@@ -216,10 +177,8 @@ def _exact_chance_in_samples(result: AuditResult, details: Details, finding: Fin
     Of attacks that share their samples, once.
     """
 
-    def asked(f: Finding) -> tuple[str, str, str]:
-        return f.target, f.setting, f.decoding
-
-    alike = [f for f in result.findings if asked(f) == asked(finding)]
+    asked = (finding.target, finding.setting, finding.decoding)
+    alike = [f for f in result.findings if (f.target, f.setting, f.decoding) == asked]
     probe = next((seen for f in alike if (seen := details.rows.get(f.key)) and EXACT in seen.values), None)
     first = next((f for f in alike if f.samples == finding.samples), None)
     if probe is None or not finding.samples or first is not finding:
@@ -234,19 +193,27 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     for target in result.targets:
         for setting in phrases.SETTINGS:
             finding = strongest_attack_row(result, target.name, setting)
-            if finding and target.perplexity and math.isfinite(target.perplexity.value):
-                points.append((target, finding))
-    if len({target.name for target, _ in points}) < 2:
+            recall, cost = finding.measurement("recall") if finding else None, target.perplexity
+            if finding and recall and cost and math.isfinite(cost.value):
+                points.append((target, finding, recall, cost))
+    if len({target.name for target, *_ in points}) < 2:
         return []  # nothing to trade
-    series = tuple(Series(_title_and_epsilon_label(t), (_perplexity_recall_point(t, f),), f.setting) for t, f in points)
+    series = tuple(
+        Series(
+            f"{t.title} · {f'ε {phrases.promised(t.claim)}' if t.claim else 'no claim'}",
+            (PlotPoint(cost.value, recall.value, recall.low, recall.high),),
+            f.setting,
+        )
+        for t, f, recall, cost in points
+    )
     rows = tuple(
         (
             phrases.row_title(result, f),
-            _epsilon_or_no_claim(t.claim),
-            phrases.value_with_interval(t.perplexity),
-            phrases.format_share_with_interval(f.measurement("recall")),
+            phrases.promised(t.claim) if t.claim else "no claim",
+            phrases.value_with_interval(cost),
+            phrases.format_share_with_interval(recall),
         )
-        for t, f in points
+        for t, f, recall, cost in points
     )
     title = "What protection costs, and what it leaves"
     text = (
@@ -255,25 +222,8 @@ def _privacy_utility_blocks(result: AuditResult) -> list[Block]:
     )
     head = ("Target", "ε promised", "Perplexity", "Recall")
     axes, groups = ("Perplexity on held-out text", "Recall"), (Group("", rows),)
-    return [
-        Figures(
-            (Figure("tradeoff-plot", "tradeoff", title, text, head, groups, (), series, frozenset({0}), axes=axes),)
-        )
-    ]
-
-
-def _perplexity_recall_point(target: TargetRecord, finding: Finding) -> PlotPoint:
-    recall, perplexity = finding.measurement("recall"), target.perplexity
-    assert recall is not None and perplexity is not None  # `_privacy_utility_blocks` has seen to it
-    return PlotPoint(perplexity.value, recall.value, recall.low, recall.high)
-
-
-def _title_and_epsilon_label(target: TargetRecord) -> str:
-    return f"{target.title} · ε {phrases.promised(target.claim)}" if target.claim else f"{target.title} · no claim"
-
-
-def _epsilon_or_no_claim(claim: Claim | None) -> str:
-    return "no claim" if claim is None else phrases.promised(claim)
+    figure = Figure("tradeoff-plot", "tradeoff", title, text, head, groups, (), series, frozenset({0}), axes=axes)
+    return [Figures((figure,))]
 
 
 TOPICS = (

@@ -73,7 +73,7 @@ class Sheet:
 def measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
     """A row each (run, target, setting, attack, measurement, repeats, kind); with the reason where there is none."""
     rows = [
-        (*_run_and_row_values(result, finding), *_claim_column_values(_target_claim(result, finding)), *measured)
+        (*_row_and_claim_values(result, finding), *measured)
         for result in map(phrases.clean_result, results)
         for finding in phrases.findings_undefended_first(result)
         for measured in _measurement_rows(finding)
@@ -81,15 +81,14 @@ def measurement_sheet(results: Sequence[AuditResult]) -> Sheet:
     return Sheet({**_ABOUT, **_CLAIM, **_MEASURED}, tuple(rows))
 
 
-def _run_and_row_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
-    perplexity = next((t.perplexity.value for t in result.targets if t.name == f.target and t.perplexity), None)
+def _row_and_claim_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
+    """Under the columns of _ABOUT, then of _CLAIM."""
+    target = phrases.find_target(result, f.target)
+    perplexity, claim = (target.perplexity, target.claim) if target else (None, None)
     run = (result.benchmark.name, result.seed, result.name, *f.key)
-    cost = (perplexity, f.drawn, f.rows, f.seconds)
-    return (*run, f.decoding, json.dumps(f.options), *cost, f.claim_applies, f.claim_reason)
-
-
-def _target_claim(result: AuditResult, finding: Finding) -> Claim | None:
-    return next((target.claim for target in result.targets if target.name == finding.target), None)
+    cost = (perplexity.value if perplexity else None, f.drawn, f.rows, f.seconds)
+    about = (*run, f.decoding, json.dumps(f.options), *cost, f.claim_applies, f.claim_reason)
+    return (*about, *_claim_column_values(claim))
 
 
 def _claim_column_values(claim: Claim | None) -> tuple[Value, ...]:
@@ -155,7 +154,7 @@ def _per_secret_cells(found: PerSecret, names: Sequence[str]) -> Iterator[tuple[
 
 def to_csv(sheet: Sheet) -> str:
     """RFC 4180, formulas inert; nothing stands for nothing, `nan` and `inf` for themselves."""
-    return tables.to_csv(tables.RowTable("", (), (), machine_head=tuple(sheet.columns), machine_rows=sheet.rows))
+    return escaping.csv_text(tuple(sheet.columns), sheet.rows)
 
 
 def to_parquet(sheet: Sheet) -> bytes:
@@ -186,29 +185,19 @@ def to_latex(results: Sequence[AuditResult]) -> str:
 
 def _recall_grid(result: AuditResult) -> tables.RowTable:
     head = ("Target", "Attack", "Recall", "Non-members", "Excess", "PPL", "Claim applies")
+    nothing = phrases.NOTHING
+    applies = {None: nothing, True: "yes", False: "no"}
     rows = tuple(
         (
             phrases.row_title(result, f),
             f.attack,
-            *_recall_cells_or_reason(f),
+            *(("not applicable", nothing, nothing) if f.not_applicable else phrases.main_number_and_baseline(f)),
             phrases.target_perplexity_text(result, f.target),
-            _claim_applies_label(f),
+            applies[f.claim_applies],
         )
         for f in phrases.findings_undefended_first(result)
     )
     return tables.RowTable(f"{result.name}: recall with 95% intervals", head, rows)
-
-
-def _recall_cells_or_reason(f: Finding) -> tuple[str, ...]:
-    return (
-        ("not applicable", phrases.NOTHING, phrases.NOTHING)
-        if f.not_applicable
-        else phrases.main_number_and_baseline(f)
-    )
-
-
-def _claim_applies_label(f: Finding) -> str:
-    return phrases.NOTHING if f.claim_applies is None else "yes" if f.claim_applies else "no"
 
 
 def _epsilon_claims_grid(result: AuditResult) -> tables.RowTable:

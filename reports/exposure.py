@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from auditor.core.result import AuditResult, Finding
+from auditor.core.result import AuditResult
 from auditor.records import secret_details as detailed
 from auditor.records.secret_details import Details
 from auditor.reports import phrases
@@ -17,9 +16,12 @@ from auditor.statistics.exposure import null_exposure_tail_bound
 
 
 def _exposure_tail_blocks(result: AuditResult, details: Details) -> list[Block]:
-    shown = [
-        (f, values) for f in phrases.findings_undefended_first(result) if (values := _member_exposures(details, f))
-    ]
+    members = {secret.id for secret in details.secrets if secret.member}  # any other shows the null, not the model
+    shown = []
+    for f in phrases.findings_undefended_first(result):
+        of = details.exposure.get(f.key, {})
+        if values := [bits for id, bits in of.items() if id in members and math.isfinite(bits)]:
+            shown.append((f, values))
     if not shown:
         return []
     tails = [(f, detailed.survival_function(values)) for f, values in shown]
@@ -52,27 +54,10 @@ def _exposure_tail_blocks(result: AuditResult, details: Details) -> list[Block]:
     )
     head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
     axes = ("Exposure (bits)", "Share with at least as much")
-    null = Series(
-        "",
-        tuple(
-            PlotPoint(x, 2**-x, 2**-x, null_exposure_tail_bound(x, n))
-            for x in np.linspace(0, _largest_exposure_bits(series), 41)
-        ),
-    )
-    return [
-        Figures((Figure("exposure-plot", "exposure", title, text, head, groups, series=series, axes=axes, null=null),))
-    ]
-
-
-def _largest_exposure_bits(series: Sequence[Series]) -> float:
-    return max(point.x for one in series for point in one.points)
-
-
-def _member_exposures(details: Details, finding: Finding) -> list[float]:
-    """Of the members: a canary that was never inserted shows the null, not the model."""
-    members = {secret.id for secret in details.secrets if secret.member}
-    found = details.exposure.get(finding.key, {})
-    return [value for id, value in found.items() if id in members and math.isfinite(value)]
+    bits = np.linspace(0, max(point.x for one in series for point in one.points), 41)
+    null = Series("", tuple(PlotPoint(x, 2**-x, 2**-x, null_exposure_tail_bound(x, n)) for x in bits))
+    figure = Figure("exposure-plot", "exposure", title, text, head, groups, series=series, axes=axes, null=null)
+    return [Figures((figure,))]
 
 
 TOPICS = (Topic("exposure", "Exposure", lambda m: _exposure_tail_blocks(m.result, m.details), CHECK, 5),)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.result import AuditResult, Finding
+from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
 from auditor.reports.blocks import Figure, Group
+from auditor.reports.topics import titled_row
 from auditor.reports.verdict import strongest_attack_row
 from auditor.statistics.metrics import SHARES
 
@@ -18,14 +19,16 @@ _FIRST = frozenset({0})  # what the other columns are numbers of
 def all_figures(result: AuditResult) -> list[Figure]:
     """All of them, setting by setting."""
     figures: list[Figure] = []
+    measured = [f for f in phrases.findings_undefended_first(result) if not f.not_applicable]
     for setting in phrases.SETTINGS:
-        findings = tuple(
-            f for f in phrases.findings_undefended_first(result) if f.setting == setting and not f.not_applicable
-        )
-        figures += _recall_by_repeats_figure(result, setting, findings)
-        figures += _recall_by_errors_figure(result, setting, findings)
-        figures += _any_of_n_samples_figures(result, setting, findings)
-        figures += _exposure_figure(result, setting, findings)
+        own = tuple(f for f in measured if f.setting == setting)
+        figures += _recall_by_repeats_figure(result, setting, own)
+        if shown := tuple(f for f in own if f.curve):
+            figures.append(_recall_by_errors_figure(result, setting, shown))
+        if shown := tuple(f for f in own if phrases.any_of_n_recall(f)):
+            figures.append(_any_of_n_samples_figure(result, setting, shown))
+        if shown := tuple(f for f in own if phrases.exposure_by_insertions(f)):
+            figures.append(_exposure_figure(result, setting, shown))
     return figures
 
 
@@ -45,46 +48,35 @@ def _recall_by_repeats_figure(result: AuditResult, setting: str, findings: Seque
     counted = "by how many copies of each --data holds, which may not be what was trained on, with 95% intervals"
     seen = f"Share of secrets that {shown[0].attack} completed" if attacked else what
     description = f"{seen}, {counted}."
-    groups = tuple(Group(phrases.row_title(result, f), _repeat_rows(f)) for f in shown)
+    groups = tuple(repeat_count_rows(phrases.row_title(result, f), f.by_repeats) for f in shown)
     head = ("Repetitions", what, "95% interval", "n")
     return [Figure(f"repeats-{setting}", "repeats", title, description, head, groups, shown, text=_FIRST)]
 
 
-def _repeat_rows(finding: Finding) -> tuple[tuple[str, ...], ...]:
-    measured = phrases.sort_by_repeats(finding.by_repeats)
-    return tuple(
-        (repeats, phrases.format_share_without_interval(m), phrases.format_interval(m), f"{m.n:,}")
-        for repeats, m in measured
-    )
+def repeat_count_rows(title: str, by_repeats: Mapping[str, Measurement]) -> Group:
+    """A row a repeat count: the number, its interval and n."""
+    rows = ((count, *phrases.value_interval_n_cells(m)) for count, m in phrases.sort_by_repeats(by_repeats))
+    return Group(title, tuple(rows))
 
 
-def _recall_by_errors_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
-    shown = tuple(f for f in findings if f.curve)
-    if not shown:
-        return []
+def _recall_by_errors_figure(result: AuditResult, setting: str, shown: tuple[Finding, ...]) -> Figure:
     title = f"Recall by wrong guesses allowed, {setting}"
     description = "Share of secrets completed when guesses are taken surest first, until so many of them were wrong."
     head = ("Wrong guesses allowed", "Recall")
-    groups = tuple(Group(f"{phrases.row_title(result, f)} · {f.attack}", tuple(_curve_rows(f.curve))) for f in shown)
-    return [Figure(f"errors-{setting}", "errors", title, description, head, groups, shown)]
+    groups = tuple(Group(titled_row(result, f), tuple(_curve_rows(f.curve))) for f in shown)
+    return Figure(f"errors-{setting}", "errors", title, description, head, groups, shown)
 
 
-def _any_of_n_samples_figures(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
-    shown = tuple(f for f in findings if phrases.any_of_n_recall(f))
-    if not shown:
-        return []
+def _any_of_n_samples_figure(result: AuditResult, setting: str, shown: tuple[Finding, ...]) -> Figure:
     title = f"Expected recall of any of n samples, {setting}"
     description = "Exact, without sampling: the mean probability that one of n samples is the secret, word for word."
     groups = tuple(Group(phrases.row_title(result, f), tuple(_any_of_n_samples_rows(f))) for f in shown)
     head = ("Samples", "Members", "Non-members")
-    return [Figure(f"any-of-{setting}", "any_of_n", title, description, head, groups, shown)]
+    return Figure(f"any-of-{setting}", "any_of_n", title, description, head, groups, shown)
 
 
-def _exposure_figure(result: AuditResult, setting: str, findings: Sequence[Finding]) -> list[Figure]:
+def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ...]) -> Figure:
     """Figure 1 of the ADP paper: exposure by insertions, a line a target, with what each costs and promises."""
-    shown = tuple(f for f in findings if phrases.exposure_by_insertions(f))
-    if not shown:
-        return []
     title = f"Exposure by insertions, {setting}"
     description = (
         "How far up the model ranks a canary among every text it could have been, by how often it was inserted, with "
@@ -92,19 +84,12 @@ def _exposure_figure(result: AuditResult, setting: str, findings: Sequence[Findi
     )
     labels = tuple((f.target, phrases.target_title_with_costs(result, f.target)) for f in shown)
     groups = tuple(
-        Group(
-            label,
-            tuple(
-                (count, phrases.format_value(m), phrases.format_interval(m), f"{m.n:,}")
-                for count, m in phrases.exposure_by_insertions(f)
-            ),
-        )
+        repeat_count_rows(label, dict(phrases.exposure_by_insertions(f)))
         for (_, label), f in zip(labels, shown, strict=True)
     )
     head = ("Insertions", "Exposure, bits", "95% interval", "n")
-    return [
-        Figure(f"exposure-{setting}", "insertions", title, description, head, groups, shown, text=_FIRST, labels=labels)
-    ]
+    plot = "insertions"
+    return Figure(f"exposure-{setting}", plot, title, description, head, groups, shown, text=_FIRST, labels=labels)
 
 
 def _any_of_n_samples_rows(finding: Finding) -> list[tuple[str, ...]]:

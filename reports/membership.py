@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.result import AuditResult, Finding, Measurement
+from auditor.core.result import AuditResult, Finding
 from auditor.records.secret_details import Details
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Figure, Figures, Group, Paragraph, PlotPoint, Series, Table
+from auditor.reports.figures import repeat_count_rows
 from auditor.reports.topics import CHECK, Topic, titled_row
 from auditor.statistics import roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
@@ -69,36 +70,18 @@ def _score_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
         found = [finding.measurement(tpr_name(name, rate)) for rate in FALSE_POSITIVES]
         partial = finding.measurement(partial_auc_name(name))
         cells = [
-            phrases.value_with_interval(m) if m else _nonmembers_needed_label(rate)
+            phrases.value_with_interval(m) if m else f"needs {roc.nonmembers_for_rate(rate):,} non-members"
             for m, rate in zip(found, FALSE_POSITIVES, strict=True)
         ]
-        cells.append(phrases.value_with_interval(partial) if partial else phrases.NOTHING)
+        cells.append(phrases.value_with_interval(partial))
         yield (title, phrases.value_with_interval(auc), *cells, found[0].note if found[0] else phrases.NOTHING)
 
 
-def _nonmembers_needed_label(rate: float) -> str:
-    return f"needs {roc.nonmembers_for_rate(rate):,} non-members"
-
-
 def _auc_by_copies_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
-    known = [finding for finding in shown if finding.by_repeats]
-    if not known:
-        return []
-    groups = tuple(
-        Group(
-            titled_row(result, f),
-            tuple((count, *_value_interval_n_cells(m)) for count, m in phrases.sort_by_repeats(f.by_repeats)),
-        )
-        for f in known
-    )
+    groups = tuple(repeat_count_rows(titled_row(result, f), f.by_repeats) for f in shown if f.by_repeats)
     caption = "The main score, by copies of members in the data; each against all non-members"
-    return [
-        Table("membership-repeats", caption, ("Repetitions", "AUC", "95% interval", "n"), groups, frozenset({1, 2, 3}))
-    ]
-
-
-def _value_interval_n_cells(m: Measurement) -> tuple[str, str, str]:
-    return phrases.format_value(m), phrases.format_interval(m), f"{m.n:,}"
+    head = ("Repetitions", "AUC", "95% interval", "n")
+    return [Table("membership-repeats", caption, head, groups, frozenset({1, 2, 3}))] if groups else []
 
 
 # --- the curves -------------------------------------------------------------------------------------------------------

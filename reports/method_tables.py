@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 
 from auditor.core.nouns import Claim
-from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, TargetRecord
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding, TargetRecord
 from auditor.reports import claims, phrases
 from auditor.reports.blocks import Block, Bullets, Card, Cards, Code, FactList, Facts, Group, Paragraph, Table
-from auditor.reports.topics import CHECK, Topic, group_rows_by_target
+from auditor.reports.topics import CHECK, Topic, group_rows_by_target, titled_row
 
 _NEVER = (
     "A claim is consistent where an audit could have contradicted it and did not: that does not prove it, and "
@@ -29,14 +29,13 @@ def _claims_and_spending_blocks(result: AuditResult) -> list[Block]:
     """A line for each neighbouring relation: what is promised, what this audit spent of it, what is left to ask."""
     held = claims.claim_audit_table(result)
     evidence: list[Block] = [] if held is None else [held, Paragraph(_NEVER)]
-    groups = tuple(
-        Group(f"{t.title}: {t.claim.theorem}", _claim_rows_by_relation(t.claim)) for t in result.targets if t.claim
-    )
+    promised = [(target.title, target.claim) for target in result.targets if target.claim]
+    groups = tuple(Group(f"{title}: {claim.theorem}", _claim_rows_by_relation(claim)) for title, claim in promised)
     if not groups:
         return evidence
     head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens covered", "Drawn", "Left", "Status")
     caption = "What is promised, and how much of it this audit spent"
-    drawn = any(t.claim and not t.claim.any_access for t in result.targets)
+    drawn = any(not claim.any_access for _, claim in promised)
     table = Table("claims-table", caption, head, groups, frozenset({1, 2, 3, 5, 6, 7}))
     return [table, *([Paragraph(_TRANSCRIPT)] if drawn else []), *evidence]
 
@@ -66,13 +65,11 @@ def _claim_rows_by_relation(claim: Claim) -> tuple[tuple[str, ...], ...]:
 
 
 def _adversary_access_blocks(result: AuditResult) -> list[Block]:
+    """The matrix access x decoding x budget: rows that were allowed the same are one row, their attacks listed."""
     settings = {finding.setting for finding in result.findings}
     explained = tuple(text for setting, text in phrases.SETTINGS.items() if setting in settings)
-    return [Bullets(explained), _access_table(result)] if explained else []
-
-
-def _access_table(result: AuditResult) -> Table:
-    """The matrix access x decoding x budget: rows that were allowed the same are one row, their attacks listed."""
+    if not explained:
+        return []
     findings = phrases.findings_undefended_first(result)
     names = tuple(dict.fromkeys((*phrases.ACCESS, *(name for finding in findings for name in finding.access))))
     columns = (phrases.ACCESS.get(name, phrases.to_label(name)) for name in names)
@@ -89,30 +86,27 @@ def _access_table(result: AuditResult) -> Table:
         grouped.setdefault(target, []).append((title, ", ".join(dict.fromkeys(who)), *rest))
     groups = tuple(Group("", tuple(rows)) for rows in grouped.values())
     caption = "What each attack could see, how and how often tokens were drawn, and whether the claim covers it"
-    return Table("access-table", caption, head, groups)
+    return [Bullets(explained), Table("access-table", caption, head, groups)]
 
 
 def _attacked_records_blocks(result: AuditResult) -> list[Block]:
     n = result.benchmark
+    times = {"0": "never (controls)", "1": "inserted once"}
+    canaries = ", ".join(
+        f"{many:,} {times.get(count, f'inserted {count} times')}" for count, many in n.canaries.items()
+    )
     facts = (
         ("Members attacked", f"{n.members:,}"),
         ("Non-members attacked", f"{n.nonmembers:,}"),
         ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
         ("Near-duplicates of auxiliary data", _near_duplicates_label(n)),
-        *((("Canaries", _canary_counts_label(n)),) if n.canaries else ()),
+        *((("Canaries", canaries),) if canaries else ()),
     )
     blocks: list[Block] = [Paragraph(n.description)] if n.description else []
     blocks.append(FactList("", facts))
     if n.repeats or n.greedy_recall:
-        blocks.append(_greedy_recall_table(result))
+        blocks.append(_greedy_recall_table(n))
     return [*blocks, *([Bullets(n.notes)] if n.notes else [])]
-
-
-def _canary_counts_label(n: BenchmarkRecord) -> str:
-    """`2 inserted once, 1 inserted 16 times, 4 never (controls)`."""
-    times = {"0": "never (controls)", "1": "inserted once"}
-    parts = (f"{many:,} {times.get(count, f'inserted {count} times')}" for count, many in n.canaries.items())
-    return ", ".join(parts)
 
 
 def _near_duplicates_label(n: BenchmarkRecord) -> str:
@@ -123,8 +117,7 @@ def _near_duplicates_label(n: BenchmarkRecord) -> str:
     return f"{n.near_duplicates:,} of {n.members:,} members: these may come from the auxiliary data, not from the model"
 
 
-def _greedy_recall_table(result: AuditResult) -> Table:
-    n = result.benchmark
+def _greedy_recall_table(n: BenchmarkRecord) -> Table:
     names = sorted({**n.repeats, **n.greedy_recall}, key=phrases.repeats_sort_key)
     rows = tuple(
         (name, f"{n.repeats.get(name, 0):,}", phrases.format_share_with_interval(n.greedy_recall.get(name)))
@@ -141,7 +134,7 @@ def _target_card_blocks(result: AuditResult) -> list[Block]:
         Card(
             t.title,
             t.description,
-            (*_target_cost_facts(t), *_nominal_epsilon_facts(t), *_claim_facts(t.claim)),
+            (*_target_cost_facts(t), *_claim_facts(t.claim)),
             _notes_not_shared(t.notes, shared),
         )
         for t in result.targets
@@ -162,78 +155,53 @@ def _notes_not_shared(notes: Sequence[str], shared: Sequence[str]) -> tuple[str,
 
 def _target_cost_facts(target: TargetRecord) -> Facts:
     per_token, memory, training = target.milliseconds_per_token, target.peak_memory_mb, target.training_seconds
+    nominal = target.nominal_epsilon  # promises nothing, and is named so
     return (
         ("Held-out perplexity", phrases.value_with_interval(target.perplexity)),
         *((phrases.label(m.name), phrases.value_with_interval(m)) for m in target.other_perplexities),
         ("Time per token", phrases.NOTHING if per_token is None else f"{phrases.format_number(per_token)} ms"),
         ("Peak memory", phrases.NOTHING if memory is None else phrases.format_memory(memory)),
-        (
-            "Training time, when it was trained",
-            phrases.NOTHING if training is None else phrases.format_duration(training),
-        ),
+        ("Training time, when it was trained", phrases.format_duration(math.nan if training is None else training)),
+        *((("Nominal ε, no guarantee", phrases.format_number(nominal)),) if nominal is not None else ()),
     )
-
-
-def _nominal_epsilon_facts(target: TargetRecord) -> Facts:
-    """An epsilon that promises nothing is named as such."""
-    if target.nominal_epsilon is None:
-        return ()
-    return (("Nominal ε, no guarantee", phrases.format_number(target.nominal_epsilon)),)
 
 
 def _claim_facts(claim: Claim | None) -> Facts:
     if claim is None:
         return (("Claim", "none"),)
+    unit = phrases.protection_unit_label(claim)
     by_relation = (
-        (f"ε, {phrases.relation_label(name)}", _promised_and_spent_label(claim, name)) for name in claim.epsilon
+        (f"ε, {phrases.relation_label(name)}", _promised_and_spent_label(epsilon, claim.spent_epsilon.get(name)))
+        for name, epsilon in claim.epsilon.items()
     )
     return (
         ("Claim", f"{claim.theorem} ({claim.status})"),
         *by_relation,
         ("δ", phrases.format_number(claim.delta)),
-        (
-            "Set up for",
-            f"{phrases.relation_label(claim.relation)}; unit of protection: {phrases.protection_unit_label(claim)}",
-        ),
+        ("Set up for", f"{phrases.relation_label(claim.relation)}; unit of protection: {unit}"),
         ("Covers", f"{claim.access}, {claim.decoding} decoding, {phrases.covered_tokens(claim)}"),
         ("Spent by this audit", phrases.spent_budget_phrase(claim)),
         *((phrases.to_label(name), phrases.format_number(value)) for name, value in claim.details.items()),
     )
 
 
-def _promised_and_spent_label(claim: Claim, name: str) -> str:
-    """What is promised under one relation, and how much of it is spent."""
-    epsilon, spent = claim.epsilon[name], claim.spent_epsilon.get(name)
+def _promised_and_spent_label(epsilon: float, spent: float | None) -> str:
     if spent is None or math.isinf(epsilon):
         return phrases.format_number(epsilon)
     return f"{phrases.format_number(epsilon)}, of which {phrases.format_number(spent)} spent"
 
 
 def _measurement_blocks(result: AuditResult) -> list[Block]:
-    return [_measurement_table(result)] if result.findings else []
-
-
-def _measurement_table(result: AuditResult) -> Table:
     groups = tuple(
         Group(
-            f"{phrases.row_title(result, f)} · {f.attack} · {phrases.decoding_label(f)}",
-            tuple(map(_measurement_row, f.measurements)),
+            f"{titled_row(result, f)} · {phrases.decoding_label(f)}",
+            tuple((phrases.label(m.name), *phrases.value_interval_n_cells(m), m.note) for m in f.measurements),
         )
         for f in phrases.findings_undefended_first(result)
         if f.measurements
     )
-    head = ("Measurement", "Value", "95% interval", "n", "Note")
-    return Table("measurements-table", "Every measurement of every row", head, groups, frozenset({1, 2, 3}))
-
-
-def _measurement_row(m: Measurement) -> tuple[str, ...]:
-    return (
-        phrases.label(m.name),
-        phrases.format_share_without_interval(m),
-        phrases.format_interval(m),
-        f"{m.n:,}",
-        m.note,
-    )
+    head, caption = ("Measurement", "Value", "95% interval", "n", "Note"), "Every measurement of every row"
+    return [Table("measurements-table", caption, head, groups, frozenset({1, 2, 3}))] if result.findings else []
 
 
 def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
@@ -246,7 +214,7 @@ def _how_rows_ran_blocks(result: AuditResult) -> list[Block]:
     notes = _common_to_all_lists([_row_notes(f) for f in rows])
     of_all = (*options, *(f"in all of them: {note}" for note in notes))
     head = ("Target", "Attack", "Options of its own", "Tokens drawn", "Forward rows", "Time", "Notes of its own")
-    groups = group_rows_by_target(result, lambda f: [_cost_row(result, f, attacks[f.attack], notes)])
+    groups = group_rows_by_target(result, lambda f: _cost_row(result, f, attacks[f.attack], notes))
     table = Table("rows-table", "How each configuration was run", head, groups, frozenset({3, 4, 5}))
     return [table, *([Bullets(of_all)] if of_all else [])]
 
@@ -271,10 +239,7 @@ def _reproduction_blocks(result: AuditResult) -> list[Block]:
         f"Seed {result.seed}. Every secret owns its random numbers, keyed by seed, target, sampling and secret, "
         "so the guesses do not depend on batch size, workers or resuming."
     )
-    timings = (
-        f"{phrases.format_duration(seconds):>14}  {phrases.to_label(stage)}"
-        for stage, seconds in result.timings.items()
-    )
+    timings = (f"{phrases.format_duration(s):>14}  {phrases.to_label(stage)}" for stage, s in result.timings.items())
     return [
         Code("Command", result.command),
         Paragraph(seeds),

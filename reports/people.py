@@ -31,14 +31,12 @@ def _extraction_by_person_blocks(result: AuditResult, details: Details) -> list[
     )
     head = ("Target", "Recall by person", "Baseline", "People with an extracted record")
     names = ("user_recall", "user_recall_nonmembers", "users_extracted")
-    shown = tuple((titled_row(result, f), *(_share_cell(f, name) for name in names)) for f in rows)
+    shown = tuple(
+        (titled_row(result, f), *(phrases.format_share_with_interval(f.measurement(name)) for name in names))
+        for f in rows
+    )
     table = Table("people-table", "Extraction by person, with 95% intervals", head, (Group("", shown),), frozenset())
     return [said, table, *_spread_over_people_blocks(result, details, rows), *_person_inference_blocks(result)]
-
-
-def _share_cell(finding: Finding, name: str) -> str:
-    m = finding.measurement(name)
-    return phrases.NOTHING if m is None else phrases.format_share_with_interval(m)
 
 
 def _person_inference_blocks(result: AuditResult) -> list[Block]:
@@ -59,12 +57,8 @@ def _spread_over_people_blocks(result: AuditResult, details: Details, rows: Sequ
         shares = np.array([out / asked for out, asked in found.values()])
         band = np.searchsorted([most for most, _ in _BANDS], shares)
         parts = [share_with_interval(name, band == i) for i, (_, name) in enumerate(_BANDS)]
-        groups.append(
-            Group(
-                titled_row(result, finding),
-                tuple((m.name.capitalize(), phrases.format_share_with_interval(m)) for m in parts),
-            )
-        )
+        told = tuple((m.name.capitalize(), phrases.format_share_with_interval(m)) for m in parts)
+        groups.append(Group(titled_row(result, finding), told))
         spans += [forest_span(m) for m in parts]
         if finding.target == UNDEFENDED:
             worst = [(one, f"{out:,} of {asked:,}") for one, (out, asked) in found.items() if out][:_WORST]

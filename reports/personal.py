@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from auditor.core.result import AuditResult, Finding, KindCount, Measurement
 from auditor.reports import phrases
-from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
+from auditor.reports.blocks import Block, Forest, ForestSpan, Group, Paragraph, Table
 from auditor.reports.topics import forest_span, titled_row
 
 TITLES = {
@@ -28,31 +28,25 @@ def kind_title(kind: str) -> str:
 
 def kind_in_sentence(kind: str) -> str:
     """Within a sentence."""
-    return kind_title(kind) if kind == "iban" else kind_title(kind)[0].lower() + kind_title(kind)[1:]
+    return kind_title(kind) if kind == "iban" else phrases.lower_first(kind_title(kind))
 
 
 def extracted_by_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
     """A table by kind of each of these rows; none where they hold nothing of the kind."""
     shown = [finding for finding in findings if finding.by_kind]
-    if not shown:
-        return _no_extractable_data_blocks(result)
-    groups = tuple(
-        Group(
-            titled_row(result, f),
-            tuple(
-                _extracted_kind_row(kind, m, f.by_kind_nonmembers.get(kind)) for kind, m in _kinds_by_extracted_share(f)
-            ),
-        )
-        for f in shown
-    )
-    spans = tuple(
-        forest_span(m, _value_or_none(f.by_kind_nonmembers.get(kind)))
-        for f in shown
-        for kind, m in _kinds_by_extracted_share(f)
-    )
-    caption = "Personal data extracted, letter for letter, with 95% intervals"
-    table = Table("kinds-table", caption, ("Personal data", "Extracted", "Non-members"), groups, frozenset({1, 2}))
-    return [Forest(table, spans), Paragraph(f"{_NOTE} {_kind_counts_sentence(result)}")]
+    if not shown:  # there is personal data, but none that an attack could have extracted
+        return [Paragraph(_kind_counts_sentence(result))] if result.benchmark.kinds and result.findings else []
+    groups, spans = list[Group](), list[ForestSpan | None]()
+    for f in shown:
+        rows = []
+        for kind, m in _kinds_by_extracted_share(f):
+            floor = f.by_kind_nonmembers.get(kind)
+            rows.append((kind_title(kind), extracted_share(m), extracted_share(floor) if floor else phrases.NOTHING))
+            spans.append(forest_span(m, floor.value if floor else None))
+        groups.append(Group(titled_row(result, f), tuple(rows)))
+    caption, head = "Personal data extracted, letter for letter, with 95% intervals", ("Extracted", "Non-members")
+    table = Table("kinds-table", caption, ("Personal data", *head), tuple(groups), frozenset({1, 2}))
+    return [Forest(table, tuple(spans)), Paragraph(f"{_NOTE} {_kind_counts_sentence(result)}")]
 
 
 _NOTE = (
@@ -65,24 +59,11 @@ def _kinds_by_extracted_share(finding: Finding) -> list[tuple[str, Measurement]]
     return sorted(finding.by_kind.items(), key=lambda item: -item[1].value)
 
 
-def _extracted_kind_row(kind: str, m: Measurement, floor: Measurement | None) -> tuple[str, ...]:
-    return kind_title(kind), extracted_share(m), phrases.NOTHING if floor is None else extracted_share(floor)
-
-
 def extracted_share(m: Measurement) -> str:
     """`12/80 (15% [8.1–25])`; of secrets with several texts of the kind `15% [8.1–25] of 80`: no count."""
     return (
         phrases.format_share_with_interval(m) if m.unit == "share" else f"{phrases.value_with_interval(m)} of {m.n:,}"
     )
-
-
-def _value_or_none(m: Measurement | None) -> float | None:
-    return None if m is None else m.value
-
-
-def _no_extractable_data_blocks(result: AuditResult) -> list[Block]:
-    """Where there is personal data, but none that an attack could have extracted."""
-    return [Paragraph(_kind_counts_sentence(result))] if result.benchmark.kinds and result.findings else []
 
 
 def _kind_counts_sentence(result: AuditResult) -> str:

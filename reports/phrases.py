@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED, Claim
-from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement
+from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement, TargetRecord
 from auditor.reports.escaping import to_printable_line
 from auditor.statistics import compare, metrics
 from auditor.statistics.metrics import to_label
@@ -63,14 +63,9 @@ def format_percent(value: float, like: float | None = None) -> str:
     """`52`, `0.3`, `−47`: percent without its sign, with the decimals that `like` (default: the value) deserves."""
     if math.isnan(value):
         return NOTHING
-    return _with_typographic_minus(f"{100 * value:.{_percent_decimals(value if like is None else like)}f}")
-
-
-def _percent_decimals(share: float) -> int:
-    size = abs(share)
-    if 0 < size < 0.001:
-        return 2
-    return 1 if size < 0.1 or size >= 0.99 else 0
+    size = abs(value if like is None else like)
+    decimals = 2 if 0 < size < 0.001 else 1 if size < 0.1 or size >= 0.99 else 0
+    return _with_typographic_minus(f"{100 * value:.{decimals}f}")
 
 
 def _with_typographic_minus(number: str) -> str:
@@ -124,9 +119,13 @@ def format_share_without_interval(m: Measurement) -> str:
     """How a measurement is written where its interval and n have columns of their own: `166/320 = 52%`."""
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return format_value(m)
-    if abs(m.value * m.n - hits(m)) > 1e-6 * m.n:  # a mean of shares: nothing was counted
-        return format_value(m)
-    return f"{hits(m):,}/{m.n:,} = {format_value(m)}"
+    counted = abs(m.value * m.n - hits(m)) <= 1e-6 * m.n  # else a mean of shares
+    return f"{hits(m):,}/{m.n:,} = {format_value(m)}" if counted else format_value(m)
+
+
+def value_interval_n_cells(m: Measurement) -> tuple[str, str, str]:
+    """`166/320 = 52%`, `[46–57]`, `320`: a measurement in three columns."""
+    return format_share_without_interval(m), format_interval(m), f"{m.n:,}"
 
 
 def format_number(value: float, zeros: Literal["", "#"] = "") -> str:
@@ -172,8 +171,13 @@ def label(name: str) -> str:
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
+def find_target(result: AuditResult, name: str) -> TargetRecord | None:
+    return next((target for target in result.targets if target.name == name), None)
+
+
 def target_title(result: AuditResult, name: str) -> str:
-    return next((target.title for target in result.targets if target.name == name), name)
+    found = find_target(result, name)
+    return found.title if found else name
 
 
 def row_title(result: AuditResult, finding: Finding) -> str:
@@ -197,18 +201,12 @@ def main_number_and_baseline(finding: Finding) -> tuple[str, str, str]:
     main = finding.main
     if main is None:
         return NOTHING, NOTHING, NOTHING
-    floor, excess = (
-        finding.measurement(metrics.nonmember_metric_name(main.name)),
-        finding.measurement(metrics.excess_metric_name(main.name)),
-    )
+    floor = finding.measurement(metrics.nonmember_metric_name(main.name))
+    excess = value_with_interval(finding.measurement(metrics.excess_metric_name(main.name)))
     if main.unit == "share":
-        return format_share_with_interval(main), format_share_with_interval(floor), value_with_interval(excess)
+        return format_share_with_interval(main), format_share_with_interval(floor), excess
     short = metrics.find_metric(main.name).short or to_label(main.name).lower()
-    return (
-        f"{short} {value_or_bracket(finding, main)}",
-        value_or_bracket(finding, floor),
-        value_with_interval(excess),
-    )
+    return f"{short} {value_or_bracket(finding, main)}", value_or_bracket(finding, floor), excess
 
 
 def value_or_bracket(finding: Finding, m: Measurement | None) -> str:
@@ -219,9 +217,8 @@ def value_or_bracket(finding: Finding, m: Measurement | None) -> str:
 
 def any_of_n_recall(finding: Finding, whose: Literal["", "_nonmembers"] = "") -> dict[int, Measurement]:
     """Expected recall of any of n samples by n, rising; empty where the row has none."""
-    found = (
-        (metrics.EXPECTED_ANY_OF.numbers_in_metric_name(m.name.removesuffix(whose)), m) for m in finding.measurements
-    )
+    numbers = metrics.EXPECTED_ANY_OF.numbers_in_metric_name
+    found = ((numbers(m.name.removesuffix(whose)), m) for m in finding.measurements)
     return dict(sorted((int(n[0]), m) for n, m in found if n and m.name.endswith(whose)))
 
 
@@ -270,9 +267,8 @@ def step_effect(step: ChainStep) -> str:
     """`splitting −12 points [−16 to −8]`, `mixing −1.0 points [−3.0 to 0.7], not significant`, or why it has none."""
     if step.difference is None:
         return f"{join_step_causes(step)}: {step.note}"
-    return (
-        f"{join_step_causes(step)} {points(step.difference)}{'' if is_step_significant(step) else ', not significant'}"
-    )
+    shown = "" if is_step_significant(step) else ", not significant"
+    return f"{join_step_causes(step)} {points(step.difference)}{shown}"
 
 
 def step_effect_briefly(step: ChainStep) -> str:
@@ -322,16 +318,16 @@ def repeats_sort_key(repeats: str) -> float:
 
 
 def target_perplexity_text(result: AuditResult, target: str) -> str:
-    return format_value(next((t.perplexity for t in result.targets if t.name == target), None))
+    found = find_target(result, target)
+    return format_value(found.perplexity if found else None)
 
 
 def target_title_with_costs(result: AuditResult, target: str) -> str:
     """`PMixED · PPL 90.6 · ε 8 (shard)`: what a target costs and promises, where its row is compared with others."""
-    record = next((t for t in result.targets if t.name == target), None)
-    claim = None if record is None else record.claim
-    parts = [target_title(result, target)] + (
-        [] if record is None else [f"PPL {target_perplexity_text(result, target)}"]
-    )
+    record = find_target(result, target)
+    if record is None:
+        return target
+    parts, claim = [record.title, f"PPL {format_value(record.perplexity)}"], record.claim
     if claim is not None and claimed_epsilon(claim) > 0:  # 0: nothing was drawn that it could promise anything about
         parts.append(f"{'' if claim.sound else 'claimed '}ε {promised(claim)}")
     return " · ".join(parts)
@@ -361,10 +357,8 @@ def epsilon_line(claim: Claim) -> str:
     )
     covered = "" if claim.queries is None else f"T {claim.queries:,}"
     parts = [f"{claim.unit}, {relation_label(claim.relation)}", others, f"δ {format_number(claim.delta)}", covered]
-    return (
-        f"ε {format_number(claimed_epsilon(claim))} "
-        f"({'; '.join(filter(None, parts))}) · spent {spent_budget_phrase(claim)}"
-    )
+    terms = "; ".join(filter(None, parts))
+    return f"ε {format_number(claimed_epsilon(claim))} ({terms}) · spent {spent_budget_phrase(claim)}"
 
 
 def covered_tokens(claim: Claim) -> str:

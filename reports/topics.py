@@ -6,7 +6,7 @@ Beside it what the modules of entries share. Knows neither the sections nor how 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from auditor.core.result import AuditResult, Finding, Measurement
@@ -14,7 +14,7 @@ from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
 from auditor.records.secret_details import Details
 from auditor.reports import phrases
-from auditor.reports.blocks import Block, ForestSpan, Group
+from auditor.reports.blocks import Block, Figure, Figures, ForestSpan, Group
 
 DECIDE, MEND, CHECK = "For the decision", "For fixing the model", "For checking the method"
 BEFORE = "Since the last run"
@@ -50,11 +50,17 @@ class Topic:
     brief: Maker | None = None
 
 
-def group_rows_by_target(result: AuditResult, rows: Callable[[Finding], list[tuple[str, ...]]]) -> tuple[Group, ...]:
+def figures_block(drawn: Iterable[Figure]) -> list[Block]:
+    """One block of them; none where there are none."""
+    figures = tuple(drawn)
+    return [Figures(figures)] if figures else []
+
+
+def group_rows_by_target(result: AuditResult, row: Callable[[Finding], tuple[str, ...]]) -> tuple[Group, ...]:
     """One untitled group a target, in report order."""
     grouped: dict[str, list[tuple[str, ...]]] = {}
     for finding in phrases.findings_undefended_first(result):
-        grouped.setdefault(finding.target, []).extend(rows(finding))
+        grouped.setdefault(finding.target, []).append(row(finding))
     return tuple(Group("", tuple(group)) for group in grouped.values())
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 
 from auditor.core.counts import counted
-from auditor.core.nouns import UNDEFENDED, Claim
-from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
-from auditor.records.signals import Assessment, assess_signals
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import AuditResult, Chain, Finding, Measurement, TargetRecord
+from auditor.records.signals import assess_signals
 from auditor.reports import claims, phrases, signals, unlearning
 from auditor.reports.blocks import Facts
 from auditor.statistics.metrics import RECALL
@@ -31,20 +31,15 @@ def doubt_sentences(result: AuditResult) -> tuple[str, ...]:
 def summary_by_target(result: AuditResult) -> dict[str, str]:
     """By target, what leaks of it, in a sentence; of the undefended one also where it was not attacked."""
     seen = assess_signals(result)
-    told = {target: signals.target_summary(result, seen, target) for target in _targets_to_summarise(seen)}
+    shown = [target for target in seen.targets if target == UNDEFENDED or seen.tested(target)]
+    told = {target: signals.target_summary(result, seen, target) for target in shown}
     return told if UNDEFENDED in told else {**told, UNDEFENDED: "Nothing was measured on the undefended model."}
-
-
-def _targets_to_summarise(seen: Assessment) -> list[str]:
-    """The targets that anything was measured of, or the undefended one, which is always told of."""
-    return [target for target in seen.targets if target == UNDEFENDED or seen.tested(target)]
 
 
 def verdict_paragraph(result: AuditResult) -> str:
     """The paragraph: what leaks and how sure, what each defense changed, at what cost, and what its claim covers."""
-    return " ".join(
-        f"{term}: {text}" if term in _target_titles(result) else text for term, text in _verdict_facts(result)
-    )
+    titles = {"Undefended", *(target.title for target in result.targets)}
+    return " ".join(f"{term}: {text}" if term in titles else text for term, text in _verdict_facts(result))
 
 
 def verdict_by_question(result: AuditResult) -> Facts:
@@ -52,66 +47,44 @@ def verdict_by_question(result: AuditResult) -> Facts:
     return (*_verdict_facts(result), ("How sure", _certainty_sentences(result)))
 
 
-def _target_titles(result: AuditResult) -> set[str]:
-    return {"Undefended", *(target.title for target in result.targets)}
-
-
 def _verdict_facts(result: AuditResult) -> Facts:
     seen, found = assess_signals(result), list[tuple[str, str]]()
-    if against := signals.all_doubts(seen):
-        found.append(("What may hide a leak", " ".join(doubt.sentence for doubt in against)))
+    if against := doubt_sentences(result):
+        found.append(("What may hide a leak", " ".join(against)))
     found.append(("Undefended", signals.target_signals_paragraph(result, seen, UNDEFENDED)))
-    for target in _defended_targets(result):
-        found.append(
-            (
-                target.title,
-                " ".join(
-                    [
-                        signals.target_signals_paragraph(result, seen, target.name),
-                        *_recall_change_sentences(result, target),
-                    ]
-                ),
-            )
-        )
+    defended = [target for target in result.targets if target.name != UNDEFENDED and not target.companion]
+    for target in defended:
+        leaks = signals.target_signals_paragraph(result, seen, target.name)
+        found.append((target.title, " ".join((leaks, *_recall_change_sentences(result, target)))))
     found += [
         ("What is left of the forgotten", unlearning.forgetting_sentences(result, one)) for one in result.unlearning
     ]
-    found += [(f"Why, with {target.title}", explain_effect(result, target)) for target in _explained_targets(result)]
-    found += [("At what cost", " ".join(_cost_sentences(result)))] if _defended_targets(result) else []
-    promises = [
-        *_promise_sentences(result),
-        *(claims.claim_verdict_sentence(stands) for stands in claims.claims_to_report(result)),
-    ]
+    why = ((target, explain_effect(result, target)) for target in defended)
+    found += [(f"Why, with {target.title}", said) for target, said in why if said]
+    found += [("At what cost", " ".join(_cost_sentence(result, target) for target in defended))] if defended else []
+    promises = [_promise_sentence(result, target) for target in defended]
+    promises += map(claims.claim_verdict_sentence, claims.claims_to_report(result))
     found += [("What is promised", " ".join(promises))] if promises else []
     return tuple(found)
 
 
 def _recall_change_sentences(result: AuditResult, target: TargetRecord) -> list[str]:
     """Its recall against that of no defense, at each access."""
-    told = [_recall_change_label(result, finding) for finding in _strongest_by_access(result, target)]
+    told = [_recall_change_label(result, finding) for finding in strongest_by_access(result, target.name)]
     return [f"Verbatim, against no defense at the same decoding: {'; '.join(told)}."] if told else []
 
 
-def _cost_sentences(result: AuditResult) -> list[str]:
-    return [
-        f"{target.title}: {phrases.lower_first(_perplexity_cost_sentence(result, target))}"
-        f"{_slowdown_sentence(result, target)}"
-        for target in _defended_targets(result)
-    ]
+def _cost_sentence(result: AuditResult, target: TargetRecord) -> str:
+    said = f"{target.title}: {phrases.lower_first(_perplexity_cost_sentence(result, target))}"
+    base, own = phrases.find_target(result, UNDEFENDED), target.milliseconds_per_token
+    if base is None or not base.milliseconds_per_token or own is None:
+        return said
+    return f"{said} A token takes {phrases.format_number(own / base.milliseconds_per_token)} times as long."
 
 
-def _slowdown_sentence(result: AuditResult, target: TargetRecord) -> str:
-    base = next((t.milliseconds_per_token for t in result.targets if t.name == UNDEFENDED), None)
-    if not base or target.milliseconds_per_token is None:
-        return ""
-    return f" A token takes {phrases.format_number(target.milliseconds_per_token / base)} times as long."
-
-
-def _promise_sentences(result: AuditResult) -> list[str]:
-    return [
-        f"{target.title}: {phrases.lower_first(_claim_coverage_sentence(target, _strongest_by_access(result, target)))}"
-        for target in _defended_targets(result)
-    ]
+def _promise_sentence(result: AuditResult, target: TargetRecord) -> str:
+    said = _claim_coverage_sentence(target, strongest_by_access(result, target.name))
+    return f"{target.title}: {phrases.lower_first(said)}"
 
 
 def _certainty_sentences(result: AuditResult) -> str:
@@ -122,8 +95,7 @@ def _certainty_sentences(result: AuditResult) -> str:
         f"{counted(n, 'secret')} attacked, {counted(rows, 'configuration')} (target, access, attack) measured. "
         "Brackets hold 95% intervals over the choice of secrets; none extracted would still leave up to "
         f"{phrases.format_percent(phrases.zero_hits_bound(least))}%{of}. "
-        f"An attack gives a lower bound: a stronger one may "
-        "extract more."
+        "An attack gives a lower bound: a stronger one may extract more."
     )
 
 
@@ -136,33 +108,23 @@ def fewest_members_attacked(result: AuditResult) -> int:
 def strongest_attack_row(result: AuditResult, target: str, setting: str | None = None) -> Finding | None:
     """The measured row with the highest recall, the first of equals."""
     measured = [
-        finding
+        (recall.value, finding)
         for finding in result.findings
-        if finding.target == target and setting in (None, finding.setting) and _has_recall(finding)
+        if finding.target == target and setting in (None, finding.setting) and (recall := _measured_recall(finding))
     ]
-    return max(measured, key=lambda finding: _recall_measurement(finding).value, default=None)
+    return max(measured, key=lambda one: one[0], default=(0.0, None))[1]
 
 
-def _has_recall(finding: Finding) -> bool:
+def _measured_recall(finding: Finding) -> Measurement | None:
     recall = finding.measurement(RECALL)
-    return not finding.not_applicable and recall is not None and recall.n > 0 and not math.isnan(recall.value)
+    known = not finding.not_applicable and recall is not None and recall.n > 0 and not math.isnan(recall.value)
+    return recall if known else None
 
 
-def _recall_measurement(finding: Finding) -> Measurement:
-    recall = finding.measurement(RECALL)
-    assert recall is not None  # _has_recall() chose the finding
-    return recall
-
-
-def _strongest_by_access(result: AuditResult, target: TargetRecord) -> list[Finding]:
+def strongest_by_access(result: AuditResult, target: str) -> list[Finding]:
     """The strongest row of each setting that has one, inside the claim first."""
-    return [
-        f for f in (strongest_attack_row(result, target.name, setting) for setting in phrases.SETTINGS) if f is not None
-    ]
-
-
-def _defended_targets(result: AuditResult) -> list[TargetRecord]:
-    return [target for target in result.targets if target.name != UNDEFENDED and not target.companion]
+    best = (strongest_attack_row(result, target, setting) for setting in phrases.SETTINGS)
+    return [finding for finding in best if finding is not None]
 
 
 # --- what a defense changed -----------------------------------------------------------------------------------------
@@ -170,8 +132,8 @@ def _defended_targets(result: AuditResult) -> list[TargetRecord]:
 
 def _recall_change_label(result: AuditResult, finding: Finding) -> str:
     """`white-box −51 points [−55 to −47] (4/320 against 166/320, ethicist)`"""
-    difference, reference = finding.measurement("recall_difference"), _matching_undefended_row(result, finding)
-    access, own = finding.setting, phrases.format_share_with_interval(_recall_measurement(finding))
+    difference, reference = finding.measurement("recall_difference"), _matching_undefended_recall(result, finding)
+    access, own = finding.setting, phrases.format_share_with_interval(_measured_recall(finding))
     if reference is None or difference is None or math.isnan(difference.value):
         return f"{access} {own} by {finding.attack}, with no undefended configuration at the same decoding"
     points = f"{phrases.format_percent(difference.value)} points {phrases.format_interval(difference)}"
@@ -179,17 +141,15 @@ def _recall_change_label(result: AuditResult, finding: Finding) -> str:
         points += ", not significant"
     elif difference.low > 0:
         points += ", worse than no defense"
-    return (
-        f"{access} {points} ({own} against "
-        f"{phrases.format_share_with_interval(_recall_measurement(reference))}, {finding.attack})"
-    )
+    against = phrases.format_share_with_interval(reference)
+    return f"{access} {points} ({own} against {against}, {finding.attack})"
 
 
-def _matching_undefended_row(result: AuditResult, finding: Finding) -> Finding | None:
-    """The undefended row at the same setting, attack and decoding."""
-    key = (finding.setting, finding.attack, finding.decoding)
-    undefended = (f for f in result.findings if f.target == UNDEFENDED and _has_recall(f))
-    return next((f for f in undefended if (f.setting, f.attack, f.decoding) == key), None)
+def _matching_undefended_recall(result: AuditResult, finding: Finding) -> Measurement | None:
+    """That of the undefended row at the same setting, attack and decoding."""
+    key = (UNDEFENDED, finding.setting, finding.attack, finding.decoding)
+    same = (f for f in result.findings if (f.target, f.setting, f.attack, f.decoding) == key)
+    return next(filter(None, map(_measured_recall, same)), None)
 
 
 def _claim_coverage_sentence(target: TargetRecord, best: list[Finding]) -> str:
@@ -197,10 +157,11 @@ def _claim_coverage_sentence(target: TargetRecord, best: list[Finding]) -> str:
     if claim is None:
         return "It claims nothing."
     terms = f"{phrases.relation_label(claim.relation)}, {phrases.covered_tokens(claim)}; {claim.status}"
-    opening = (
-        f"It claims ε {phrases.format_number(phrases.claimed_epsilon(claim))} "
-        f"({terms}) for its unit, {_protection_unit_phrase(claim)}."
-    )
+    unit = phrases.protection_unit_label(claim)
+    if claim.shard and unit == claim.unit:  # its epsilon is not about the single records that recall counts
+        unit += ": it promises nothing about a single record"
+    epsilon = phrases.format_number(phrases.claimed_epsilon(claim))
+    opening = f"It claims ε {epsilon} ({terms}) for its unit, {unit}."
     if math.isinf(phrases.claimed_epsilon(claim)):
         return f"{opening} That promises nothing."
     uncovered = [finding for finding in best if not finding.claim_applies]
@@ -208,39 +169,19 @@ def _claim_coverage_sentence(target: TargetRecord, best: list[Finding]) -> str:
         return f"{opening} It was not put to the test."
     if not uncovered:
         return f"{opening} Access and decoding of what was measured are those of the claim."
+    why = "; ".join(dict.fromkeys(finding.claim_reason or "no reason recorded" for finding in uncovered))
     if len(uncovered) == len(best):
-        return (
-            f"{opening} Access and decoding of what was measured are outside the claim ({_claim_reasons_text(best)})."
-        )
-    return f"{opening} It does not cover {uncovered[0].setting} access ({_claim_reasons_text(uncovered)})."
-
-
-def _protection_unit_phrase(claim: Claim) -> str:
-    """What is protected; of a shard, that its epsilon is not about the single records that recall counts."""
-    said = phrases.protection_unit_label(claim)
-    if not claim.shard:
-        return said
-    return f"{said}: it promises nothing about a single record" if said == claim.unit else said
-
-
-def _claim_reasons_text(findings: list[Finding]) -> str:
-    return "; ".join(dict.fromkeys(finding.claim_reason or "no reason recorded" for finding in findings))
+        return f"{opening} Access and decoding of what was measured are outside the claim ({why})."
+    return f"{opening} It does not cover {uncovered[0].setting} access ({why})."
 
 
 def _perplexity_cost_sentence(result: AuditResult, target: TargetRecord) -> str:
-    base = next((t.perplexity for t in result.targets if t.name == UNDEFENDED), None)
-    if target.perplexity is None or base is None or not base.value > 0:
+    undefended = phrases.find_target(result, UNDEFENDED)
+    own, base = target.perplexity, undefended.perplexity if undefended else None
+    if own is None or base is None or not base.value > 0:
         return "Its cost in perplexity was not measured."
-    change = phrases.format_relative_change(target.perplexity.value / base.value - 1)
-    return (
-        f"Held-out perplexity is {phrases.format_value(target.perplexity)} "
-        f"against {phrases.format_value(base)} ({change})."
-    )
-
-
-def _explained_targets(result: AuditResult) -> list[TargetRecord]:
-    """The defended targets of which some row says what their effect is due to."""
-    return [target for target in _defended_targets(result) if explained_row(result, target.name)]
+    change = phrases.format_relative_change(own.value / base.value - 1)
+    return f"Held-out perplexity is {phrases.format_value(own)} against {phrases.format_value(base)} ({change})."
 
 
 def explained_row(result: AuditResult, target: str) -> Finding | None:
@@ -248,39 +189,29 @@ def explained_row(result: AuditResult, target: str) -> Finding | None:
 
     def rank(finding: Finding) -> tuple[float, float]:
         assert finding.chain is not None
-        return (_recall_measurement(finding).value if _has_recall(finding) else -1.0, -finding.chain.whole.value)
+        recall = _measured_recall(finding)
+        return (recall.value if recall else -1.0, -finding.chain.whole.value)
 
     return max((f for f in result.findings if f.target == target and f.chain), key=rank, default=None)
 
 
 def explain_effect(result: AuditResult, target: TargetRecord) -> str:
-    """What each cause is credited with: its own step, and no more than that."""
+    """What each cause is credited with: its own step, and no more than that; "" where no row tells."""
     finding = explained_row(result, target.name)
-    assert finding is not None and finding.chain is not None  # `_explained_targets` has seen to it
-    where = finding.setting
-    whole = finding.chain.whole
-    told = "; ".join(
-        map(
-            phrases.step_effect_in_full,
-            phrases.steps_between_targets(phrases.steps_to_target(finding.chain, target.name)),
-        )
-    )
-    of = f"{finding.attack}, {where}{phrases.note_above_nonmembers(whole)}, n {whole.n:,}"
+    if finding is None or finding.chain is None:
+        return ""
+    whole, told = finding.chain.whole, _steps_text(finding.chain, target.name)
+    of = f"{finding.attack}, {finding.setting}{phrases.note_above_nonmembers(whole)}, n {whole.n:,}"
     opening = f"Of {target.title}'s {phrases.points(whole)} against no defense ({of})"
     beyond = phrases.steps_to_target(finding.chain, target.name, beyond=True)
     further = (f"One step further, {phrases.step_effect_in_full(step)}." for step in beyond)
-    return " ".join((f"{opening}, by control rows: {told}.", *further, *_likelihood_causes_sentences(target)))
+    said = [f"{opening}, by control rows: {told}.", *further]
+    if target.likelihood is not None:  # what no guess shows: what each cause takes of the members' advantage in it
+        whole, told = target.likelihood.whole, _steps_text(target.likelihood, target.name)
+        said.append(f"By {phrases.MORE_LIKELY}, {phrases.points(whole)} (n {whole.n:,}): {told}.")
+    return " ".join(said)
 
 
-def _likelihood_causes_sentences(target: TargetRecord) -> list[str]:
-    """What no guess shows: what each cause takes of the members' advantage in likelihood."""
-    if target.likelihood is None:
-        return []
-    told = "; ".join(
-        map(
-            phrases.step_effect_in_full,
-            phrases.steps_between_targets(phrases.steps_to_target(target.likelihood, target.name)),
-        )
-    )
-    whole = phrases.points(target.likelihood.whole)
-    return [f"By {phrases.MORE_LIKELY}, {whole} (n {target.likelihood.whole.n:,}): {told}."]
+def _steps_text(chain: Chain, target: str) -> str:
+    steps = phrases.steps_between_targets(phrases.steps_to_target(chain, target))
+    return "; ".join(map(phrases.step_effect_in_full, steps))
