@@ -346,9 +346,11 @@ def secrets(model: LanguageModel) -> list[Secret]:
     """Members and non-members of two shapes; half of the suffixes are what the model says, half are not."""
     found = []
     for i, query in enumerate(random_queries(12)):
-        noise = secret_uniform_draws(1, query.length, i)[None]
-        drawn = sample(model, torch.tensor([query.prefix]), query.length, Decoding(top_p=0.7), noise)[0].suffixes[0]
-        suffix = tuple(drawn.tolist()) if i % 4 < 2 else query.prefix[: query.length]
+        suffix = query.prefix[: query.length]
+        if i % 4 < 2:
+            noise = secret_uniform_draws(1, query.length, i)[None]
+            drawn = sample(model, torch.tensor([query.prefix]), query.length, Decoding(top_p=0.7), noise)
+            suffix = tuple(drawn[0].suffixes[0].tolist())
         found.append(Secret(query.id, query.prefix, suffix, 1 + i % 2, member=i % 3 > 0))
     return found
 

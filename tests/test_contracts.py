@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from auditor.attacks.perplexity import Perplexity
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import Guesses
+from auditor.core.nouns import Guesses, Secret
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
@@ -185,23 +186,25 @@ class TestDistributionProbe:
             build_plugin("attack", PROBES, kind.name, {"temprature": 3})
 
 
+@functools.cache
+def protected(defense: type[Defense]) -> tuple[LanguageModel, list[Secret]]:
+    """The model of a defense, and secrets of which half are what that model says."""
+    model = defense().protect(make_tiny_scenario())
+    return model, secrets(model)
+
+
 @pytest.mark.parametrize("kind", PROBES.values(), ids=PROBES)
 @pytest.mark.parametrize("defense", [DEFENSES[name] for name in SERVED], ids=SERVED)
 def test_probes_read_defended_distributions(kind: type[Probe], defense: type[Defense]) -> None:
-    model = defense().protect(make_tiny_scenario())
+    (model, members), probe = protected(defense), make_small_plugin(kind)
+    asked = members if probe.of == "secrets" else probe_subjects(probe, model)
     try:
-        whole = observe_by_id(
-            make_small_plugin(kind), make_view(model, WHITE_BOX), probe_subjects(make_small_plugin(kind), model)
-        )
+        whole = observe_by_id(probe, make_view(model, WHITE_BOX), asked)
     except NotApplicable as why:
         claim = defense().claim(make_tiny_scenario(), 0)
         assert "makes no claim" in str(why) and (claim is None or claim.queries is None)
         return
-    single = observe_by_id(
-        make_small_plugin(kind),
-        make_view(model, WHITE_BOX, batch_size=1),
-        probe_subjects(make_small_plugin(kind), model)[:2],
-    )
+    single = observe_by_id(make_small_plugin(kind), make_view(model, WHITE_BOX, batch_size=1), asked[:2])
     for name in single:
         # Float noise may decide between neighbours that differ by less: which one it was is then not compared.
         numbers = {key for key in whole[name].values if not key.startswith(("neighbour_", "position_"))}
