@@ -1,1 +1,1 @@
-"""Attacks, one file each: drop a file with an `Attack` subclass here and `audit list` shows it."""
+"""Attacks: drop a file with an `Attack` subclass here and `audit list` shows it."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.attacks.reference import reference_scores
+from auditor.attacks.likelihood_ranking import reference_scores
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Pair
 from auditor.core.secret_randomness import keyed_random_generator

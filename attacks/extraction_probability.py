@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,6 +20,7 @@ from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import Decoding
 from auditor.models.partial_distributions import PartialDistribution, decoded_log_prob_bounds
+from auditor.plugins.options import require_options_at_least
 from auditor.plugins.probe import (
     DistributionProbe,
     Observed,
@@ -48,11 +50,10 @@ class ExtractionProbability(DistributionProbe):
     of samples; `p`: a secret is (n, p)-discoverable when one of n samples is right with probability p or more; `alpha`:
     level of the conformal threshold that non-members set (A7).
 
-    `decoded_log_prob_bounds` puts two bounds beside it, which are not of one event: at least so likely is a sample
-    within `distance`
-    token edits of the suffix under this decoding (the near-verbatim probe, by `near_beams`); at most so likely is the
-    suffix itself whatever temperature, top-k or top-p a product uses (C3), and each of its `windows` of so many tokens
-    behind the text before it. Shares of secrets are counted that reach 1 in `one_in`.
+    `bracket` puts two bounds beside it, which are not of one event: at least so likely is a sample within
+    `near_distance` token edits of the suffix under this decoding (the near-verbatim probe, by `near_beams`); at most so
+    likely is the suffix itself whatever temperature, top-k or top-p a product uses (C3), and each of its `windows` of
+    so many tokens behind the text before it. Shares of secrets are counted that reach 1 in `one_in`.
     """
 
     name: ClassVar[str] = "extraction-probability"
@@ -78,8 +79,7 @@ class ExtractionProbability(DistributionProbe):
         for length in self.lengths():
             if length < 1:
                 raise AuditError(f"expected windows of 1 token or more, got {length}")
-        if self.one_in < 1:
-            raise AuditError(f"expected one_in >= 1, got {self.one_in}")
+        require_options_at_least(self, 1, "one_in")
         for n in self.counts():
             if n < 1:
                 raise AuditError(f"expected n >= 1, got {n}")
@@ -91,8 +91,7 @@ class ExtractionProbability(DistributionProbe):
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The distribution itself needs no more of it than the tokens of the secrets, a bracket the likeliest beside
-        them."""
+        """The distribution itself takes no more than the secrets' tokens, a bracket the likeliest beside them."""
         sampling = self.sampling()
         if self.bracket or sampling.eos == "masked":
             return self.needs
@@ -115,9 +114,8 @@ class ExtractionProbability(DistributionProbe):
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             seen = measure_suffix_probabilities(model, decoding, prefixes, suffixes, self.lengths())
             if self.bracket:
-                near, _ = beam_probability_bound(
-                    model, decoding, prefixes, suffixes, self.near_distance, self.near_beams
-                )
+                width = (self.near_distance, self.near_beams)
+                near, _ = beam_probability_bound(model, decoding, prefixes, suffixes, *width)
                 seen["log_p_near"] = torch.maximum(near.cpu(), seen["log_p"])  # the suffix is near itself
             return [
                 Observation(secret.id, {name: float(values[i]) for name, values in seen.items()})
@@ -141,31 +139,19 @@ class ExtractionProbability(DistributionProbe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member, exact = member_mask(secrets), _has_exact_probability(observations)
-        measured = list[Measurement]()
-        for end, log_p in _exact_or_bounding_log_p(observations):
-            name = f"extraction_probability{end}"
-            measured += measure_with_nonmember_baseline(
-                name, any_sample_probability(log_p, 1), member, "one sample", excess=exact
-            )
-        for n in self.counts():
-            for end, log_p in _exact_or_bounding_log_p(observations):
-                measured += measure_with_nonmember_baseline(
-                    f"expected_any_of_{n}{end}", any_sample_probability(log_p, n), member, excess=False
-                )
-        for n in self.counts():
-            for p in self.levels():
-                for end, log_p in _exact_or_bounding_log_p(observations):
-                    measured.append(
-                        share_with_interval(
-                            f"discoverable_{n}_{p:g}{end}", _secrets_reaching_probability(log_p[member], n, p)
-                        )
-                    )
+        measured, ends = list[Measurement](), _exact_or_bounding_log_p(observations)
+        for end, log_p in ends:
+            name, one = f"extraction_probability{end}", any_sample_probability(log_p, 1)
+            measured += measure_with_nonmember_baseline(name, one, member, "one sample", excess=exact)
+        for n, (end, log_p) in itertools.product(self.counts(), ends):
+            name, any_of_n = f"expected_any_of_{n}{end}", any_sample_probability(log_p, n)
+            measured += measure_with_nonmember_baseline(name, any_of_n, member, excess=False)
+        for n, p, (end, log_p) in itertools.product(self.counts(), self.levels(), ends):
+            reached = _secrets_reaching_probability(log_p[member], n, p)
+            measured.append(share_with_interval(f"discoverable_{n}_{p:g}{end}", reached))
         ancestral = np.exp(value_column(observations, "log_p_ancestral")[member])
-        measured.append(
-            mean_probability(
-                "extraction_probability_ancestral", ancestral, "one sample from the untruncated distribution"
-            )
-        )
+        note = "one sample from the untruncated distribution"
+        measured.append(mean_probability("extraction_probability_ancestral", ancestral, note))
         if _has_rank_bits(observations):
             bound = np.exp2(-value_column(observations, "rank_bits"))
             # The difference of two upper bounds bounds nothing, so there is no excess.
@@ -181,9 +167,8 @@ class ExtractionProbability(DistributionProbe):
         self, member: NDArray[np.bool_], observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
         """What stands around the exact numbers, and the shares of secrets that reach the threshold."""
-        near = (
-            f"at least: within {self.near_distance} token edits, {self.near_beams} beams; one sample of this decoding"
-        )
+        width = f"within {self.near_distance} token edits, {self.near_beams} beams"
+        near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, behind the text before it; {_CEILING}"
         notes = {_NEAR: near, **{f"window_bound_{length}": window for length in self.lengths()}}
         for name, p in self._columns(observations).items():
@@ -199,8 +184,8 @@ class ExtractionProbability(DistributionProbe):
         found = {_NEAR: any_sample_probability(value_column(observations, "log_p_near"), 1)}
         found["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         for length in self.lengths():
-            found[f"window_bound_{length}"] = np.exp2(-value_column(observations, _window_bits_name(length)))
-            found[f"greedy_windows_{length}"] = value_column(observations, _greedy_windows_name(length))
+            found[f"window_bound_{length}"] = np.exp2(-value_column(observations, f"window_bits_{length}"))
+            found[f"greedy_windows_{length}"] = value_column(observations, f"greedy_windows_{length}")
         return found
 
     def _secrets_above_threshold(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.bool_]]:
@@ -210,11 +195,8 @@ class ExtractionProbability(DistributionProbe):
             **self._columns(observations),
         }
         columns["near_verbatim"] = columns.pop(_NEAR)
-        return {
-            f"{name}_1_in_{self.one_in}": p * self.one_in >= 1 - _ROUNDING
-            for name, p in columns.items()
-            if not name.startswith("greedy")
-        }
+        kept = {name: p for name, p in columns.items() if not name.startswith("greedy")}
+        return {f"{name}_1_in_{self.one_in}": p * self.one_in >= 1 - _ROUNDING for name, p in kept.items()}
 
     def _conformal_extracted_share(self, members: np.ndarray, controls: np.ndarray) -> Measurement:
         threshold = conformal_threshold(controls, self.alpha)
@@ -235,18 +217,16 @@ class ExtractionProbability(DistributionProbe):
             numbers[f"extraction_probability{end}"] = any_sample_probability(log_p, 1)
             for n in self.counts():
                 numbers[f"expected_any_of_{n}{end}"] = any_sample_probability(log_p, n)
-                reached = {
-                    f"discoverable_{n}_{p:g}{end}": _secrets_reaching_probability(log_p, n, p) for p in self.levels()
-                }
-                numbers |= {name: found.astype(np.float64) for name, found in reached.items()}
+                for p in self.levels():
+                    reached = _secrets_reaching_probability(log_p, n, p)
+                    numbers[f"discoverable_{n}_{p:g}{end}"] = reached.astype(np.float64)
         numbers["extraction_probability_ancestral"] = np.exp(value_column(observations, "log_p_ancestral"))
         if _has_rank_bits(observations):
             numbers["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         if self.bracket:
+            reached_by_name = self._secrets_above_threshold(observations)
             numbers |= self._columns(observations)
-            numbers |= {
-                name: found.astype(np.float64) for name, found in self._secrets_above_threshold(observations).items()
-            }
+            numbers |= {name: found.astype(np.float64) for name, found in reached_by_name.items()}
         return {name: values.tolist() for name, values in numbers.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
@@ -255,9 +235,9 @@ class ExtractionProbability(DistributionProbe):
         said = ["no soft prompt"]
         if not exact:
             said.append(
-                "brackets, not numbers: the target tells the likeliest tokens and not the whole distribution, "
-                "so that what the "
-                "decoding makes of it is known to lie between two bounds (and members stand beside no threshold)"
+                "brackets, not numbers: the target tells the likeliest tokens and not the whole distribution, so that "
+                "what the decoding makes of it is known to lie between two bounds (and members stand beside no "
+                "threshold)"
             )
         if impossible:
             said.append(f"this decoding never draws the whole suffix of {impossible} members; another one may")
@@ -280,14 +260,6 @@ class ExtractionProbability(DistributionProbe):
 
 _CEILING = "no temperature, top-k or top-p makes one sample more likely than this"
 _NEAR = "near_verbatim_probability"
-
-
-def _window_bits_name(length: int) -> str:
-    return f"window_bits_{length}"
-
-
-def _greedy_windows_name(length: int) -> str:
-    return f"greedy_windows_{length}"
 
 
 def _has_exact_probability(observations: Sequence[Observation]) -> bool:
@@ -348,12 +320,9 @@ def measure_suffix_probabilities(
         parts["log_p_ancestral"].append(distribution.gather(-1, own.unsqueeze(-1)).squeeze(-1).double().sum(-1))
     found = {name: torch.cat(values).cpu() for name, values in parts.items()}
     bits = found["rank_bits"]
-    of_windows = {
-        _window_bits_name(length): torch.from_numpy(least_window_bits(bits.numpy(), length)) for length in windows
-    }
-    of_windows |= {
-        _greedy_windows_name(length): torch.from_numpy(greedy_window_share(bits.numpy(), length)) for length in windows
-    }
+    least = {f"window_bits_{length}": least_window_bits(bits.numpy(), length) for length in windows}
+    greedy = {f"greedy_windows_{length}": greedy_window_share(bits.numpy(), length) for length in windows}
+    of_windows = {name: torch.from_numpy(values) for name, values in {**least, **greedy}.items()}
     return {**found, "rank_bits": bits.sum(-1), **of_windows}
 
 

@@ -70,13 +70,11 @@ class GradientAudit(Probe):
         return {**terms, **steps, "canaries": float(len(kept.scores))}
 
     def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
-        unit = "user" if observations.facts["per_user"] else "record"
+        seen, scores = observations.facts, value_column(observations, "score")
+        unit = "user" if seen["per_user"] else "record"
+        sampling = (seen["sampling_rate"], int(seen["steps"]))  # the shape of what it says of itself
         try:
-            seen = observations.facts
-            sampling = (seen["sampling_rate"], int(seen["steps"]))  # the shape of what it says of itself
-            found = audit_epsilon_bounds(
-                value_column(observations, "score"), member_mask(secrets), seen["delta"], sampling=sampling
-            )
+            found = audit_epsilon_bounds(scores, member_mask(secrets), seen["delta"], sampling=sampling)
         except AuditError as why:  # scores that say nothing are this row's matter: the run goes on
             raise NotApplicable(str(why)) from why
         return tuple(replace(audit, unit=unit) for audit in found)

@@ -12,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from auditor.attacks.zlib import compressed_size
+from auditor.attacks.likelihood_ranking import compressed_size, lower_case_tokens
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Measurement
 from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import References
+from auditor.plugins.options import require_listed_options
 from auditor.plugins.probe import Observed, Probe, masks_by_repeat_count, member_mask, observe_in_batches, value_column
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import blind_classifier, membership, people, roc
@@ -66,8 +67,7 @@ class Membership(Probe):
     def __post_init__(self) -> None:
         if self.score not in SCORES:
             raise AuditError(f"expected score in {tuple(SCORES)}, got {self.score!r}")
-        if self.text not in ("suffix", "all"):
-            raise AuditError(f"expected text to be 'suffix' or 'all', got {self.text!r}")
+        require_listed_options(self)
         if not 0 < self.k <= 1:
             raise AuditError(f"expected k in (0, 1], got {self.k}")
         if self.score == "lowercase" and not self.lowercase:
@@ -90,7 +90,10 @@ class Membership(Probe):
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
         view.require_capability(*self.required)
-        reference, references = self._usable_reference_model(view), self._references(view)
+        reference = self._usable_reference_model(view)
+        if self.references and view.references is None:
+            raise NotApplicable("there are no reference models here")
+        references = view.references(self.references) if self.references and view.references else None
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             own, found = measure_token_log_probs(view.target, prefixes, suffixes), list[Observation]()
@@ -123,18 +126,8 @@ class Membership(Probe):
             )
         return found
 
-    def _references(self, view: View) -> References | None:
-        if not self.references:
-            return None
-        if view.references is None:
-            raise NotApplicable("there are no reference models here")
-        return view.references(self.references)
-
     def _scores(self, own: TokenReadings, below: TokenReadings | None) -> dict[str, float]:
-        seen = {
-            "loss": float(own.log_probs.mean()),
-            "min_k": membership.mean_of_lowest(own.log_probs, self.k),
-        }
+        seen = {"loss": float(own.log_probs.mean()), "min_k": membership.mean_of_lowest(own.log_probs, self.k)}
         if (away := own.standardised) is not None:
             seen["min_k_plus"] = membership.mean_of_lowest(away, self.k)
         if below is None:
@@ -164,11 +157,7 @@ class Membership(Probe):
         """Mean log-probability of each text in lower case, tokenised anew, behind the same prefix."""
         if view.tokenizer is None:
             return []
-        pairs = []
-        for secret in batch:
-            text = view.tokenizer.decode(secret.suffix).lower()
-            tokens = view.tokenizer(text, add_special_tokens=False)["input_ids"]
-            pairs.append((secret.prefix, tuple(tokens) or secret.suffix))
+        pairs = [(s.prefix, lower_case_tokens(view.tokenizer, s.suffix) or s.suffix) for s in batch]
         return [-nll for nll in view.mean_nll(view.target, pairs)]
 
     def _reference_model_scores(
@@ -441,8 +430,7 @@ def measure_token_log_probs(model: LanguageModel, prefixes: Tensor, suffixes: Te
 
 
 def _log_prob_moments(distribution: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(rows,) each: log p of the token, mean and deviation of log p under the distribution (rows, V), whether another
-    leads."""
+    """(rows,) each: log p of the token, mean and deviation of log p under the distribution, whether another leads."""
     own, leads = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), distribution.argmax(-1) == tokens
     away = distribution.clamp_min(_LEAST_LOG)
     p = away.exp()

@@ -65,9 +65,8 @@ class NearVerbatim(DistributionProbe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = member_mask(secrets)
-        near, verbatim = (
-            any_sample_probability(value_column(observations, name), 1) for name in ("log_p_near", "log_p")
-        )
+        columns = (value_column(observations, name) for name in ("log_p_near", "log_p"))
+        near, verbatim = (any_sample_probability(column, 1) for column in columns)
         note = f"lower bound: within {self.distance} token edits, {self.beams} beams; one sample"
         # The difference of two lower bounds bounds nothing, so there is no excess.
         return [
@@ -76,17 +75,13 @@ class NearVerbatim(DistributionProbe):
         ]
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:
-        return mean_by_repeat_count(
-            "near_verbatim_probability",
-            secrets,
-            any_sample_probability(value_column(observations, "log_p_near"), 1),
-        )
+        near = any_sample_probability(value_column(observations, "log_p_near"), 1)
+        return mean_by_repeat_count("near_verbatim_probability", secrets, near)
 
     def per_secret(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, list[float]]:
         names = {"near_verbatim_probability": "log_p_near", "extraction_probability": "log_p"}
-        return {
-            name: any_sample_probability(value_column(observations, own), 1).tolist() for name, own in names.items()
-        }
+        log_p = {name: value_column(observations, own) for name, own in names.items()}
+        return {name: any_sample_probability(column, 1).tolist() for name, column in log_p.items()}
 
     def notes(self, secrets: Sequence[Secret], observations: Observed) -> tuple[str, ...]:
         near, verbatim = (np.exp(value_column(observations, name)) for name in ("log_p_near", "log_p"))
@@ -135,9 +130,9 @@ def beam_probability_bound(
         exact = torch.where(verbatim, children.gather(-1, truth.unsqueeze(-1)).squeeze(-1), -torch.inf)
         children = torch.where(near, children, -torch.inf)
         if position + 1 == length:
-            return _log_sum_exp_by_secret(owner, children.logsumexp(-1), count), _log_sum_exp_by_secret(
-                owner, exact, count
-            )
+            ends = (children.logsumexp(-1), exact)
+            near_total, exact_total = (_log_sum_exp_by_secret(owner, log_p, count) for log_p in ends)
+            return near_total, exact_total
         parents, tokens = _prune_beams_keep_verbatim(children, owner, beams, exact, truth)
         if not len(parents):
             break

@@ -9,14 +9,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from auditor.attacks.lowercase import Lowercase
-from auditor.attacks.perplexity import Perplexity
-from auditor.attacks.reference import reference_scores
-from auditor.attacks.zlib import Zlib
+from auditor.attacks.likelihood_ranking import Lowercase, Perplexity, Zlib, reference_scores
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Guesses, Query, Tokens
 from auditor.models.decoding import Cooling, Decoding
 from auditor.plugins.attack import CorpusAttack, cpu_float64_tensor, rank_candidates
+from auditor.plugins.options import require_options_at_least
 from auditor.plugins.view import Batch, Sampling, View
 
 
@@ -42,8 +40,7 @@ class Untargeted(CorpusAttack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cooling < 0:
-            raise AuditError(f"expected cooling >= 0, got {self.cooling}")
+        require_options_at_least(self, 0, "cooling")
         self.sampling()  # refuses a bad temperature or top_k
 
     def sampling(self) -> Sampling:

@@ -1,1 +1,1 @@
-"""Defenses, one file each: drop a file with a `Defense` subclass here and `audit list` shows it."""
+"""Defenses: drop a file with a `Defense` subclass here and `audit list` shows it."""

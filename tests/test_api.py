@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import auditor
 from auditor import audit, load_run
-from auditor.attacks.perplexity import Perplexity
+from auditor.attacks.likelihood_ranking import Perplexity
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.attacks.perplexity import Perplexity
+from auditor.attacks.likelihood_ranking import Perplexity
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Guesses, Secret
 from auditor.defenses.uniform_mixing import UniformMixing

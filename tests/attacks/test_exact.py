@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from auditor.attacks.exact import Exact
+from auditor.attacks.likelihood_ranking import Exact
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Query
 from auditor.models.decoding import Decoding

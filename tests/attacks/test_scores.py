@@ -20,8 +20,7 @@ from auditor.attacks.ethicist import (
     paper_warmup_steps,
     split_pairs,
 )
-from auditor.attacks.reference import reference_score
-from auditor.attacks.zlib import compressed_size
+from auditor.attacks.likelihood_ranking import compressed_size, reference_score
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Guesses, Pair, Query
 from auditor.generation.sample import Candidates

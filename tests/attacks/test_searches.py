@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from auditor.attacks.ethicist import Ethicist
-from auditor.attacks.perplexity import Perplexity
+from auditor.attacks.likelihood_ranking import Perplexity
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Guesses, Query
 from auditor.models.decoding import Decoding

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from auditor.attacks.perplexity import Perplexity
+from auditor.attacks.likelihood_ranking import Perplexity
 from auditor.core.nouns import Query
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.memory import BatchSizeLimit

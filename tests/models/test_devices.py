@@ -15,9 +15,9 @@ import torch
 from auditor.attacks.claim_check import ClaimCheck
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
+from auditor.attacks.likelihood_ranking import Perplexity
 from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import NearVerbatim
-from auditor.attacks.perplexity import Perplexity
 from auditor.attacks.prediction_audit import PredictionAudit
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Pair, Query, Secret

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
+from auditor.attacks.likelihood_ranking import Perplexity
 from auditor.attacks.membership import Membership
 from auditor.attacks.near_verbatim import NearVerbatim
-from auditor.attacks.perplexity import Perplexity
 from auditor.cli import call
 from auditor.core import machine_memory
 from auditor.core.nouns import Pair, Query, Secret

@@ -21,7 +21,7 @@ PLUGIN = '''
 from dataclasses import dataclass
 from typing import ClassVar
 
-from auditor.attacks.perplexity import Perplexity
+from auditor.attacks.likelihood_ranking import Perplexity
 from auditor.core.nouns import Observation
 from auditor.core.result import OwnSection, OwnTable
 from auditor.plugins.probe import Probe, value_column

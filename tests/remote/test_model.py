@@ -14,12 +14,9 @@ import torch
 
 from auditor.attacks.ethicist import Ethicist
 from auditor.attacks.extraction_probability import ExtractionProbability
-from auditor.attacks.lowercase import Lowercase
+from auditor.attacks.likelihood_ranking import Lowercase, Perplexity, Reference, Zlib
 from auditor.attacks.membership import Membership
-from auditor.attacks.perplexity import Perplexity
-from auditor.attacks.reference import Reference
 from auditor.attacks.untargeted import Untargeted
-from auditor.attacks.zlib import Zlib
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Query, Secret
 from auditor.core.secret_randomness import secret_uniform_draws

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from auditor.attacks.perplexity import Perplexity
+from auditor.attacks.likelihood_ranking import Perplexity
 from auditor.core.errors import AuditError
 from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel, traffic

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from auditor.attacks.zlib import compressed_size
+from auditor.attacks.likelihood_ranking import compressed_size
 from auditor.cli import call
 from auditor.core.result import AuditResult
 from auditor.core.secret_randomness import keyed_random_generator

@@ -1,0 +1,155 @@
+"""Candidates ranked by their likelihood: alone, exact, or against their size, their lower case or a reference model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from auditor.core.errors import AuditError, NotApplicable
+from auditor.core.nouns import Tokens
+from auditor.generation.search import TreeLeaves
+from auditor.plugins.attack import SamplingAttack, candidate_tokens, cpu_float64_tensor, mean_nll
+from auditor.plugins.view import Batch, Search, View
+
+
+@dataclass(frozen=True)
+class Perplexity(SamplingAttack):
+    """Rank sampled suffixes by the target's perplexity (Carlini et al. 2021); score = -mean nll, nats a token."""
+
+    name: ClassVar[str] = "perplexity"
+    needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
+    quick: ClassVar[Mapping[str, Any]] = {"samples": 1, "temperature": 0}  # greedy decoding: one candidate to rank
+
+    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+        return [-mean_nll(candidates) for _, candidates in batch]
+
+
+@dataclass(frozen=True)
+class Exact(SamplingAttack):
+    """Rank every suffix likelier than `threshold` by exact probability; no sampling.
+
+    Ours (formulas A5). The score is log q(suffix) in nats, q the distribution after temperature and truncation
+    (Ethicist's: 0.8, top-p 0.7). A sampler at K=100 estimates q by counts and misses a suffix of probability 0.01 in 37
+    of 100 cases; the tree reads q off, down to `threshold`, and certifies its first guess as the likeliest suffix there
+    is. A sharpened, truncated distribution ranks better than nll: one unlikely token weighs more, as in text that is
+    not memorised.
+    """
+
+    name: ClassVar[str] = "exact"
+    needs: ClassVar[tuple[str, ...]] = ("draw", "distribution")
+    deep: ClassVar[bool] = True
+    search: Search = "tree"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.search != "tree":
+            raise AuditError(f"expected search=tree, which gives exact probabilities, got search={self.search}")
+        if self.temperature == 0:
+            raise AuditError("expected temperature > 0, got 0: greedy decoding gives every suffix probability 0 or 1")
+
+    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+        leaves = [candidates for _, candidates in batch if isinstance(candidates, TreeLeaves)]  # all of them are
+        return [candidates.log_q for candidates in leaves]
+
+
+@dataclass(frozen=True)
+class Zlib(SamplingAttack):
+    """Rank by perplexity against compressed size (Carlini et al. 2021); score = -(mean nll / zlib bytes).
+
+    `text`: what is compressed, the suffix alone or prefix and suffix. Public repositories disagree on this score; this
+    is the form in which more bytes make a candidate surer.
+    """
+
+    name: ClassVar[str] = "zlib"
+    needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
+    text: Literal["suffix", "all"] = "suffix"
+
+    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+        if view.tokenizer is None:
+            raise NotApplicable("needs a tokenizer to turn tokens into text, and the model came without one")
+        result = []
+        for query, candidates in batch:
+            head = query.prefix if self.text == "all" else ()
+            texts = [view.tokenizer.decode([*head, *suffix]) for suffix in candidate_tokens(candidates)]
+            result.append(-mean_nll(candidates) / cpu_float64_tensor([compressed_size(text) for text in texts]))
+        return result
+
+
+def compressed_size(text: str) -> int:
+    """Size of the text under zlib at its default level."""
+    try:
+        import zlib  # only this score needs it, and some Pythons are built without
+    except ImportError as error:
+        raise AuditError(
+            "the zlib attack needs Python's own zlib module, and this Python was built without it"
+        ) from error
+    return len(zlib.compress(text.encode("utf-8")))
+
+
+@dataclass(frozen=True)
+class Lowercase(SamplingAttack):
+    """Rank by perplexity against that of the lower-cased suffix (Carlini et al. 2021); score = -(nll / nll of lower).
+
+    Both nll are means per token, in nats, behind the same prefix; the lower-cased text is tokenised anew, and read as
+    far as the model has positions.
+    """
+
+    name: ClassVar[str] = "lowercase"
+    needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
+
+    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+        if view.tokenizer is None:
+            raise NotApplicable("needs a tokenizer to lower-case text, and the model came without one")
+        pairs, own = [], []
+        for query, candidates in batch:
+            room = None if view.target.max_positions is None else view.target.max_positions - len(query.prefix)
+            own.append(mean_nll(candidates))
+            for suffix in candidate_tokens(candidates):
+                pairs.append((query.prefix, lower_case_tokens(view.tokenizer, suffix)[:room] or suffix))
+        lower = cpu_float64_tensor(view.mean_nll(view.target, pairs)).split([len(nll) for nll in own])
+        return [-(nll / below) for nll, below in zip(own, lower, strict=True)]
+
+
+def lower_case_tokens(tokenizer: Any, tokens: Tokens) -> Tokens:
+    """The text of the tokens in lower case, tokenised anew."""
+    return tuple(tokenizer(tokenizer.decode(tokens).lower(), add_special_tokens=False)["input_ids"])
+
+
+@dataclass(frozen=True)
+class Reference(SamplingAttack):
+    """Rank by perplexity against a reference model's (Carlini et al. 2021; Ethicist's "Comparing (LM)").
+
+    form: `ratio` -(nll / nll_ref), `difference` -(nll - nll_ref), `perplexity-ratio` -(ppl / ppl_ref); nll are means
+    per token, in nats.
+    """
+
+    name: ClassVar[str] = "reference"
+    needs: ClassVar[tuple[str, ...]] = ("draw", "likelihood")
+    form: Literal["ratio", "difference", "perplexity-ratio"] = "ratio"
+
+    def scores(self, view: View, batch: Batch) -> list[Tensor]:
+        return reference_scores(view, batch, self.form)
+
+
+def reference_scores(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
+    """Higher surer, for each candidate of each query, (distinct,). NotApplicable without a reference model."""
+    if view.reference is None:
+        raise NotApplicable("needs a reference model: give --reference MODEL")
+    pairs = [(query.prefix, suffix) for query, candidates in batch for suffix in candidate_tokens(candidates)]
+    sizes = [len(candidates.counts) for _, candidates in batch]
+    reference = cpu_float64_tensor(view.mean_nll(view.reference, pairs)).split(sizes)
+    own = [mean_nll(candidates) for _, candidates in batch]
+    return [reference_score(nll, below, form) for nll, below in zip(own, reference, strict=True)]
+
+
+def reference_score(nll: Tensor, reference: Tensor, form: str) -> Tensor:
+    """The score, higher surer, from two mean nll (nats a token) of the same text."""
+    if form == "difference":
+        return -(nll - reference)
+    if form == "perplexity-ratio":
+        return -torch.exp(nll - reference)
+    return -(nll / reference)
