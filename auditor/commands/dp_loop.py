@@ -58,6 +58,7 @@ def dp_loop(
     console.silence_libraries()
     from auditor.crash import report
     from auditor.crash.trial import crash_test
+    from auditor.reports import html, markdown
 
     found = _load_training_function(script, function)
     with (
@@ -81,12 +82,10 @@ def dp_loop(
         disk.replace_atomically(junit, report.junit(tested, again))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        texts = {
-            "html": report.render_crash_test_html(tested, source, again),
-            "md": report.render_crash_test_markdown(tested, source, again),
-        }
-        for name, text in {**texts, "json": report.crash_test_json_text(tested, again)}.items():
-            disk.replace_atomically(out / f"dp-loop.{name}", text)
+        page = report.document(tested, source, again)
+        disk.replace_atomically(out / "dp-loop.html", html.render_html_document(page))
+        disk.replace_atomically(out / "dp-loop.md", markdown.render_markdown_document(page))
+        disk.replace_atomically(out / "dp-loop.json", report.crash_test_json_text(tested, again))
         typer.echo(f"report  {out / 'dp-loop.html'}")
     if gate:
         raise typer.Exit({"broken": 1, "cannot tell": 4}.get(tested.verdict, 0))

@@ -44,9 +44,9 @@ from auditor.crash.verdicts import (
     WorstViolation,
     check_by_p_value,
     check_without_chance,
+    counted_fault,
     standard_errors_for_power,
 )
-from auditor.crash.watch import ReadStep
 
 
 def all_checks(runs: WatchedTrainings) -> list[LoopCheck]:
@@ -54,13 +54,9 @@ def all_checks(runs: WatchedTrainings) -> list[LoopCheck]:
     return [check(runs) for check in CHECKS]
 
 
-def _largest_record_multiplicity(step: ReadStep) -> int:
-    return max(Counter(step.records).values(), default=0)
-
-
 def check_repeats_within_step(runs: WatchedTrainings) -> LoopCheck:
     """No record goes into one step twice."""
-    found = [(_largest_record_multiplicity(step), step) for step in runs.drawn if step.records]
+    found = [(max(Counter(step.records).values()), step) for step in runs.drawn if step.records]
     most, worst = max(found, key=lambda one: one[0], default=(0, runs.first.steps[0]))
     said = f"no record twice in any of {len(found)} steps"
     if most > 1:
@@ -169,10 +165,9 @@ def check_evaluation_on_records(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(name, UNKNOWN, said, would)
     at, trace = chosen[0]
     step, of = (trace.returned or 0) + 1, len(trace.steps)
-    return check_without_chance(
-        name, True, f"{said}, and the model given back is that of step {step} of {of}: chosen by them", would,
-        lambda: WorstViolation(f"the weights of step {step}", f"those of step {of}", at, step - 1),
-    )  # fmt: skip
+    said += f", and the model given back is that of step {step} of {of}: chosen by them"
+    shown = WorstViolation(f"the weights of step {step}", f"those of step {of}", at, step - 1)
+    return counted_fault(name, said, would, shown)
 
 
 CHECKS: tuple[Callable[[WatchedTrainings], LoopCheck], ...] = (

@@ -11,6 +11,7 @@ from scipy import stats
 
 from auditor.crash.printed_output import first_differing_line
 from auditor.crash.verdicts import (
+    BROKEN,
     COUNTED,
     NO_FAULT,
     SHARE,
@@ -19,9 +20,8 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    check_by_p_value,
     check_without_chance,
-    infinite_epsilon,
+    counted_fault,
 )
 
 _TRIED, _READ = 1 << 16, 16  # seeds of torch's generator, and how many of its first numbers are looked at
@@ -37,15 +37,8 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
     seed, p, tensor = _most_likely_noise_seed(runs)
     if p < SHARE:
         said = f"the noise of {tensor} is what torch's generator gives under the seed {seed}"
-        return check_by_p_value(
-            name,
-            p,
-            said,
-            "",
-            would,
-            lambda: WorstViolation(said, "a seed that nobody can try", 0, 0, tensor=tensor),
-            infinite_epsilon,
-        )
+        shown = WorstViolation(said, "a seed that nobody can try", 0, 0, tensor=tensor)
+        return LoopCheck(name, BROKEN, said, would, p, math.inf, shown)
     other, first = runs.other_seed, runs.first.steps[0]
     if other is None or not first.scale or other.noise.shape != first.noise.shape:
         return LoopCheck(name, UNKNOWN, "no noise that could be looked at", would)
@@ -89,12 +82,7 @@ def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
     return seed, min(1.0, 2 * p * len(found) * _TRIED), name
 
 
-def _unknown_check(name: str, said: str, would: str) -> LoopCheck:
-    return LoopCheck(name, UNKNOWN, said, would, source=COUNTED)
-
-
-def _no_fault_check(name: str, said: str, would: str) -> LoopCheck:
-    return LoopCheck(name, NO_FAULT, said, would, source=COUNTED)
+_counted_check = functools.partial(LoopCheck, source=COUNTED)
 
 
 def check_batch_dependent_logits(runs: WatchedTrainings) -> LoopCheck:
@@ -105,18 +93,13 @@ def check_batch_dependent_logits(runs: WatchedTrainings) -> LoopCheck:
     name, would = "each record by itself", f"logits that change by {_APART:.0%}"
     found = [(trace.apart, i) for i, trace in enumerate(runs.traces) if trace.apart is not None]
     if not found:
-        return _unknown_check(name, "no two records were read together that could be read again", would)
+        return _counted_check(name, UNKNOWN, "no two records were read together that could be read again", would)
     most, at = max(found)
     said = f"a record's logits change by {most:.1%} with whom it is read"
     if most > _APART:
         said += ": so does its gradient, and one record moves all of its batch's"
-    return check_without_chance(
-        name,
-        most > _APART,
-        said,
-        would,
-        lambda: WorstViolation(f"logits {most:.1%} off", "those of the record alone", at),
-    )
+    shown = WorstViolation(f"logits {most:.1%} off", "those of the record alone", at)
+    return check_without_chance(name, most > _APART, said, would, lambda: shown)
 
 
 def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
@@ -125,22 +108,20 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
     one, other = runs.first, runs.fewer
     if one.state and len(one.steps) == len(other.steps) and one.state.keys() == other.state.keys():
         off = [key for key, value in one.state.items() if not _tensors_equal_ignoring_nan(value, other.state[key])]
+        if not off:
+            return _counted_check(name, NO_FAULT, "the same steps on neighbouring records end in the same model", would)
         said = f"{len(off)} of {len(one.state)} weights and buffers follow the records past the steps: "
-        said += ", ".join(off[:2])
-        if off:
-            largest = float((one.state[off[0]].double() - other.state[off[0]].double()).abs().max())
-            return check_without_chance(
-                name, True, said, would,
-                lambda: WorstViolation(f"{largest:.2g} apart after the same steps", "0", 0, tensor=off[0]),
-            )  # fmt: skip
-        return _no_fault_check(name, "the same steps on neighbouring records end in the same model", would)  # fmt: skip
+        largest = float((one.state[off[0]].double() - other.state[off[0]].double()).abs().max())
+        shown = WorstViolation(f"{largest:.2g} apart after the same steps", "0", 0, tensor=off[0])
+        return counted_fault(name, said + ", ".join(off[:2]), would, shown)
     at = next(((i, t.elsewhere) for i, t in enumerate(runs.traces) if t.elsewhere is not None), None)
     if at:
         said = f"something that is no step changed them before step {at[1] + 1} of training {at[0] + 1}"
-        return _unknown_check(name, f"{said}: it was not looked at", would)
+        return _counted_check(name, UNKNOWN, f"{said}: it was not looked at", would)
     if any(trace.returned is None for trace in runs.traces):
-        return _unknown_check(name, "those given back are of no step: how they were made was not looked at", would)
-    return _no_fault_check(name, "the weights are those that the steps leave", would)
+        said = "those given back are of no step: how they were made was not looked at"
+        return _counted_check(name, UNKNOWN, said, would)
+    return _counted_check(name, NO_FAULT, "the weights are those that the steps leave", would)
 
 
 def _tensors_equal_ignoring_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -151,40 +132,35 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     """What is printed follows from the steps alone, as the loss of private records does not."""
     name, would = "printed text", "a number, of standard output or a log, that follows the record that was left out"
     if len(runs.first.steps) != len(runs.fewer.steps):
-        return _unknown_check(name, "another number of steps", would)
+        return _counted_check(name, UNKNOWN, "another number of steps", would)
     if runs.again is None:
-        return _no_fault_check(name, "the same on neighbouring records", would)
+        return _counted_check(name, NO_FAULT, "the same on neighbouring records", would)
     one, other, again = runs.first.printed, runs.fewer.printed, runs.again.printed
     if found := first_differing_line(one.text, other.text, again.text):
         said = f"what is printed follows the records past the steps: {found[0]!r}"
         shown = WorstViolation(repr(found[0]), f"{found[1]!r}, as on a record fewer")
-        return check_without_chance(name, True, said, would, lambda: shown)
+        return counted_fault(name, said, would, shown)
     if found := first_differing_line(one.early, other.early, again.early):
-        said = (
-            f"{found[0]!r} on a record fewer is {found[1]!r}; printed before its step, it may be of what that releases"
-        )
-        return _unknown_check(name, said, would)
-    return _no_fault_check(name, "the same on neighbouring records, but for times", would)
+        said = f"{found[0]!r} on a record fewer is {found[1]!r}"
+        said += "; printed before its step, it may be of what that releases"
+        return _counted_check(name, UNKNOWN, said, would)
+    return _counted_check(name, NO_FAULT, "the same on neighbouring records, but for times", would)
 
 
 def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     """A batch that Poisson sampling leaves empty is a step with noise, as any other."""
     name, would = "empty batches", "one that is left out, or has no noise"
     if runs.few is None or runs.claim.sampling != "poisson":
-        return _unknown_check(name, "no training on so few records that a batch might be empty", would)
+        return _counted_check(name, UNKNOWN, "no training on so few records that a batch might be empty", would)
     few, claimed = runs.few, runs.few_claimed
     without = [step for step in few.steps[1:] if not step.records]
     silent = sum(not step.scale for step in without)
     if silent:
         said = f"{silent} of {len(without)} steps without a record had no noise"
-        return check_without_chance(
-            name, True, said, would, lambda: WorstViolation("no noise", "the others'"), infinite_epsilon
-        )
+        return counted_fault(name, said, would, WorstViolation("no noise", "the others'"), math.inf)
     if claimed and len(few.steps) < claimed and len(runs.first.steps) >= runs.claim.steps:
         said = f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty batches show"
-        return check_without_chance(
-            name, True, said, would, lambda: WorstViolation(f"{len(few.steps)} steps", str(claimed)), infinite_epsilon
-        )
+        return counted_fault(name, said, would, WorstViolation(f"{len(few.steps)} steps", str(claimed)), math.inf)
     if not without:
-        return _unknown_check(name, f"no batch of {few.n} records was empty", would)
-    return _no_fault_check(name, f"{len(without)} steps without a record have noise", would)
+        return _counted_check(name, UNKNOWN, f"no batch of {few.n} records was empty", would)
+    return _counted_check(name, NO_FAULT, f"{len(without)} steps without a record have noise", would)

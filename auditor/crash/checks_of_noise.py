@@ -20,6 +20,7 @@ from auditor.crash.verdicts import (
     WorstViolation,
     check_by_p_value,
     check_without_chance,
+    counted_fault,
     infinite_epsilon,
     standard_errors_for_power,
 )
@@ -34,15 +35,12 @@ _SURELY_SILENT = 3
 def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     """Every tensor has the noise that the others have: forgotten on one, it hides nothing of it."""
     name = "noise in every tensor"
-    would = (
-        f"a tensor of 16 numbers with "
-        f"{100 * (1 - math.sqrt(_detectable_variance_ratio(len(runs.steps)))):.0f}% less noise"
-    )
+    free = max(1, 8 * len(runs.steps))  # of a tensor of 16 numbers 8 are those that a batch's records leave to noise
+    caught = math.sqrt(stats.chi2.ppf(SHARE / 16, free) / stats.chi2.ppf(POWER, free))
+    would = f"a tensor of 16 numbers with {100 * (1 - caught):.0f}% less noise"
     if not runs.steps_with_noise:
         said = "no noise at all in any gradient that reached the optimizer"
-        return check_without_chance(
-            name, True, said, would, lambda: _zero_noise_witness(runs, runs.steps[0]), infinite_epsilon
-        )
+        return counted_fault(name, said, would, _zero_noise_witness(runs, runs.steps[0]), math.inf)
     silent = {
         name
         for step in runs.steps_with_noise
@@ -51,14 +49,8 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     }
     if silent:
         said = f"no noise on {len(silent)} of {len(runs.first.shapes)} tensors: {', '.join(sorted(silent)[:3])}"
-        return check_without_chance(
-            name,
-            True,
-            said,
-            would,
-            lambda: _zero_noise_witness(runs, runs.steps_with_noise[0], min(silent)),
-            infinite_epsilon,
-        )
+        shown = _zero_noise_witness(runs, runs.steps_with_noise[0], min(silent))
+        return counted_fault(name, said, would, shown, math.inf)
     shares = {name: _relative_noise_variance(runs.steps_with_noise, name) for name in runs.first.shapes}
     ps = {name: float(stats.chi2.cdf(share * free, free)) for name, (share, free) in shares.items() if free}
     worst = min(ps, key=ps.__getitem__)
@@ -96,12 +88,6 @@ def _relative_noise_variance(steps: Sequence[ReadStep], name: str) -> tuple[floa
     held = [(step.scales[name], step.scale) for step in steps if name in step.scales]
     free = sum(free for (_, free), _ in held)
     return (sum((one / scale) ** 2 * free for (one, free), scale in held) / free if free else 1.0), free
-
-
-def _detectable_variance_ratio(steps: int, elements: int = 8) -> float:
-    """elements: of 16 numbers, those that a batch's records leave to noise."""
-    free = max(1, steps * elements)
-    return float(stats.chi2.ppf(SHARE / 16, free) / stats.chi2.ppf(POWER, free))
 
 
 def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
@@ -223,17 +209,13 @@ def check_record_count_leaks(runs: WatchedTrainings) -> LoopCheck:
     would = f"noise whose size differs by {100 * standard_errors_for_power(2) * error:.1f}%"
     if len(a.steps) != len(b.steps):
         said = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
-        return check_without_chance(
-            name, True, said, would, lambda: WorstViolation(str(len(b.steps)), str(len(a.steps))), infinite_epsilon
-        )
+        return counted_fault(name, said, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf)
     rates = [(i, x.rate, y.rate) for i, (x, y) in enumerate(zip(a.steps, b.steps, strict=True)) if x.rate != y.rate]
     if rates:
         at, x, y = rates[0]
         said = f"other learning rates with {b.n} records than {a.n}"
-        return check_without_chance(
-            name, True, said, would, lambda: WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), infinite_epsilon
-        )
-    one, other = _median_noise_scale(a), _median_noise_scale(b)
+        return counted_fault(name, said, would, WorstViolation(f"learning rate {y:g}", f"{x:g}", 0, at), math.inf)
+    one, other = (float(np.median([step.scale for step in trace.steps])) for trace in (a, b))
     if not one or not other:
         return LoopCheck(name, UNKNOWN, "no noise whose size could be compared", would)
     p = 2 * float(stats.norm.sf(abs(math.log(one / other)) / error))
@@ -245,10 +227,6 @@ def check_record_count_leaks(runs: WatchedTrainings) -> LoopCheck:
                         f"a ratio of 1 ± {1.96 * error:.4f}"),
         lambda: epsilon_between_noise_scales(free, one, other, runs.claim.delta),
     )  # fmt: skip
-
-
-def _median_noise_scale(trace: TrainingTrace) -> float:
-    return float(np.median([step.scale for step in trace.steps]))
 
 
 def check_batch_size_leaks(runs: WatchedTrainings) -> LoopCheck:

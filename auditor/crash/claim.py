@@ -56,10 +56,12 @@ class LoopClaim:
 
     @classmethod
     def read(cls, given: Any) -> Self:
-        """A claim as it is stated: one of these, or a mapping of its fields. Raises AuditError.
+        """A claim as it is stated: one of these, or a mapping of its fields; or (model, claim). Raises AuditError.
 
         `engine` in a mapping: Opacus's engine, whose accountant says all that the mapping does not.
         """
+        if isinstance(given, tuple) and len(given) == 2:
+            given = given[1]
         if isinstance(given, cls):
             return given
         if isinstance(given, Mapping) and "engine" in given:

@@ -15,7 +15,7 @@ from typing import Any
 from auditor.crash import training_specimen
 from auditor.crash.trial import CrashTest, seed_of_training
 from auditor.crash.verdicts import BROKEN, LEVEL, NO_FAULT, UNKNOWN, LoopCheck
-from auditor.reports import escaping, html, markdown
+from auditor.reports import escaping
 from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Section, Table
 
 _ORDER = (BROKEN, UNKNOWN, NO_FAULT)
@@ -95,10 +95,8 @@ def broken_check_reproduction(test: CrashTest, check: LoopCheck, again: str) -> 
         if found.step is not None:
             facts["where"] = f"{facts['where']}, step {found.step + 1}"
         if found.record is not None:
-            facts["record"] = (
-                f"{found.record}: "
-                f"{training_specimen.specimen_for_training(found.training or 0).records()[found.record]['input_ids']}"
-            )
+            records = training_specimen.specimen_for_training(found.training or 0).records()
+            facts["record"] = f"{found.record}: {records[found.record]['input_ids']}"
         if found.tensor is not None:
             facts["tensor"] = found.tensor
         facts |= {"measured": found.measured, "expected": found.expected}
@@ -127,11 +125,7 @@ def headline(test: CrashTest) -> str:
         follows = f"its claim gives epsilon {test.claim.implied_epsilon():.2f} at delta {test.claim.delta:g}"
         if test.verdict == UNKNOWN:
             return f"Cannot tell; {follows}."
-        return (
-            f"No fault seen, but a doubt; {follows}."
-            if test.exceeds_claim_without_fault
-            else f"No fault seen; {follows}."
-        )
+        return f"No fault seen{', but a doubt' if test.exceeds_claim_without_fault else ''}; {follows}."
     worst = _checks_worst_first(test)[0]
     return (
         f"Broken: {worst.said}. Epsilon: {_epsilon_or_unbounded_text(test.epsilon)}; "
@@ -150,7 +144,7 @@ def _checks_worst_first(test: CrashTest) -> list[LoopCheck]:
 
 
 def document(test: CrashTest, source: str, again: str) -> Document:
-    """What the page and the Markdown show. again: as in `ruling_terminal_lines`."""
+    """What the page and the Markdown show. again: as in `crash_test_terminal_lines`."""
     claim = tuple((name.replace("_", " "), str(value)) for name, value in vars(test.claim).items() if value is not None)
     rows = tuple((c.name, c.verdict, c.said, _detectable_violation_text(c)) for c in _checks_worst_first(test))
     head = ("Check", "Verdict", "What was seen", "Smallest violation caught with 80% probability")
@@ -159,16 +153,13 @@ def document(test: CrashTest, source: str, again: str) -> Document:
         for check in _checks_worst_first(test)
         if check.verdict == BROKEN
     )
+    remarks = (f"End to end: {one_run_bound_sentence(test)}", *test.remarks, *_SAYS)
     sections = [
         Section("checks", "Checks", (Table("checks", "Every check", head, (Group("", rows),)),)),
         *([Section("reproductions", "To paste into an issue", broken)] if broken else []),
         Section("claim", "The claim", (FactList("", claim),)),
         Section("again", "To see it again", (Code("", f"{again} --seed {test.seed}"),)),
-        Section(
-            "reading",
-            "How to read it",
-            (Bullets((f"End to end: {one_run_bound_sentence(test)}", *test.remarks, *_SAYS)),),
-        ),
+        Section("reading", "How to read it", (Bullets(remarks),)),
     ]
     facts = (("Training", escaping.to_printable_line(source)), ("Took", f"{test.seconds:.0f} s"))
     verdict = f"The loop as {observed_loop_sentence(test)} {_SAYS[0 if test.broken else 1]}"
@@ -176,23 +167,12 @@ def document(test: CrashTest, source: str, again: str) -> Document:
     return Document(title, facts, headline(test), verdict, tuple(sections), source="Made by audit dp-loop")
 
 
-def render_crash_test_html(test: CrashTest, source: str, again: str) -> str:
-    return html.render_html_document(document(test, source, again))
-
-
-def render_crash_test_markdown(test: CrashTest, source: str, again: str) -> str:
-    return markdown.render_markdown_document(document(test, source, again))
-
-
 def crash_test_json_text(test: CrashTest, again: str) -> str:
     """JSON: the verdict, the claim, what was seen, and every check with its witness and reproduction."""
-    checks = [
-        {
-            **asdict(check),
-            "reproduction": broken_check_reproduction(test, check, again) if check.verdict == BROKEN else None,
-        }
-        for check in test.checks
-    ]
+    checks = []
+    for check in test.checks:
+        shown = broken_check_reproduction(test, check, again) if check.verdict == BROKEN else None
+        checks.append({**asdict(check), "reproduction": shown})
     whole = {
         "verdict": test.verdict, "headline": headline(test), "claim": asdict(test.claim),
         "claim_gives": test.claim.implied_epsilon(), "seen": asdict(test.seen), "seed": test.seed,

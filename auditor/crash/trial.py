@@ -14,9 +14,9 @@ from auditor.core.errors import AuditError
 from auditor.crash import checks_of_sensitivity, trainers, training_specimen
 from auditor.crash.checks import all_checks
 from auditor.crash.claim import LoopClaim
-from auditor.crash.one_run import OneRun, bound_epsilon_by_guesses
 from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, WatchedTrainings
 from auditor.crash.watch import ReadStep, Train, TrainingTrace, run_watched_training
+from auditor.statistics.audited import audit_epsilon_bounds
 
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
 _NEEDED = ("one record's reach", "weights follow the steps")  # what says nothing where these cannot tell
@@ -37,6 +37,21 @@ class LoopSeen:
     epsilon: float | None
     low: float | None = None
     high: float | None = None
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """With 95% confidence epsilon is at least `epsilon`. best: what every guess right would have shown.
+
+    claimed: what the training's claim gives, on the half of the records that it got.
+    """
+
+    epsilon: float
+    best: float
+    claimed: float
+    canaries: int
+    guesses: int
+    right: int
 
 
 @dataclass(frozen=True)
@@ -103,47 +118,43 @@ def crash_test(
     until = begun + 60 * minutes
     if trainers.is_trainer(train):
         train = trainers.train_function_of_trainer(train, None)
-    stated = claim
     tell(0, _LEAST + 2)
-    first, returned = run_watched_training(train, seed_of_training(seed, 0), training_specimen.RECORDS, until)
-    if claim is None:
-        claim = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else returned
-    read = LoopClaim.read(claim)
+    own = seed_of_training(seed, 0)
+    first, returned = run_watched_training(train, own, training_specimen.RECORDS, until)
+    read = LoopClaim.read(returned if claim is None else claim)
     if not read.noise_multiplier:
         raise AuditError("expected a claim with noise, got noise_multiplier 0: no epsilon follows from it")
-    other_seed = _first_step_of_equivalent_seed(train, first, seed_of_training(seed, 0), until)
-    fewer, again = _neighbouring_trainings(train, read, first, seed_of_training(seed, 0), until)
-    few, few_claimed = _training_on_few_records(train, stated, first, seed_of_training(seed, _MOST + 1), until)
+    other_seed = _first_step_of_equivalent_seed(train, first, own, until)
+    fewer, again = _neighbouring_trainings(train, read, first, own, until)
+    few, few_claimed = _training_on_few_records(train, claim, first, seed_of_training(seed, _MOST + 1), until)
     traces = [first]
     # How often depends on how much is read, not on what is found: the level holds.
     while len(traces) < 2 or (_may_need_more_trainings(traces) and _has_time_for_another_training(begun, until)):
-        tell(len(traces) + 1, _planned_training_count(traces) + 2)
         at = len(traces)
+        planned = min(_MOST, max(_LEAST, math.ceil(_ENOUGH * at / _total_records_read(traces))))
+        tell(at + 1, planned + 2)
         traces.append(run_watched_training(train, seed_of_training(seed, at), training_specimen.RECORDS, until, at)[0])
     runs = WatchedTrainings(read, tuple(traces), fewer, again, few, few_claimed, other_seed)
     checks = tuple(all_checks(runs))
-    bound = (
-        bound_epsilon_by_guesses(train, stated, seed_of_training(seed, _MOST), until)
-        if _has_time_for_another_training(begun, until)
-        else None
-    )
+    foreign = f"{first.foreign} rows were none of the records given: not looked at"
+    bound = None
+    if _has_time_for_another_training(begun, until):
+        bound = bound_epsilon_by_guesses(train, claim, seed_of_training(seed, _MOST), until)
     return CrashTest(
-        read,
-        checks,
-        tuple(_foreign_row_remarks(runs)),
-        time.monotonic() - begun,
-        measure_loop_epsilon(runs, checks),
-        seed,
-        bound,
+        claim=read,
+        checks=checks,
+        remarks=(foreign,) if first.foreign else (),
+        seconds=time.monotonic() - begun,
+        seen=measure_loop_epsilon(runs, checks),
+        seed=seed,
+        one_run=bound,
     )
 
 
 def _first_step_of_equivalent_seed(train: Train, first: TrainingTrace, seed: int, until: float) -> ReadStep:
     """Raises AuditError where a seed gives another first step -> that of a seed with the same lowest 32 bits."""
-    (one, *_), (again, *_) = (
-        first.steps,
-        run_watched_training(train, seed, training_specimen.RECORDS, until, most=1)[0].steps,
-    )
+    one = first.steps[0]
+    again = run_watched_training(train, seed, training_specimen.RECORDS, until, most=1)[0].steps[0]
     same = one.records == again.records and one.noise.shape == again.noise.shape
     if not same or not np.allclose(one.noise, again.noise, rtol=1e-3, atol=1e-3 * one.scale):
         raise AuditError(
@@ -179,12 +190,25 @@ def _training_on_few_records(
         return None, None
     try:
         few, returned = run_watched_training(train, seed, n, until)
-        claim = returned[1] if isinstance(returned, tuple) and len(returned) == 2 else returned
-        return few, None if stated is not None else LoopClaim.read(claim).steps
+        return few, None if stated is not None else LoopClaim.read(returned).steps
     except Exception:
         if time.monotonic() > until:
             raise
         return None, None
+
+
+def bound_epsilon_by_guesses(train: Train, claim: object, seed: int, until: float) -> OneRun:
+    """Each of our records is in by a fair coin; guessed "in" are those that moved the released gradients farthest.
+
+    claim: as it was stated for all trainings; None: this one's own is read. The bound: `statistics/one_run.py`.
+    """
+    coins = np.random.default_rng(seed).random(training_specimen.RECORDS) < 0.5
+    chosen = [int(i) for i in np.flatnonzero(coins)]
+    trace, returned = run_watched_training(train, seed, training_specimen.RECORDS, until, chosen=chosen)
+    read = LoopClaim.read(returned if claim is None else claim)
+    scores = np.sum([step.reaches for step in trace.steps], axis=0)
+    found = audit_epsilon_bounds(scores, coins, read.delta)[0]
+    return OneRun(found.epsilon, found.best, read.implied_epsilon(), found.canaries, found.guesses, found.right)
 
 
 def seed_of_training(seed: int, training: int) -> int:
@@ -203,10 +227,8 @@ def measure_loop_epsilon(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) 
     broken = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
     noise = checks_of_sensitivity.estimate_noise_multiplier(runs) if runs.steps_with_noise else (0.0, 0.0, 0.0)
-    if (
-        any(check.verdict == UNKNOWN for check in checks if check.name == "one record's reach")
-        and runs.steps_with_noise
-    ):
+    reach_unseen = any(check.verdict == UNKNOWN for check in checks if check.name == "one record's reach")
+    if reach_unseen and runs.steps_with_noise:
         noise = None  # a reach below the bound, which is not seen, says nothing of the noise
     if any(check.epsilon == math.inf for check in broken.values()):
         return LoopSeen(noise and noise[0], runs.rate, steps, math.inf, math.inf, math.inf)
@@ -246,18 +268,6 @@ def _may_need_more_trainings(traces: list[TrainingTrace]) -> bool:
     return len(traces) < _LEAST or (_total_records_read(traces) < _ENOUGH and len(traces) < _MOST)
 
 
-def _planned_training_count(traces: list[TrainingTrace]) -> int:
-    """Trainings, by what is read in one."""
-    return min(_MOST, max(_LEAST, math.ceil(_ENOUGH * len(traces) / _total_records_read(traces))))
-
-
 def _has_time_for_another_training(begun: float, until: float) -> bool:
     """Whether half of the time is left: one more training then fits."""
     return time.monotonic() - begun < (until - begun) / 2
-
-
-def _foreign_row_remarks(runs: WatchedTrainings) -> list[str]:
-    said = []
-    if runs.first.foreign:
-        said.append(f"{runs.first.foreign} rows were none of the records given: not looked at")
-    return said

@@ -117,10 +117,15 @@ def check_without_chance(
     name: str, broken: bool, said: str, would_see: str, witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None,
 ) -> LoopCheck:  # fmt: skip
-    """A check without chance."""
     if not broken:
         return LoopCheck(name, NO_FAULT, said, would_see, source=COUNTED)
-    return LoopCheck(name, BROKEN, said, would_see, 0.0, epsilon and epsilon(), witness(), COUNTED)
+    return counted_fault(name, said, would_see, witness(), epsilon and epsilon())
+
+
+def counted_fault(
+    name: str, said: str, would_see: str, witness: WorstViolation, epsilon: float | None = None
+) -> LoopCheck:
+    return LoopCheck(name, BROKEN, said, would_see, 0.0, epsilon, witness, COUNTED)
 
 
 def infinite_epsilon() -> float:

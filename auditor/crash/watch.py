@@ -54,9 +54,7 @@ class ReadStep:
     rate: float  # the learning rate
     scale: float  # standard deviation of the noise an element, over all tensors; 0: no more than rounding
     scales: dict[str, tuple[float, int]]  # tensor -> its noise's standard deviation, and from how many degrees
-    reaches: (
-        _Array  # (records,) coefficients of their unit gradients, in units of `scale`; of the gradient where it is 0
-    )
+    reaches: _Array  # (records,) coefficients of their unit gradients, over `scale`; of the gradient where it is 0
     gram: _Array  # (records, records) of the unit gradients: the inverse of the reaches' covariance
     norms: _Array  # (records,) of the gradients before clipping
     noise: _Array  # (d,)
@@ -225,14 +223,14 @@ class StepWatch:
             own = torch.cat([parts[name].flatten(1) for name in taken], dim=1).T.double()
         if self.trace.overflowed:  # broken, and the weights with it: what follows is read as far as it is a number
             released, own = (value.nan_to_num(0.0, 0.0, 0.0) for value in (released, own))
-        left, free, spread = _project_out_record_gradients(released, own, [len(part) for part in taken.values()])
+        sizes = [len(part) for part in taken.values()]
+        left, free, spread = _project_out_record_gradients(released, own, sizes)
         least = _SILENT * float(released.abs().max())
-        kept = zip(taken, left.split([len(part) for part in taken.values()]), free, strict=True)
-        scales = {
-            name: (_noise_scale_of_residual(one, dimensions, least), dimensions)
-            for name, one, dimensions in kept
-            if dimensions
-        }
+        scales = {}
+        for name, one, dimensions in zip(taken, left.split(sizes), free, strict=True):
+            if dimensions:
+                found = float((one @ one / dimensions).sqrt())
+                scales[name] = (found if found > least else 0.0, dimensions)
         whole = sum(dimensions for _, dimensions in scales.values())
         scale = (sum(one**2 * free for one, free in scales.values()) / whole) ** 0.5 if whole else 0.0
         reaches, gram, norms = _least_squares_reaches(released, own)
@@ -254,13 +252,13 @@ def copy_model_without_hooks(model: nn.Module) -> nn.Module:
     """
     made = copy.deepcopy(model)
     made.__dict__.pop("forward", None)
-    for module in made.modules():
-        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
-            getattr(module, name).clear()
-        for name in ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"):
-            getattr(module, name).clear()
     made.train()
     for module in made.modules():
+        for name in (
+            *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+            *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"),
+        ):
+            getattr(module, name).clear()
         if isinstance(module, _BatchNorm):
             module.eval()
     return made
@@ -286,11 +284,6 @@ def _project_out_record_gradients(released: Tensor, own: Tensor, sizes: list[int
     return released - inside, free, (1 - basis.square().sum(1)).clamp(min=0).sqrt()
 
 
-def _noise_scale_of_residual(left: Tensor, free: int, least: float) -> float:
-    found = float((left @ left / free).sqrt())
-    return found if found > least else 0.0
-
-
 def _least_squares_reaches(gradient: Tensor, own: Tensor) -> tuple[_Array, _Array, _Array]:
     """gradient: (d,), own: (d, k) -> least squares on the unit gradients, their Gram matrix, norms."""
     norms = own.norm(dim=0)
@@ -310,7 +303,6 @@ def run_watched_training(
     """One training under the given seed on n of our records -> its trace, and what it returned.
 
     training: how many came before it, which says which of our models and records it gets.
-
     chosen: of the n it gets these alone, and each step's reaches are those of all n. most: steps, after which it is
     ended, and returns None. replayed: as in `StepWatch`. other_last: the last record has its words in another order.
 
@@ -359,7 +351,6 @@ def _enforce_time_limit(until: float) -> Iterator[None]:
     By an alarm, again every few seconds, which Python has in its main thread alone; elsewhere the reads of the model
     end it. Raises AuditError where that happened.
     """
-
     over = False
 
     def late(*_: Any) -> None:

@@ -6,7 +6,7 @@ Knows token sequences and one loss; knows nothing of privacy: the point of the m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,12 +49,11 @@ def make_untrained_model(
 
 def causal_loss(model: Any, blocks: Tensor) -> Tensor:
     """Mean nll over the tokens that have a loss: full softmax. Blocks in which none has: 0."""
-    wanted = loss_masks.loss_labels(blocks)
-    if not bool((wanted == loss_masks.IGNORED).any()):  # the model's own loss
+    labels = loss_masks.loss_labels(blocks)
+    if not bool((labels == loss_masks.IGNORED).any()):  # the model's own loss
         loss: Tensor = model(input_ids=blocks, labels=blocks).loss
         return loss
-    wanted = torch.nn.functional.pad(wanted[:, 1:], (0, 1), value=loss_masks.IGNORED)
-    nll = learnt_logits.labelled_token_nlls(model, wanted, input_ids=loss_masks.unmask_rows(blocks), use_cache=False)
+    nll = learnt_logits.labelled_token_nlls(model, labels, input_ids=loss_masks.unmask_rows(blocks), use_cache=False)
     return nll.mean() if len(nll) else nll.sum()
 
 
@@ -155,12 +154,14 @@ class Fitting:
             self.epochs = course.epochs
             return
         steps = course.epochs * len(self._pack()) // course.batch + course.epochs
+        # one pass over each parameter: where torch has it, that is the fastest
+        fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters.values())
         self._optimizer = torch.optim.AdamW(
             parameters.values(),
             lr=course.rate,
             weight_decay=0.01,
             betas=(0.9, 0.95),
-            fused=_has_fused_adamw(parameters),
+            fused=fused,
         )
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min((step + 1) / max(1, steps // 20), max(0.0, 1 - step / steps))
@@ -217,11 +218,6 @@ class Fitting:
 
     def _pack(self) -> Tensor:
         return pack_into_blocks(self._sequences, self.course.block, self.course.end, self._order)
-
-
-def _has_fused_adamw(parameters: Mapping[str, torch.nn.Parameter]) -> bool:
-    """Whether torch has AdamW as one pass over each parameter: where it runs, that is the fastest."""
-    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters.values())
 
 
 def fit(

@@ -105,11 +105,6 @@ class CanaryWatch:
 
     # --- their gradients, for whoever clips and sums ---
 
-    @property
-    def norm(self) -> float:
-        """Of each gradient before it is clipped."""
-        return LENGTH * self.assumed.clip
-
     def append_canary_gradients(self, canaries: Sequence[int]) -> None:
         """Puts the gradients of these canaries behind the records' per-sample gradients, where Opacus keeps them."""
         if not canaries:
@@ -118,7 +113,7 @@ class CanaryWatch:
             rows = torch.zeros(len(canaries), p.numel(), dtype=p.dtype, device=p.device)
             for row, canary in enumerate(canaries):
                 if self._owner[canary] == i:
-                    rows[row, self._offset[canary]] = self.norm
+                    rows[row, self._offset[canary]] = LENGTH * self.assumed.clip
             own: Any = p  # Opacus hangs its own attributes on parameters
             rows = rows.view(-1, *p.shape)
             samples = getattr(own, "grad_sample", None)

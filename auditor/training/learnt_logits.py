@@ -16,40 +16,31 @@ from torch import Tensor, nn
 from auditor.training import loss_masks
 
 
-def labelled_token_nlls(model: Any, wanted: Tensor, **inputs: Any) -> Tensor:
-    """(k,) nats, of the k tokens that have a loss, row by row.
+def labelled_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
+    """(k,) nats, of the k tokens that have a loss given those before them, row by row.
 
-    wanted: (b, n) which token follows each position, `masks.IGNORED` where none is learnt; inputs: of the model.
+    labels: (b, n) the tokens, `loss_masks.IGNORED` where none is learnt; inputs: of the model.
     """
+    wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=loss_masks.IGNORED)  # shifted, no logits are copied
     learnt = wanted != loss_masks.IGNORED
-    found = labelled_position_logits(model, learnt, **inputs)
+    with _restrict_head_to_learnt(model, learnt):
+        found: Tensor = model(**inputs).logits
+    found = found[learnt] if found.shape[:2] == learnt.shape else found[0]
     found = found.to(torch.promote_types(found.dtype, torch.float32))
     return nn.functional.cross_entropy(found, wanted[learnt], reduction="none")
 
 
-def mean_nll_per_row(model: Any, wanted: Tensor, **inputs: Any) -> Tensor:
+def mean_nll_per_row(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
     """(b,) mean of `labelled_token_nlls` in each row; 0 where none has a loss."""
-    found, learnt = labelled_token_nlls(model, wanted, **inputs), wanted != loss_masks.IGNORED
-    return found.new_zeros(len(wanted)).index_add(0, learnt.nonzero()[:, 0], found) / learnt.sum(1).clamp(min=1)
-
-
-def labelled_position_logits(model: Any, learnt: Tensor, **inputs: Any) -> Tensor:
-    """(k, V) of the k positions where learnt (b, n) says so, row by row."""
-    with _restrict_head_to_learnt(_output_head(model), learnt):
-        found: Tensor = model(**inputs).logits
-    return found[learnt] if found.shape[:2] == learnt.shape else found[0]
-
-
-def _output_head(model: Any) -> nn.Module | None:
-    """What makes logits of hidden states, also of a model that Opacus has wrapped; None: it does not say."""
-    inner = getattr(model, "_module", model)
-    found: nn.Module | None = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
-    return found
+    found, learnt = labelled_token_nlls(model, labels, **inputs), labels[:, 1:] != loss_masks.IGNORED
+    return found.new_zeros(len(labels)).index_add(0, learnt.nonzero()[:, 0], found) / learnt.sum(1).clamp(min=1)
 
 
 @contextmanager
-def _restrict_head_to_learnt(head: nn.Module | None, learnt: Tensor) -> Iterator[None]:
+def _restrict_head_to_learnt(model: Any, learnt: Tensor) -> Iterator[None]:
     """The head reads these positions alone; one that is trained reads all: per-sample gradients need its rows."""
+    inner = getattr(model, "_module", model)  # of a model that Opacus has wrapped
+    head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
     if head is None or bool(learnt.all()) or any(p.requires_grad for p in head.parameters()):
         yield
         return

@@ -1,7 +1,7 @@
 """Sequences of which a part is read and not learnt, as a conversation's user turns are: such a token is written ~token.
 
 That is below 0, so that one row of numbers goes through packing, cutting and batches, and none of them knows of masks.
-Whoever asks a model calls `read_released_text` and `loss_labels`.
+Whoever asks a model calls `unmask_rows` and `loss_labels`.
 """
 
 from __future__ import annotations

@@ -180,9 +180,8 @@ def _losses_and_member_count(
 ) -> tuple[Callable[..., torch.Tensor], int]:
     """The losses of so many members at once, of fewer where the base does not permit it and nobody asked for it."""
     if most > 1:
-        if (
-            mixed := make_joint_training_base(base, lambda: with_adapter(copy_sharing_weights(base), adapter))
-        ) is not None:
+        mixed = make_joint_training_base(base, lambda: with_adapter(copy_sharing_weights(base), adapter))
+        if mixed is not None:
             return mixed.losses, most
         if asked:
             raise AuditError(
@@ -212,6 +211,5 @@ def with_adapter(model: Any, adapter: Adapter) -> Any:
         return get_peft_model(model, config)
     except ValueError as error:
         reason = str(error).strip().splitlines()[0]
-        raise AuditError(
-            f"cannot put a LoRA adapter on the attention of {model.config.model_type}: {reason}"
-        ) from error
+        said = f"cannot put a LoRA adapter on the attention of {model.config.model_type}: {reason}"
+        raise AuditError(said) from error

@@ -41,8 +41,7 @@ def record_losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
     """(b,) mean nll in nats of each sequence's tokens that have a loss, its first one given; 0 where none has."""
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no per-sample gradient.
     positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
-    wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=loss_masks.IGNORED)
-    return learnt_logits.mean_nll_per_row(model, wanted, input_ids=tokens, position_ids=positions, use_cache=False)
+    return learnt_logits.mean_nll_per_row(model, labels, input_ids=tokens, position_ids=positions, use_cache=False)
 
 
 @contextmanager
@@ -82,24 +81,11 @@ def _embedding_sample_gradients(
     layer: nn.Embedding, activations: list[Tensor], backprops: Tensor
 ) -> dict[nn.Parameter, Tensor]:
     """Opacus's, of what reaches the rows: torch gives that of `padding_idx` (often end of text) no gradient."""
-    reaching = _gradient_at_embedding_rows(layer, activations[0], backprops)
-    samples: dict[nn.Parameter, Tensor] = compute_embedding_grad_sample(layer, activations, reaching)
+    backprops = backprops * getattr(layer, "embed_scale", 1.0)  # Gemma's scales its output by a constant
+    if layer.padding_idx is not None:
+        backprops = backprops.masked_fill((activations[0] == layer.padding_idx).unsqueeze(-1), 0)
+    samples: dict[nn.Parameter, Tensor] = compute_embedding_grad_sample(layer, activations, backprops)
     return samples
-
-
-def _gradient_at_embedding_rows(layer: nn.Embedding, ids: Tensor, backprops: Tensor) -> Tensor:
-    """The gradient at the rows, of that at the output, which Gemma's embedding scales by a constant."""
-    backprops = backprops * getattr(layer, "embed_scale", 1.0)
-    if layer.padding_idx is None:
-        return backprops
-    return backprops.masked_fill((ids == layer.padding_idx).unsqueeze(-1), 0)
-
-
-def _register_embedding_classes(model: nn.Module) -> None:
-    """Embeddings of other classes by the same rule: `check_gradients` sees whether it is theirs."""
-    for kind in {type(module) for module in model.modules() if isinstance(module, nn.Embedding)}:
-        if kind not in GradSampleModule.GRAD_SAMPLERS:
-            register_grad_sampler(kind)(_embedding_sample_gradients)
 
 
 class PerSampleGradientHook(GradSampleModule):
@@ -137,7 +123,9 @@ class PerSampleGradientHook(GradSampleModule):
 
 def wrap_with_opacus(model: Any, ghost: bool) -> Any:
     """Opacus's module around the model: sums of losses, per-sample gradients. Raises AuditError."""
-    _register_embedding_classes(model)
+    for embedding in {type(module) for module in model.modules() if isinstance(module, nn.Embedding)}:
+        if embedding not in GradSampleModule.GRAD_SAMPLERS:  # `check_gradients` sees whether the rule is theirs
+            register_grad_sampler(embedding)(_embedding_sample_gradients)
     kind: Any = PerSampleGradientHook if ghost else GradSampleModule
     try:  # not strict: it would refuse every layer with a buffer, constants too; see `check_buffers_unchanged`
         return kind(model.train(), loss_reduction="sum", strict=False)
@@ -208,34 +196,27 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
     try:
         record_losses(wrapped, *pad_tokens_and_labels(examples, pad, device)).sum().backward()
         for i in range(len(examples)):
+            row = i
             if isinstance(wrapped, PerSampleGradientHook):
                 wrapped.compute(i)
-            row = 0 if isinstance(wrapped, PerSampleGradientHook) else i
+                row = 0
             found.append({name: p.grad_sample[row] for name, p in named.items()})
     except (RuntimeError, ValueError, NotImplementedError, AttributeError, TypeError) as error:
-        raise _unsupported_model_error(
-            model, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-        ) from error
+        why = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        raise _unsupported_model_error(model, why) from error
     finally:
-        _clear_gradients(wrapped)
+        model.zero_grad(set_to_none=True)
+        for p in model.parameters():
+            p.grad_sample = None
+        if isinstance(wrapped, PerSampleGradientHook):
+            wrapped.forget()
     for i, gradients in enumerate(single):
         whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
         for name, gradient in gradients.items():
             if not float((found[i][name] - gradient).norm()) <= 1e-2 * float(gradient.norm()) + 1e-4 * float(whole):
-                layer, _, _ = name.rpartition(".")
-                kind = type(model.get_submodule(layer)).__name__
-                beside = f"beside a record of {max(map(len, examples))} tokens"
-                raise _unsupported_model_error(
-                    model, f"{beside}, those of {name} ({kind}) are not what single records give"
-                )
-
-
-def _clear_gradients(wrapped: Any) -> None:
-    wrapped._module.zero_grad(set_to_none=True)
-    for p in wrapped._module.parameters():
-        p.grad_sample = None
-    if isinstance(wrapped, PerSampleGradientHook):
-        wrapped.forget()
+                kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
+                why = f"beside a record of {max(map(len, examples))} tokens, those of {name} ({kind})"
+                raise _unsupported_model_error(model, f"{why} are not what single records give")
 
 
 def _unsupported_model_error(model: nn.Module, why: str) -> AuditError:
@@ -246,8 +227,6 @@ def _unsupported_model_error(model: nn.Module, why: str) -> AuditError:
         and any(p.requires_grad for p in module.parameters(recurse=False))
     }
     used = any("lora_" in name for name, p in model.named_parameters() if p.requires_grad)
-    advice = (
-        "freeze or replace that layer" if used else "train a LoRA adapter (--lora), or freeze or replace that layer"
-    )
+    advice = f"{'' if used else 'train a LoRA adapter (--lora), or '}freeze or replace that layer"
     beside = f"; layers it has no rule for: {', '.join(sorted(kinds))}" if kinds else ""
     return AuditError(f"Opacus cannot compute the per-sample gradients of this model: {why}{beside}; {advice}")

@@ -273,12 +273,12 @@ def _notes_for_user(record: PrivacyRecord, cut: int, units: int) -> tuple[str, .
     """What the user must know: sentences."""
     told = list(record.notes())
     if record.epsilon is not None:
-        told.append(
+        told += [
             f"ε {record.epsilon:.3f} at δ {record.delta:g}, {record.adjacency} ({record.accountant}; by RDP "
             f"{record.epsilon_rdp:.3f}): σ {record.noise_multiplier:.3f}, C {record.clip:g}, "
-            f"q {record.sampling_rate:.4g}, {record.steps:,} steps"
-        )
-        told.append(record.status)
+            f"q {record.sampling_rate:.4g}, {record.steps:,} steps",
+            record.status,
+        ]
     of = record.units or units
     if record.delta * of >= 1:
         told.append(f"δ {record.delta:g} is no smaller than one in {of:,} units: it allows giving one of them away")

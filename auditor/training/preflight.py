@@ -77,20 +77,20 @@ def preflight_findings(training: TrainingSet, secrets: Sequence[Secret]) -> tupl
     text = training.ids.tobytes()
     found = {secret.id: _find_token_positions(text, secret.prefix + secret.suffix) for secret in members}
     there = [secret for secret in members if found[secret.id]]
-    others = [
-        secret for secret in secrets if not secret.member and _find_token_positions(text, secret.prefix + secret.suffix)
-    ]
-    if others:
+    others = [secret for secret in secrets if not secret.member]
+    if trained := sum(bool(_find_token_positions(text, other.prefix + other.suffix)) for other in others):
         raise AuditError(
-            f"expected non-members that are not trained on, but {len(others)} of "
-            f"{sum(not s.member for s in secrets)} stand in the training set"
+            f"expected non-members that are not trained on, but {trained} of {len(others)} stand in the training set"
         )
     if not there:
         raise AuditError(
             f"expected the {len(members)} members in the training set, but their tokens stand nowhere in its "
             f"{training.rows:,} rows: they are other records, or cut, templated or tokenised otherwise"
         )
-    silent = sum(not any(_has_loss(training, secret, at) for at in found[secret.id]) for secret in there)
+    silent = 0
+    for secret in there:
+        starts = [at + len(secret.prefix) for at in found[secret.id]]
+        silent += not any(training.learnt[start : start + len(secret.suffix)].any() for start in starts)
     if silent == len(there):
         raise AuditError(
             f"expected a loss on what is attacked, but of all {len(there)} members in the training set it is masked"
@@ -112,8 +112,3 @@ def _find_token_positions(text: bytes, tokens: Tokens) -> list[int]:
             places.append(at // size)
         at = text.find(wanted, at + 1)
     return places
-
-
-def _has_loss(training: TrainingSet, secret: Secret, at: int) -> bool:
-    start = at + len(secret.prefix)
-    return bool(training.learnt[start : start + len(secret.suffix)].any())

@@ -24,9 +24,7 @@ Normalisation = Literal["min-max", "rank"]
 
 def log_perplexities(model: LanguageModel, examples: Sequence[Tokens]) -> npt.NDArray[np.float64]:
     """(n,) log P(s) = mean nll in nats a token (Eq. 3) under the public model, the first token given."""
-    nll = np.array(
-        list(perplexity_nll(model, [loss_masks.unmask_tokens(example) for example in examples])), dtype=float
-    )
+    nll = np.array(list(perplexity_nll(model, list(map(loss_masks.unmask_tokens, examples)))), dtype=float)
     return np.asarray(nll[:, 0] / nll[:, 1])
 
 
@@ -73,7 +71,6 @@ def clipping_shares(
 
     lowest, highest: of its perplexity; 0: 1 and the size of the vocabulary.
     """
-    rho = normalise_by_fixed_bounds(
-        log_perplexities(public, examples), lowest or 1.0, highest or float(public.vocab_size)
-    )
+    log_perplexity = log_perplexities(public, examples)
+    rho = normalise_by_fixed_bounds(log_perplexity, lowest or 1.0, highest or float(public.vocab_size))
     return (1 - (1 - kappa_least) * rho).tolist()

@@ -33,10 +33,9 @@ class SideBySide:
     def __init__(self, base: Any, like: Any) -> None:
         self._routing = Routing()
         self.model = copy_sharing_weights(base).eval()
-        self._layers = {}
+        self._layers, empty = {}, torch.empty(0)
         self._found: WeakKeyDictionary[Any, dict[str, LoraLinear]] = WeakKeyDictionary()
         for name in lora_layers(like):
-            empty = torch.empty(0)
             self._layers[name] = MixedLora(self.model.get_submodule(name), empty, empty, self._routing)
             self.model.set_submodule(name, self._layers[name])
 
@@ -75,10 +74,8 @@ def lora_layers(adapter: Any) -> dict[str, LoraLinear]:
 
 def row_losses(model: Any, rows: Tensor) -> Tensor:
     """(b,) mean nll of each row (b, n), nats a token that has a loss, its first token given."""
-    wanted = nn.functional.pad(
-        loss_masks.loss_labels(rows)[:, 1:], (0, 1), value=loss_masks.IGNORED
-    )  # shifted, no logits are copied
-    return learnt_logits.mean_nll_per_row(model, wanted, input_ids=loss_masks.unmask_rows(rows), use_cache=False)
+    labels = loss_masks.loss_labels(rows)
+    return learnt_logits.mean_nll_per_row(model, labels, input_ids=loss_masks.unmask_rows(rows), use_cache=False)
 
 
 def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:

@@ -68,9 +68,8 @@ class UnlearningTrainer(Variant):
         device = next(iter(trainable_parameters(model).values())).device
         rows = pad_and_cut_sequences(sequences, job.block, job.end)
         before = evaluate_record_log_probs(model, rows.to(device))
-        fitting = _Passes(
-            model, rows, FineTuningRecipe(self.epochs, self.learning_rate, self.batch, rows.shape[1], job.end), job
-        )
+        course = FineTuningRecipe(self.epochs, self.learning_rate, self.batch, rows.shape[1], job.end)
+        fitting = _Passes(model, rows, course, job)
         kept = pad_and_cut_sequences(_sequences_not_forgotten(job), job.block, job.end) if self.retain else rows[:0]
         if (state := job.checkpoint.load()) is not None:
             fitting.restore(state)
@@ -79,9 +78,8 @@ class UnlearningTrainer(Variant):
             at = fitting.batch()[:, 0]
             loss = self.forgetting(record_log_probs(model, rows[at].to(device), job.half), before[at.to(device)])
             if self.retain:
-                drawn = keyed_random_generator("retain", job.seed, fitting.epochs, fitting.steps).integers(
-                    len(kept), size=len(at)
-                )
+                rng = keyed_random_generator("retain", job.seed, fitting.epochs, fitting.steps)
+                drawn = rng.integers(len(kept), size=len(at))
                 retained = record_log_probs(model, kept[torch.from_numpy(drawn)].to(device), job.half)
                 loss = loss - self.retain * retained.mean()
             loss.backward()

@@ -32,9 +32,8 @@ from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
 from auditor.crash import claim, report, training_specimen, trial, watch
 from auditor.crash.claim import LoopClaim
-from auditor.crash.one_run import bound_epsilon_by_guesses
 from auditor.crash.training_specimen import Gradients
-from auditor.crash.trial import CrashTest, LoopSeen, crash_test
+from auditor.crash.trial import CrashTest, LoopSeen, bound_epsilon_by_guesses, crash_test
 from auditor.crash.verdicts import NO_FAULT, LoopCheck
 from auditor.crash.watch import _project_out_record_gradients
 from auditor.privacy import gaussian
