@@ -55,7 +55,11 @@ class FinishedRun:
 
     def to_frame(self) -> pd.DataFrame:
         """A row each (target, setting, attack, measurement, repeat count): value, interval, n, unit, and the claim."""
-        return _dataframe_from_sheet(export.measurement_sheet([self.result]))
+        import pandas as pd
+
+        sheet = export.measurement_sheet([self.result])
+        frame = pd.DataFrame(sheet.rows, columns=list(sheet.columns))
+        return frame.astype({name: _KINDS[kind] for name, kind in sheet.columns.items()})
 
     @property
     def secrets(self) -> pd.DataFrame:
@@ -74,9 +78,8 @@ class FinishedRun:
         base = load_run(baseline) if isinstance(baseline, (str, Path)) else baseline
         from auditor.runs import gate_inputs
 
-        return gate_inputs.judge_run_by_policy(
-            self.folder, _policy_from_rules(rules), None if base is None else base.run
-        )
+        limits = _policy_from_rules(rules)
+        return gate_inputs.judge_run_by_policy(self.folder, limits, None if base is None else base.run)
 
     def report(self, path: str | Path | None = None, *, since: FinishedRun | None = None, reveal: bool = False) -> Path:
         """Renders the reports anew; returns the page, which is `path` (.html, or .md for the Markdown) if given.
@@ -182,12 +185,8 @@ def prepare_audit(
     with ExitStack() as stack:
         stack.enter_context(live_models.restore_training_flags(*given.values()))
         live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
-        values = {
-            **_plan_with_paths_as_text(plan),
-            "data": data,
-            "command": "audit()",
-            **_live_model_device_and_dtype(live),
-        }
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in plan.items()}
+        values |= {"data": data, "command": "audit()", **_live_model_device_and_dtype(live)}
         values |= stack.enter_context(_rows_as_temporary_files({name: values.get(name) for name in _ROWS}))
         values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}
         values |= {name: live_models.live_model_name(one) for name, one in given.items()}
@@ -198,9 +197,8 @@ def prepare_audit(
         if not values["attack"]:
             raise AuditError("expected at least one attack, got none; `audit list` shows them")
         asked = make_plan({}, values)
-        rows = {
-            name: one for name, one in {**plan, "data": data}.items() if name in _ROWS and _is_in_memory_object(one)
-        }
+        beside = {**plan, "data": data}
+        rows = {name: one for name, one in beside.items() if name in _ROWS and _is_in_memory_object(one)}
         objects = {**given, **rows, **plugin_objects(asked.plugin, attacks, defenses)}
         asked = dataclasses.replace(asked, objects={role: class_name(one) for role, one in objects.items()})
         site = run.make_site(asked, reporter, shared, live)
@@ -234,10 +232,6 @@ def _check_audit_arguments(tokenizer: Any, live: Mapping[str, Any], plan: Mappin
     check_no_shared_weights(live)
 
 
-def _plan_with_paths_as_text(plan: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in plan.items()}
-
-
 def _live_model_device_and_dtype(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
     """Where live models are, and in which precision: what is loaded beside the main one follows it."""
     from auditor.models.huggingface import HuggingFaceModel
@@ -253,14 +247,12 @@ def _live_model_device_and_dtype(live: Mapping[str, LanguageModel]) -> dict[str,
 def _rows_as_temporary_files(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Rows in memory as files for their owner only, gone when the block is left; paths as they are."""
     with disk.scratch_folder(Path(tempfile.gettempdir()), "records") as scratch:
-        paths: dict[str, Any] = {}
+        paths = {name: str(given) for name, given in rows.items() if isinstance(given, (str, Path))}
         for name, given in rows.items():
-            if given is None or isinstance(given, (str, Path)):
-                paths[name] = None if given is None else str(given)
-                continue
-            paths[name] = str(scratch / f"{name}.jsonl")
-            disk.replace_atomically(Path(paths[name]), _rows_as_json_lines(name, given))
-        yield {name: path for name, path in paths.items() if path is not None}
+            if _is_in_memory_object(given):
+                paths[name] = str(scratch / f"{name}.jsonl")
+                disk.replace_atomically(Path(paths[name]), _rows_as_json_lines(name, given))
+        yield paths
 
 
 def _rows_as_json_lines(name: str, rows: Any) -> str:
@@ -310,10 +302,3 @@ def _policy_from_rules(rules: str | Path | Sequence[str]) -> policy.Policy:
     if not read:
         raise AuditError("expected at least one rule, got none; a gate without rules holds nothing")
     return policy.Policy(read)
-
-
-def _dataframe_from_sheet(sheet: export.Sheet) -> pd.DataFrame:
-    import pandas as pd
-
-    frame = pd.DataFrame(sheet.rows, columns=list(sheet.columns))
-    return frame.astype({name: _KINDS[kind] for name, kind in sheet.columns.items()})

@@ -107,7 +107,7 @@ _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer brings its own c
 
 
 def call(arguments: list[str]) -> int:
-    """Runs the command and returns its exit code (design.md, "Exit codes")."""
+    """Runs the command and returns its exit code, one of EXIT_CODES."""
     try:
         code = _exit_code(arguments or ["--help"])
         if sys.stdout is not None:

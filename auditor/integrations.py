@@ -177,13 +177,14 @@ class AuditCallback(TrainerCallback):
         if not self.rows or self.rows[-1]["step"] != state.global_step:
             self._measure_and_log(state.global_step)
         out = Path(self.out) if self.out is not None else Path(str(args.output_dir)) / "audit"
-        asked = {
-            **self.asked,
-            "prefix_token": _prefix_token_text(self.prefix_token.tokens, self.tokenizer),
-        }  # the curve's, whatever was asked for
+        tokens = list(self.prefix_token.tokens)  # the curve's, whatever was asked for
+        named = str(self.tokenizer.decode(tokens, skip_special_tokens=False)) if tokens else "none"
+        asked = {**self.asked, "prefix_token": named}
         self.run = api.audit(self._model(), self.tokenizer, attacks=self.probes, out=out, **asked)
         disk.replace_atomically(out / "curve.csv", self.to_csv())
-        disk.replace_atomically(out / "curve.svg", training_curve_svg(self._training_curve_panels(), self.stopped_at))
+        drawn = [(title, list(filter(None, map(self._line, names)))) for title, names in _PANELS]
+        panels = [Panel(title, tuple(lines)) for title, lines in drawn if lines]
+        disk.replace_atomically(out / "curve.svg", training_curve_svg(panels, self.stopped_at))
 
     # --- what is looked at ---
 
@@ -195,13 +196,6 @@ class AuditCallback(TrainerCallback):
         writer.writeheader()
         writer.writerows(self.rows)
         return text.getvalue()
-
-    def _training_curve_panels(self) -> list[Panel]:
-        return [
-            Panel(title, tuple(filter(None, map(self._line, names))))
-            for title, names in _PANELS
-            if self._line(names[0])
-        ]
 
     def _line(self, name: str) -> Curve | None:
         points = [(int(row["step"]), row[name]) for row in self.rows if name in row]
@@ -227,9 +221,7 @@ class AuditCallback(TrainerCallback):
         seen = {one.secret: one for one in probe.measure(self._white_box_view(target), self.secrets)}
         observations = [seen[secret.id] for secret in self.secrets]
         member, log_p = member_mask(self.secrets), value_column(observations, "log_p")
-        loss = -value_column(observations, "log_p_ancestral") / np.array(
-            [len(secret.suffix) for secret in self.secrets]
-        )
+        loss = -value_column(observations, "log_p_ancestral") / [len(secret.suffix) for secret in self.secrets]
         values = {MEMBERS: float(np.exp(log_p[member]).mean()), LOSS: float(loss[member].mean())}
         if not member.all():
             values |= {OTHERS: float(np.exp(log_p[~member]).mean()), LOSS_OTHERS: float(loss[~member].mean())}
@@ -252,10 +244,3 @@ def _require_trainable_embeddings(model: Any, canaries: Any) -> None:
     frozen = not model.get_input_embeddings().weight.requires_grad
     if isinstance(manifest, AuditManifest) and manifest.kind == "new-tokens" and frozen:
         raise AuditError("expected embeddings that are trained, for canaries of new tokens, got frozen ones")
-
-
-def _prefix_token_text(prefix_token: tuple[int, ...], tokenizer: Any) -> str:
-    """The same prefix token for the run at the end, as `--prefix-token` names it."""
-    if not prefix_token:
-        return "none"
-    return str(tokenizer.decode(list(prefix_token), skip_special_tokens=False))

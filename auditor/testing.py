@@ -173,8 +173,7 @@ def _guesses_nearly_equal(one: Guesses, other: Guesses) -> bool:
     return all(_nearly_equal(a.score, b.score) for a, b in zip(one.ranked, other.ranked, strict=True))
 
 
-def _nearly_equal(one: float, other: float) -> bool:
-    return one == other or math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
+_nearly_equal = functools.partial(math.isclose, rel_tol=1e-4, abs_tol=1e-5)
 
 
 def _probe_faults(probe: Probe) -> Iterator[str]:
@@ -297,12 +296,7 @@ def make_model(vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: f
         config = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=0)
         model = GPT2LMHeadModel(config)
     else:
-        size: dict[str, Any] = {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-        }
+        size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
         ends: dict[str, Any] = {"max_position_embeddings": 96, "eos_token_id": 0, "bos_token_id": 0}
         model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=vocab_size, **size, **ends))
     with torch.no_grad():

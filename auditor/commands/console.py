@@ -34,7 +34,6 @@ debugging = False  # whether unexpected errors are shown whole (`audit --debug`)
 
 @cache
 def stderr_console() -> Console:
-    """stderr."""
     from rich.console import Console
 
     return Console(stderr=True)

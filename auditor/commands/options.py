@@ -14,7 +14,7 @@ import os
 import re
 import shlex
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,71 +237,61 @@ def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyT
 
 @dataclass(frozen=True)
 class AllowedRisks:
-    """What the command line names of the fields with a risk, by name. A plan file or a run folder may be anybody's."""
+    """What the command line names of the fields with a risk. A plan file or a run folder may be anybody's.
 
-    values: Values
+    named: field and value, of a list each of its values.
+    """
+
+    named: tuple[tuple[str, Any], ...]
 
     @classmethod
     def by(cls, values: Mapping[str, Any]) -> AllowedRisks:
         """What these values of a plan ask for. Raises AuditError for code with --safe."""
-        found = cls(_risky_field_values(values))
-        for name, value in found._each():
+        found = cls(_risky_fields(values))
+        for name, value in found.named:
             if name in ("plugin", "trust_remote_code"):
-                guard.refuse_in_safe_mode(f"{' '.join(_quoted_flag_and_value(name, value))}: {FIELDS[name].said.risk}")
+                guard.refuse_in_safe_mode(f"{_flag_with_value(name, value)}: {FIELDS[name].said.risk}")
         return found
 
     def flags(self) -> list[str]:
         """As the command line says it."""
-        return [word for name, value in self._each() for word in _quoted_flag_and_value(name, value)]
+        return [_flag_with_value(*one) for one in self.named]
 
     def check_plan_matches(self, plan: Plan, where: str) -> None:
         """Raises AuditError for a plan that asks for more, or for less: what is allowed beyond it would be ignored."""
         asked = AllowedRisks.by(plan.values())
-        self.check(asked.values, where)
-        named = set(map(_name_and_absolute_path, asked._each()))
-        for name, value in self._each():
-            if _name_and_absolute_path((name, value)) not in named:
-                raise AuditError(
-                    f"expected no {' '.join(_quoted_flag_and_value(name, value))}, "
-                    f"as {where} does not ask for it, got it"
-                )
+        self.check(plan.values(), where)
+        for name, value in _not_named_in(self.named, asked.named):
+            raise AuditError(f"expected no {_flag_with_value(name, value)}, as {where} does not ask for it, got it")
 
     def check(self, plan: Mapping[str, Any], where: str) -> None:
         """Raises AuditError for a plan that asks for more. where: whose plan it is, for the sentence."""
-        named = set(map(_name_and_absolute_path, self._each()))
-        for name, value in AllowedRisks(_risky_field_values(plan))._each():
-            if _name_and_absolute_path((name, value)) not in named:
-                to = "" if value is True else f" to {value!r}"
-                raise AuditError(
-                    f"{where} sets {name}{to}, and {FIELDS[name].said.risk}: if that is meant, say it on the command "
-                    f"line as well, {' '.join(_quoted_flag_and_value(name, value))}"
-                )
-
-    def _each(self) -> Iterator[tuple[str, Any]]:
-        """Field and value, of a list each of its values."""
-        for name, value in self.values.items():
-            for one in value if isinstance(value, list | tuple) else [value]:
-                yield name, one
+        for name, value in _not_named_in(_risky_fields(plan), self.named):
+            to = "" if value is True else f" to {value!r}"
+            raise AuditError(
+                f"{where} sets {name}{to}, and {FIELDS[name].said.risk}: if that is meant, say it on the command "
+                f"line as well, {_flag_with_value(name, value)}"
+            )
 
 
-def _risky_field_values(values: Mapping[str, Any]) -> Values:
-    """Of the fields with a risk, those that hold a value that has it."""
-    found: Values = {}
+def _risky_fields(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Of the fields with a risk, each value that has it."""
+    found = list[tuple[str, Any]]()
     for name in _RISKS:
-        given, risky = values.get(name), FIELDS[name].said.risky
-        kept = [one for one in given if risky in str(one)] if isinstance(given, list | tuple) else given
-        if kept and risky in str(kept):
-            found[name] = kept
-    return found
+        given = values.get(name)
+        several = given if isinstance(given, list | tuple) else [given] if given else []
+        found += [(name, one) for one in several if FIELDS[name].said.risky in str(one)]
+    return tuple(found)
 
 
-def _name_and_absolute_path(named: tuple[str, Any]) -> tuple[str, str]:
-    """Equal for two ways to write one file."""
-    return named[0], os.path.abspath(str(named[1]))
+def _not_named_in(asked: Iterable[tuple[str, Any]], named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """A file counts as named however its path is written."""
+    known = {(name, os.path.abspath(str(value))) for name, value in named}
+    return [(name, value) for name, value in asked if (name, os.path.abspath(str(value))) not in known]
 
 
-def _quoted_flag_and_value(name: str, value: Any) -> list[str]:
-    return [command_line_flag(name)] if value is True else [command_line_flag(name), shlex.quote(str(value))]
+def _flag_with_value(name: str, value: Any) -> str:
+    return command_line_flag(name) if value is True else f"{command_line_flag(name)} {shlex.quote(str(value))}"
 
 
 def load_plugins(files: list[str] | None) -> None:

@@ -63,12 +63,10 @@ def _write_edpb_documents(folder: Path, form: str) -> None:
     if form != "edpb":
         raise AuditError(f"expected --format edpb, got {form!r}")
     document = edpb.document_from_run_folder(folder)
-    for name, text in (
-        ("edpb.md", markdown.render_markdown_document(document)),
-        ("edpb.html", html.render_html_document(document)),
-    ):
-        disk.replace_atomically(folder / name, text)
-        typer.echo(folder / name)
+    for ending, render in (("md", markdown.render_markdown_document), ("html", html.render_html_document)):
+        path = folder / f"edpb.{ending}"
+        disk.replace_atomically(path, render(document))
+        typer.echo(path)
 
 
 def warn_private_text_shown(folder: Path) -> None:

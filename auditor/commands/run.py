@@ -128,7 +128,8 @@ def run(
     from auditor.records.folder import remove_latest_link
 
     allowed = options.AllowedRisks.by(plan)
-    if resume is not None and (set(plan) - set(allowed.values) or options.given_flags(grid) or out is not None):
+    beside = set(plan) - {name for name, _ in allowed.named}
+    if resume is not None and (beside or options.given_flags(grid) or out is not None):
         raise AuditError(
             "--resume takes the plan from the run folder: give no other option with it, but those that must be named "
             "again, as --plugin and --base-url, where the plan asks for them"

@@ -144,7 +144,7 @@ class UtilityStudy:
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
         """Goes on where it is measured; a model that cannot be is a row that says why."""
         if tradeoff.has_utility_result(folder):
-            return [tradeoff.tradeoff_table(tradeoff.read_matching_utility(self.asked, folder))], {}
+            return [tradeoff.tradeoff_table(tradeoff.read_utility(folder, self.asked))], {}
         try:
             result, _ = measure.measure_utility_points(self.asked, reporter)
         except AuditError as why:

@@ -181,7 +181,8 @@ class Utility:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-Held = Callable[[Defense], Mapping[str, Any]]  # what a defense needs, as fields of a `Scenario`
+# What a defense needs, as fields of a `Scenario`; of a masked model nothing: `protect_masked` refuses what needs any.
+Held = Callable[[Defense], Mapping[str, Any]]
 
 
 def prepare_subject_and_parts(plan: Plan, settings: UtilitySettings, reporter: Reporter) -> tuple[Subject[Any], Held]:
@@ -204,11 +205,10 @@ def _lab_subject_and_parts(
         _refuse_prefix_token(prefix_token)
         both = MaskedLab(lab)
         masked = both.target()
-        return MaskedSubject(masked, both.public(), masked.tokenizer, texts, asked), _defense_holds_nothing
+        return MaskedSubject(masked, both.public(), masked.tokenizer, texts, asked), lambda defense: {}
     public, target = lab.public(), lab.target()
-    given = lab.training.untrained_leading_token_counts(
-        texts
-    )  # as the perplexities of `audit run`: what is read and not learnt
+    # as the perplexities of `audit run`: what is read and not learnt
+    given = lab.training.untrained_leading_token_counts(texts)
     subject = _build_causal_subject(prefix_token, target, public, texts, asked, lab.known, given)
     return subject, cache(partial(_lab_defense_parts, lab))
 
@@ -224,7 +224,7 @@ def _own_model_subject_and_parts(
         _refuse_prefix_token(data.prefix_token)
         masked = load_masked(models.model, loading)
         other = load_masked(models.public, beside) if models.public else None
-        return MaskedSubject(masked, other, masked.tokenizer, texts, asked), _defense_holds_nothing
+        return MaskedSubject(masked, other, masked.tokenizer, texts, asked), lambda defense: {}
     target = load(models.model, loading)
     public = load(models.public, beside) if models.public else None
 
@@ -276,16 +276,6 @@ def _lab_defense_parts(lab: Lab, defense: Defense) -> Mapping[str, Any]:
     return parts
 
 
-def _text_source_label(data: str | None, settings: UtilitySettings) -> str:
-    if data is not None:
-        return Path(data).name
-    return f"{'member' if settings.on == 'members' else 'held-out'} records"
-
-
-def _defense_holds_nothing(defense: Defense) -> Mapping[str, Any]:
-    return {}  # `protect_masked` refuses what needs one
-
-
 def measure_utility_points(
     request: UtilityPlan,
     reporter: Reporter,
@@ -312,10 +302,11 @@ def measure_utility_points(
     names = dict(zip(utility_row_labels(rows), models, strict=True))
     with reporter.stage("examples") if asked else nullcontext():
         examples = [subject.predict(names, text) for text in asked]
+    records = f"{'member' if settings.on == 'members' else 'held-out'} records"
     result = Utility(
         kind=subject.kind,
         model=plan.target.model or LABS[plan.target.lab].name,
-        data=_text_source_label(plan.data.data, settings),
+        data=Path(plan.data.data).name if plan.data.data is not None else records,
         texts=len(subject.texts),
         vocab_size=subject.target.vocab_size,
         restarts=subject.restarts,
@@ -339,14 +330,9 @@ def measure_utility_points(
 def _models_and_claims(
     subject: Subject[Any], held_of: Held, wanted: Sequence[DefensePoint]
 ) -> tuple[list[Any], list[Claim | None]]:
-    models, claims = [], []
-    for point in wanted:
-        model, claim = subject.undefended, None
-        if point.defense is not None:
-            model, claim = subject.protect(point.defense, held_of(point.defense))
-        models.append(model)
-        claims.append(claim)
-    return models, claims
+    bare = subject.undefended, None
+    pairs = [subject.protect(point.defense, held_of(point.defense)) if point.defense else bare for point in wanted]
+    return [model for model, _ in pairs], [claim for _, claim in pairs]
 
 
 def _build_utility_rows(

@@ -6,11 +6,13 @@ nothing of sweeps, claims' meaning or files.
 
 from __future__ import annotations
 
+import operator
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -170,16 +172,13 @@ class Subject(ABC, Generic[Model]):
         return nll, lost
 
     def slowdowns(self, models: Sequence[Model]) -> list[Measurement]:
-        """The time each takes for a distribution, over that of the bare model: median, smallest and largest of a few
-        rounds."""
+        """Time for a distribution over that of the bare model: median, smallest and largest of a few rounds."""
         rounds = []
         for _ in range(_TIMINGS):
             own = self._seconds_for_distribution(self.bare)
             rounds.append([self._seconds_for_distribution(model) / own for model in models])
-        made = []
-        for middle, low, high in np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist():
-            made.append(Measurement("slowdown", middle, low, high, _TIMINGS, "times", "range of timings"))
-        return made
+        found = np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist()
+        return [Measurement("slowdown", *one, _TIMINGS, "times", "range of timings") for one in found]
 
     def _seconds_for_distribution(self, model: Model) -> float:
         for asked in (self.target, self.public):
@@ -305,9 +304,8 @@ class MaskedSubject(Subject[MaskedModel]):
 
     def predict(self, models: Mapping[str, MaskedModel], text: Passage) -> Example:
         gaps = self.masked_positions(text, 0)
-        drawn = keyed_random_generator("utility", "examples", self.asked.seed, text.row).random((len(gaps), CHANNELS))[
-            :, 0
-        ]
+        rng = keyed_random_generator("utility", "examples", self.asked.seed, text.row)
+        drawn = rng.random((len(gaps), CHANNELS))[:, 0]
 
         def said(model: MaskedModel) -> str:
             distribution = model.log_probs(torch.tensor([text.tokens]), torch.tensor([gaps]))[0].cpu()
@@ -332,11 +330,8 @@ def bracketed_text(
         whole = tokenizer.decode(before, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         pieces.append((at in gaps, whole[len(text) :]))
         text = whole
-    made, inside = "", False
-    for hidden, piece in pieces:
-        made += "[" * (hidden and not inside) + "]" * (inside and not hidden) + piece
-        inside = hidden
-    return made + "]" * inside
+    runs = ((hidden, "".join(piece for _, piece in run)) for hidden, run in groupby(pieces, operator.itemgetter(0)))
+    return "".join(f"[{run}]" if hidden else run for hidden, run in runs)
 
 
 class _LastAnswerCache(WrappingModel):
@@ -358,9 +353,8 @@ class _LastAnswerCache(WrappingModel):
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
             return self.model.log_probs(contexts, last, prompt=prompt)
-        return cached_last_answer(
-            self._held, "distribution", (contexts, last), lambda: self.model.log_probs(contexts, last)
-        )
+        ask = partial(self.model.log_probs, contexts, last)
+        return cached_last_answer(self._held, "distribution", (contexts, last), ask)
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         if prompt is not None:
@@ -383,9 +377,8 @@ class _LastMaskedAnswerCache(MaskedModel):
         self._held: dict[str, tuple[tuple[Any, ...], Tensor]] = {}
 
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        return cached_last_answer(
-            self._held, "distribution", (contexts, positions), lambda: self.model.log_probs(contexts, positions)
-        )
+        ask = partial(self.model.log_probs, contexts, positions)
+        return cached_last_answer(self._held, "distribution", (contexts, positions), ask)
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         return super().token_log_probs(contexts, positions).double()

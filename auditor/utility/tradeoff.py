@@ -94,31 +94,23 @@ def tradeoff_lines(result: Utility) -> tuple[list[TradeoffLine], str]:
         for name in names:
             mine = [row for row in defended if row.title == name]
             means = [(row.epsilon_mean, row) for row in mine if row.epsilon_mean is not None]
-            drawn.append(
-                TradeoffLine(
-                    f"{name}, at max T" if means else name, _finite_plot_points((row.epsilon, row) for row in mine)
-                )
-            )
+            title = f"{name}, at max T" if means else name
+            drawn.append(TradeoffLine(title, _finite_plot_points((row.epsilon, row) for row in mine)))
             if means:
                 drawn.append(TradeoffLine("at mean T: not a guarantee", _finite_plot_points(means), faint=True))
         return drawn, "ε"
     key = next(iter(defended[0].at), "")
     swept = [(float(row.at[key]), row) for row in defended if isinstance(row.at.get(key), int | float)]
-    return [
-        TradeoffLine(name, _finite_plot_points(pair for pair in swept if pair[1].title == name)) for name in names
-    ], key
+    lines = [TradeoffLine(name, _finite_plot_points(one for one in swept if one[1].title == name)) for name in names]
+    return lines, key
 
 
 def _finite_plot_points(
     pairs: Iterable[tuple[float | None, UtilityRow]],
 ) -> tuple[tuple[float, float, float, float], ...]:
     """(x, perplexity, low, high) in the order of x, the finite ones."""
-    made = [
-        (x, m.value, m.low, m.high if math.isfinite(m.high) else m.value)
-        for x, m in ((x, row.perplexity) for x, row in pairs)
-        if x is not None and math.isfinite(x)
-    ]
-    return tuple(sorted(made))
+    finite = [(x, row.perplexity) for x, row in pairs if x is not None and math.isfinite(x)]
+    return tuple(sorted((x, m.value, m.low, m.high if math.isfinite(m.high) else m.value) for x, m in finite))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -148,17 +140,12 @@ def has_utility_result(folder: Path) -> bool:
     return (folder / f"{NAME}.json").is_file()
 
 
-def read_matching_utility(asked: UtilityPlan, folder: Path) -> Utility:
-    """What the folder holds. Raises AuditError where it was measured with anything else."""
-    found = read_utility(folder)
-    asked.check(found, folder)
-    return found
-
-
-def read_utility(folder: Path) -> Utility:
-    """Raises AuditError where the folder holds no finished measurement."""
+def read_utility(folder: Path, asked: UtilityPlan | None = None) -> Utility:
+    """Raises AuditError where the folder holds no finished measurement, or one of anything but what is asked."""
     path = folder / f"{NAME}.json"
     result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
+    if asked is not None:
+        asked.check(result, folder)
     return result
 
 
@@ -166,9 +153,8 @@ def examples_lines(examples: Sequence[Example]) -> list[str]:
     made = []
     for example in examples:
         width = max(len(name) for name, _ in example.predicted)
-        made += [f"{'true':{width}}  {phrases.to_printable_line(example.true)}"]
-        made += [f"{name:{width}}  {phrases.to_printable_line(said)}" for name, said in example.predicted]
-        made += [""]
+        rows = (("true", example.true), *example.predicted)
+        made += [*(f"{name:{width}}  {phrases.to_printable_line(said)}" for name, said in rows), ""]
     return made
 
 

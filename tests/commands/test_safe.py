@@ -126,7 +126,7 @@ def test_a_folder_of_plans_runs_nothing_that_the_command_line_does_not_name(
 
 def test_an_interrupted_run_says_what_it_takes_to_go_on() -> None:
     asked = options.AllowedRisks.by(Plan.of(plugin=("my plug-in.py",)).values())
-    assert asked.flags() == ["--plugin", "'my plug-in.py'"]
+    assert asked.flags() == ["--plugin 'my plug-in.py'"]
 
 
 def test_the_same_is_refused_to_a_safe_run(here: Path, capsys: Said) -> None:
