@@ -18,13 +18,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.statistics.bounds import bisect_refuted
+
 Floats = NDArray[np.float64]
 
 _FIRST, _GROWTH = 16, 1.1  # secrets before the first look, and each later one's share of those before it
 _ALL = 0.3  # of the capital: what is staked whole, which pays most where nothing leaks, and is lost at the first leak
 STAKES = np.append(np.geomspace(0.008, 0.7, 8), 1.0)  # few: what is shared out over many is missing from the best
 CAPITAL = np.append(np.full(8, (1 - _ALL) / 8), _ALL)
-_STEPS = 40  # bisections of a bound: 2^-40
 
 
 def look_sample_sizes(n: int) -> Iterator[int]:
@@ -80,14 +81,10 @@ class BettingMean:
 
 def _lower_mean_bound(values: Floats, counts: NDArray[np.int64], level: float) -> float:
     """The largest mean that is refuted as an upper limit of the truth; 0 where none is."""
-    low, high = 0.0, float(values @ counts) / max(1, int(counts.sum()))
-    for _ in range(_STEPS if high > 0 else 0):
-        middle = (low + high) / 2
-        if log_betting_capital(values, counts, middle) >= -math.log(level):
-            low = middle
-        else:
-            high = middle
-    return low
+    most = float(values @ counts) / max(1, int(counts.sum()))
+    if not most > 0:
+        return 0.0
+    return bisect_refuted(lambda m: bool(log_betting_capital(values, counts, m) >= -math.log(level)), 0.0, most, 40)
 
 
 def simulate_stopping_sizes(

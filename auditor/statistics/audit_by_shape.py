@@ -18,6 +18,7 @@ one audit of twenty, at that noise) is none, and nothing is said: it is how most
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -110,7 +111,7 @@ def _compose_steps(step: Floats, steps: int) -> Floats:
 
 @lru_cache(maxsize=1024)
 def _surest_cells_of_law(noise: float, sampling: Sampling) -> tuple[Floats, Floats]:
-    """`LikelihoodRatioDistribution.surest`, of the cells that hold something."""
+    """`LikelihoodRatioDistribution.surest_guess_probabilities`, of the cells that hold something."""
     passed, right = subsampled_gaussian_law(noise, sampling).surest_guess_probabilities()
     seen = np.diff(passed, prepend=0.0) > _NOTHING
     return np.minimum(passed[seen], 1.0), right[seen]
@@ -174,14 +175,9 @@ def largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
 
 def _least_noise_refuted(m: int, r: int, v: int, level: float, sampling: Sampling) -> float | None:
     """Of noises a step apart; None where even the most is not. More noise tells less, and is refuted where less is."""
-    low, high = 0, math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
 
     def refuted(k: int) -> bool:
         return shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level
 
-    if not refuted(high):
-        return None
-    while low < high:  # `high` is refuted
-        middle = (low + high) // 2
-        low, high = (low, middle) if refuted(middle) else (middle + 1, high)
-    return _LEAST_NOISE * _STEP**high
+    most = math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
+    return _LEAST_NOISE * _STEP ** bisect_left(range(most), True, key=refuted) if refuted(most) else None

@@ -2,7 +2,7 @@
 
 Not by all-right guesses, which no mechanism makes. Of one run: the canaries of DP-SGD by the audit's own sampling rate
 and steps (or of a Gaussian mechanism) and less noise, each seen as it is; how many of the surest guesses are then right
-is known exactly (`shapes.shape_p_value`), and one number of guesses has to refute alone. Of games: a model that gives
+is known exactly (`shape_p_value`), and one number of guesses has to refute alone. Of games: a model that gives
 away epsilon evenly, as randomised response does. Scores that see less than this have less power, which nobody knows.
 """
 

@@ -12,6 +12,7 @@ level for each. (jax_privacy's Bonferroni correction is over the points of the R
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -24,8 +25,10 @@ from auditor.core.errors import AuditError
 from auditor.core.result import Audited, Measurement
 from auditor.statistics import games
 from auditor.statistics.audit_by_shape import GAUSSIAN, Sampling, epsilon_shape
+from auditor.statistics.bounds import LEVEL
 from auditor.statistics.one_run import (
     Counts,
+    check_delta_and_level,
     epsilon_fdp,
     epsilon_grid,
     epsilon_one_run,
@@ -35,7 +38,6 @@ from auditor.statistics.one_run import (
     p_value,
 )
 
-LEVEL = 0.05
 _LEAST = 1e-9  # the epsilon that counts as above 0
 _UNFAIR = 1e-9  # how often fair coins are refused
 _MOST_CANARIES = 10**6
@@ -78,24 +80,21 @@ def audit_epsilon_bounds(
 def _audited_by_estimator(
     name: str, m: int, right: Counts, delta: float, level: float, copies: int, sampling: Sampling | None
 ) -> Audited:
+    def proved_by(told: Counts) -> float:
+        if name == SHAPE:
+            return epsilon_shape(m, told, delta, level, copies, sampling or GAUSSIAN)
+        return (epsilon_one_run if name == MAIN else epsilon_fdp)(m, told, delta, level, copies)
+
     counts = guess_counts(m)
     alone = [logit_bound(r, v, level) for r, v in zip(counts, right, strict=True)]
     surest = alone.index(max(alone))
-    proved, best = (_epsilon_lower_bound(name, m, told, delta, level, copies, sampling) for told in (right, counts))
+    proved, best = proved_by(right), proved_by(counts)
     return Audited(
         *(name, proved, delta, level, m, counts[surest], right[surest], best),
         rights=right,
         sampling=sampling,
         copies=copies,
     )
-
-
-def _epsilon_lower_bound(
-    name: str, m: int, right: Counts, delta: float, level: float, copies: int, sampling: Sampling | None
-) -> float:
-    if name == SHAPE:
-        return epsilon_shape(m, right, delta, level, copies, sampling or GAUSSIAN)
-    return (epsilon_one_run if name == MAIN else epsilon_fdp)(m, right, delta, level, copies)
 
 
 def audit_at_level(audit: Audited, level: float) -> Audited:
@@ -169,7 +168,7 @@ def best_provable_epsilon(m: int, delta: float, level: float = LEVEL, copies: in
 
 
 def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: int = 1) -> int:
-    """The least m with best_provable(m) >= epsilon.
+    """The least m with best_provable_epsilon(m, ...) >= epsilon.
 
     Raises AuditError where no number of canaries up to a million can prove so much.
     """
@@ -202,10 +201,7 @@ def _fewest_canaries(enough: Callable[[int], bool], epsilon: float, delta: float
                 f"expected an epsilon that up to a million canaries can prove at delta {delta:g}: {low:,}, all guessed "
                 f"rightly, prove less than {logit_bound(low, low, level) / copies:.3g}, got {epsilon:g}"
             )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return low + 1 + bisect_left(range(low + 1, high), True, key=enough)
 
 
 def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
@@ -214,25 +210,18 @@ def audit_measurements(audits: Sequence[Audited]) -> list[Measurement]:
     A bound's interval is one-sided, [bound, inf), and its n are the canaries. What a claim is held to are the audits
     themselves: a probe hands them over by `Probe.audits` too.
     """
-    main = audits[0]
-    bounds = [
-        Measurement(
-            METRICS[a.estimator], a.epsilon, a.epsilon, math.inf, a.canaries, "nats", _audit_conditions_sentence(a)
-        )
-        for a in audits
-    ]
+    main, found = audits[0], list[Measurement]()
+    for a in audits:
+        times = "" if a.copies == 1 else f"; each inserted {a.copies} times, so held to groups of {a.copies}"
+        note = f"one-sided, {1 - a.level:.0%}; at delta {a.delta:g}, {a.relation}, by {a.unit}{times}"
+        found.append(Measurement(METRICS[a.estimator], a.epsilon, a.epsilon, math.inf, a.canaries, "nats", note))
     best = f"of {main.canaries:,} canaries, had every guess been right"
     kept = f"of the {main.guesses:,} surest guesses, which alone prove most; all {main.canaries:,} are looked at"
     return [
-        *bounds,
+        *found,
         Measurement("epsilon_best_provable", main.best, main.best, main.best, main.canaries, "nats", best),
         Measurement("guesses_right", main.right, main.right, main.right, main.guesses, "count", kept),
     ]
-
-
-def _audit_conditions_sentence(audit: Audited) -> str:
-    times = "" if audit.copies == 1 else f"; each inserted {audit.copies} times, so held to groups of {audit.copies}"
-    return f"one-sided, {1 - audit.level:.0%}; at delta {audit.delta:g}, {audit.relation}, by {audit.unit}{times}"
 
 
 def _check_audit_inputs(
@@ -256,9 +245,6 @@ def _check_audit_inputs(
 
 
 def _check_audit_parameters(m: int, delta: float, level: float, copies: int) -> None:
-    if not 0 <= delta < 1:
-        raise AuditError(f"expected delta in [0, 1), got {delta:g}")
-    if not 0 < level < 1:
-        raise AuditError(f"expected a level in (0, 1), got {level:g}")
+    check_delta_and_level(delta, level)
     if m < 0 or copies < 1:
         raise AuditError(f"expected canaries inserted at least once, got {m} canaries and {copies} copies")

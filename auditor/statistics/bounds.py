@@ -7,6 +7,7 @@ Levels are below 1/2. Pure functions on counts and numpy arrays.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -23,7 +24,6 @@ LEVEL = 0.05  # what a gate's false alarms, and its false passes, are held to
 _SIDE = (1 - CONFIDENCE) / 2
 _SURE = 1e-4  # Berger and Boos's gamma: added to the p-value for leaving improbable nuisances out
 _NUISANCES = 25  # values of the nuisance parameter that the tail is maximised over
-_STEPS = 16  # bisections of a bound: 2 / 2^16 is 3e-5
 
 
 class BoundedNumber(Protocol):
@@ -203,7 +203,7 @@ def paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0
     seen = float(score_statistic(wins, losses, n, delta)) - 1e-9
-    discordant = _discordant_share_interval(wins + losses, n)
+    discordant = clopper_pearson(wins + losses, n, 1 - _SURE)
     shares = np.linspace(max(discordant[0], abs(delta)), min(1.0, discordant[1]), _NUISANCES)
     if discordant[1] < abs(delta):  # so large a difference takes more discordant pairs than can be
         return _SURE if delta < (wins - losses) / n else 1.0
@@ -224,10 +224,6 @@ def paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
     return min(1.0, float(tail.sum(axis=1).max()) + _SURE)
 
 
-def _discordant_share_interval(discordant: int, n: int) -> tuple[float, float]:
-    return clopper_pearson(discordant, n, 1 - _SURE)
-
-
 def _wins_needed(losses: NDArray[np.int64], n: int, delta: float, seen: float) -> NDArray[np.int64]:
     """The fewest wins beside these losses whose statistic reaches the one seen; n + 1 - losses where none does."""
     low, high = np.zeros_like(losses), n + 1 - losses
@@ -242,12 +238,13 @@ def _wins_needed(losses: NDArray[np.int64], n: int, delta: float, seen: float) -
 
 @lru_cache(maxsize=4096)
 def _paired_difference_lower_bound(wins: int, losses: int, n: int, level: float) -> float:
-    """The largest difference that is still refuted as an upper limit of the truth, by bisection."""
-    low, high = -1.0, (wins - losses) / n
-    for _ in range(_STEPS):
+    """The largest difference that is still refuted as an upper limit of the truth, to 2 / 2^16 = 3e-5."""
+    return bisect_refuted(lambda delta: paired_p_value(wins, losses, n, delta) <= level, -1.0, (wins - losses) / n, 16)
+
+
+def bisect_refuted(refuted: Callable[[float], bool], low: float, high: float, steps: int) -> float:
+    """The largest number that is refuted as an upper limit, to (high - low) / 2^steps; `low` where none is."""
+    for _ in range(steps):
         middle = (low + high) / 2
-        if paired_p_value(wins, losses, n, middle) <= level:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if refuted(middle) else (low, middle)
     return low

@@ -6,9 +6,8 @@ document, a person. Knows no metric and no record. Several comparisons at once: 
 A paired difference of shares has three intervals:
 
 - A gate decides by `paired_share_difference` (bounds.py), which is exact at every level and every n: Holm's rule asks
-  at level
-  / m, where few resamples of a bootstrap lie, and a false alarm may be no likelier than the level however few secrets
-  differ.
+  at level/m, where few resamples of a bootstrap lie, and a false alarm may be no likelier than the level however few
+  secrets differ.
 - A report prints `_paired_share_measurement`, a percentile bootstrap at 95% only, which covers as n grows (Efron
   1979) and is narrower.
   All steps of a chain are read at the same resamples. Where all pairs agree resamples are alike: there, and there

@@ -150,8 +150,7 @@ def _renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Arra
     best = np.full(log_p.shape[:-1], math.inf)
     for above in _ABOVE:  # the order less 1: each is the square of the one before
         divergence = np.log(np.einsum("...v,...v->...", p, power)) / above
-        best = np.fmin(
-            best, draws * divergence + renyi_to_epsilon_penalty(1 + above, delta)
-        )  # too large for a float: this order says nothing
+        epsilon = draws * divergence + renyi_to_epsilon_penalty(1 + above, delta)
+        best = np.fmin(best, epsilon)  # too large for a float: this order says nothing
         power *= power
     return np.maximum(best, 0.0)

@@ -124,29 +124,19 @@ class SkewNormal:
 
     def bits(self, nll: float, most: float) -> float:
         """Exposure: -log2 of the cdf, at most `most`. It has no interval: far out in a tail nobody knows the family."""
-        return skew_normal_tail_bits(nll, *self.parameters, most)
-
-
-def skew_normal_tail_bits(nll: float, shape: float, location: float, scale: float, most: float = math.inf) -> float:
-    """-log2 P(X <= nll) of a skew-normal X."""
-    if scale == 0:  # all references alike
-        return 0.0 if nll >= location else most
-    return min(most, float(-skewnorm.logcdf(nll, shape, location, scale)) / math.log(2))
+        _, location, scale = self.parameters
+        if scale == 0:  # all references alike
+            return 0.0 if nll >= location else most
+        return min(most, float(-skewnorm.logcdf(nll, *self.parameters)) / math.log(2))
 
 
 def fit_skew_normal(references: NDArray[np.float64]) -> SkewNormal:
     """Maximum likelihood, as TF Privacy extrapolates. What it says far out in the tail is what its shape says."""
     references = np.minimum(references, _IMPOSSIBLE)
-    parameters = _skew_normal_parameters(references)
-    fits_well = parameters[2] > 0
-    ks_p = float(kstest(references, skewnorm(*parameters).cdf).pvalue) if fits_well else 0.0
-    return SkewNormal(parameters, ks_p)
-
-
-def _skew_normal_parameters(references: NDArray[np.float64]) -> tuple[float, float, float]:
     if np.ptp(references) < 1e-9:
-        return 0.0, float(references.mean()), 0.0
+        return SkewNormal((0.0, float(references.mean()), 0.0), 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # on its way the optimiser tries impossible parameters
-        shape, location, scale = skewnorm.fit(references)
-    return float(shape), float(location), float(scale)
+        shape, location, scale = map(float, skewnorm.fit(references))
+    ks_p = float(kstest(references, skewnorm(shape, location, scale).cdf).pvalue) if scale > 0 else 0.0
+    return SkewNormal((shape, location, scale), ks_p)

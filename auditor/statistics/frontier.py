@@ -163,17 +163,17 @@ def perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measure
     nll: (points, seeds, texts), summed nats; base: (seeds, texts); tokens: (seeds, texts), predicted. Infinite where a
     text has no probability.
     """
+
+    def seed_mean(each: Floats) -> tuple[Floats, Floats]:
+        return each.mean(1), np.full(each.shape, 1 / each.shape[1])
+
     n, found = tokens.shape[1], []
     for own in nll:
         apart = np.where(np.isfinite(own), own - base, np.inf)
-        each = bootstrap.interval_of_rates(apart, tokens, _seed_mean_and_weights, "frontier texts", RESAMPLES)
-        value, low, high = np.exp(each).tolist()
+        ends = bootstrap.interval_of_rates(apart, tokens, seed_mean, "frontier texts", RESAMPLES)
+        value, low, high = np.exp(ends).tolist()
         found.append(Measurement("perplexity_ratio", value, low, high, n, "times"))
     return found
-
-
-def _seed_mean_and_weights(each: Floats) -> tuple[Floats, Floats]:
-    return each.mean(1), np.full(each.shape, 1 / each.shape[1])
 
 
 # --- who leaks least --------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
 
+Z = float(norm.ppf((1 + CONFIDENCE) / 2))  # deviations of a normal distribution that a two-sided interval reaches
+
 
 @lru_cache(maxsize=4096)
 def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -39,9 +41,8 @@ def share_excess_over_nonmembers(name: str, members: NDArray[np.bool_], nonmembe
 
 def wilson(hits: int, n: int) -> tuple[float, float]:
     """Wilson's score interval of a binomial share."""
-    z = float(norm.ppf((1 + CONFIDENCE) / 2))
-    p, scale = hits / n, 1 + z * z / n
-    centre, half = (p + z * z / (2 * n)) / scale, z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / scale
+    p, scale = hits / n, 1 + Z * Z / n
+    centre, half = (p + Z * Z / (2 * n)) / scale, Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n)) / scale
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
@@ -89,11 +90,9 @@ def estimate_mean_by_unit(name: str, values: NDArray[np.float64], unit: str, not
     """The mean, by the interval of its unit: exact of shares (0 or 1), Gaffke's of probabilities, else a bootstrap."""
     if unit == "share":
         return share_with_interval(name, values == 1, note)
-    return (
-        mean_probability(name, values, note)
-        if unit == "probability"
-        else mean_with_bootstrap_interval(name, values, unit, note)
-    )
+    if unit == "probability":
+        return mean_probability(name, values, note)
+    return mean_with_bootstrap_interval(name, values, unit, note)
 
 
 def mean_share_per_secret(name: str, values: NDArray[np.float64]) -> Measurement:

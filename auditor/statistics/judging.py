@@ -106,19 +106,18 @@ def _traits_of_guess(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
 
     rank: place of the true suffix among the candidates, from 1, infinite where it is none of them; count: how many of
     the samples the first guess was; min_log_prob: of its least likely token, nats; passed_over: whether some other
-    candidate is more likely as a whole than the first guess; prefix token: tokens of the first guess that are right
-    before its first wrong one.
+    candidate is more likely as a whole than the first guess; lead: tokens of the first guess that are right before its
+    first wrong one.
     """
     first, *others = guesses.ranked
     rank = next((i for i, g in enumerate(guesses.ranked, 1) if g.suffix == answer.suffix), math.inf)
     least = math.nan if first.min_log_prob is None else first.min_log_prob
-    prefix_token = sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first.suffix, answer.suffix, strict=False))
-    )
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(first.suffix, answer.suffix, strict=False))
+    lead = sum(1 for _ in alike)
     if first.log_prob is None:
-        return rank, first.count, least, math.nan, prefix_token
+        return rank, first.count, least, math.nan, lead
     passed_over = any(g.log_prob is not None and g.log_prob > first.log_prob for g in others)
-    return rank, first.count, least, passed_over, prefix_token
+    return rank, first.count, least, passed_over, lead
 
 
 def edits_allowed(length: int) -> int:

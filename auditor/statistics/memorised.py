@@ -116,41 +116,35 @@ def measure_memorised(
 
     The floor, n-grams of held-out text alone, is scaled to as many as the training data have.
     """
-    memorised = np.array([one.memorised for one in every], dtype=float)
-    most, found = length // n, list[Measurement]()
+    memorised, common, strange = (
+        np.array([getattr(one, name) for one in every], dtype=float) for name in ("memorised", "common", "heldout")
+    )
+    most = length // n
     main = _rate_per_thousand(MEMORISED, memorised, most, f"n {n}; not in held-out text")
-    found.append(main)
+    found = [main]
     if corpus.heldout:
         scale = corpus.trained / corpus.heldout
-        strange = np.array([one.heldout for one in every], dtype=float)
         # How many a generation that was not seen holds, at most: as many as one that was seen does.
-        floor = _rate_per_thousand(
-            nonmember_metric_name(MEMORISED), strange, max(memorised.max(initial=0), strange.max(initial=0)) or most
-        )
+        holds = max(memorised.max(initial=0), strange.max(initial=0)) or most
+        floor = _rate_per_thousand(nonmember_metric_name(MEMORISED), strange, holds)
         note = f"the baseline: n-grams of held-out text, times {scale:.3g}, as the training data have so many more"
         floor = replace(floor, value=scale * floor.value, low=scale * floor.low, high=scale * floor.high, note=note)
-        common = _rate_per_thousand(
-            COMMON, np.array([one.common for one in every], dtype=float), most, "in held-out text too"
-        )
-        found += [floor, mean_excess_over_nonmembers(excess_metric_name(MEMORISED), main, floor), common]
+        found += [floor, mean_excess_over_nonmembers(excess_metric_name(MEMORISED), main, floor)]
+        found.append(_rate_per_thousand(COMMON, common, most, "in held-out text too"))
     found.append(share_with_interval(GENERATIONS, memorised > 0))
     seen = Counter(record for one in every for record in one.records)
     counts = np.array(sorted(seen.values()), dtype=np.int64)
     found.append(_exact_count_measurement(RECORDS, len(seen), len(every), f"of {corpus.records:,} trained on"))
     if corpus.strangers:
-        others = {record for one in every for record in one.strangers}
-        found.append(
-            _exact_count_measurement(
-                nonmember_metric_name(RECORDS), len(others), len(every), f"of {corpus.strangers:,} held out"
-            )
-        )
+        others = len({record for one in every for record in one.strangers})
+        said = f"of {corpus.strangers:,} held out"
+        found.append(_exact_count_measurement(nonmember_metric_name(RECORDS), others, len(every), said))
     found.append(unseen_species.expected_new_species(NEW, counts, len(every), PER))
     if (total := unseen_species.chao_species_richness(RICHNESS, counts, len(every), corpus.records)) is not None:
         found.append(total)
     for ranking, first in firsts.items():
-        found.append(
-            share_with_interval(f"{PRECISION}_{ranking}", memorised[list(first)] > 0, "near-duplicates left out")
-        )
+        hit = memorised[list(first)] > 0
+        found.append(share_with_interval(f"{PRECISION}_{ranking}", hit, "near-duplicates left out"))
     return found
 
 

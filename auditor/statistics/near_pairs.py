@@ -98,25 +98,22 @@ class _Pieces:
         tokens, found = np.array(texts, dtype=np.uint64), list[Indices]()
         left = len(texts) * len(self._tokens) // _SHARE
         for begin, size, at in looks:
-            known, order = self._hash_sorted_pieces(begin, size)
+            if (begin, size) not in self._sorted:
+                hashes = _token_piece_hashes(self._tokens[:, begin : begin + size])
+                by_hash = np.argsort(hashes)
+                self._sorted[begin, size] = hashes[by_hash], by_hash
+            known, order = self._sorted[begin, size]
             own = _token_piece_hashes(tokens[:, at : at + size])
             first, end = (np.searchsorted(known, own, side=side) for side in ("left", "right"))
             counts = end - first
             if (left := left - int(counts.sum())) < 0:
                 return None
             hit = np.flatnonzero(counts)
-            of = [order[first[i] : end[i]] for i in hit]
-            if of:
-                found.append(np.repeat(hit, counts[hit]) * len(self._tokens) + np.concatenate(of))
+            if len(hit):
+                of = np.concatenate([order[first[i] : end[i]] for i in hit])
+                found.append(np.repeat(hit, counts[hit]) * len(self._tokens) + of)
         pairs = np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
         return np.divmod(pairs, len(self._tokens))
-
-    def _hash_sorted_pieces(self, begin: int, size: int) -> tuple[Hashes, Indices]:
-        if (begin, size) not in self._sorted:
-            hashes = _token_piece_hashes(self._tokens[:, begin : begin + size])
-            order = np.argsort(hashes)
-            self._sorted[begin, size] = hashes[order], order
-        return self._sorted[begin, size]
 
 
 def _token_piece_hashes(pieces: NDArray[np.uint64]) -> Hashes:

@@ -9,7 +9,7 @@ at delta, under the relation that the coins play: a canary in or out. Knows no s
 |---|---|---|
 | `epsilon_one_run` | (epsilon, delta)-DP | below; Steinke, Nasr and Jagielski 2023 for one r |
 | `epsilon_fdp` | mu-GDP of every canary given the others, said as (epsilon, delta) | Mahloujifar et al. 2024 |
-| `shapes.epsilon_shape` | canaries that are independent but for a common coin, of one shape | see there |
+| `audit_by_shape.epsilon_shape` | canaries that are independent but for a common coin, of one shape | see there |
 
 Why `p_value` is one. Look at the coins one by one, in an order and with guesses that the release fixes. Given the
 release and the coins seen before, a guess is right with probability at most p + (1 - p) d, with p = e^epsilon / (1 +
@@ -25,6 +25,7 @@ copies: every canary that is in was inserted so many times. Then what is played 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -118,10 +119,9 @@ def _as_unlikely_probability_bound(m: int, least: float, epsilon: float, delta: 
     spare, more = m * delta * math.exp(log_odds[1]), 0
     if least >= enough or len(counts) * least + spare < enough < 1:
         return least if least >= enough else len(counts) * least + spare
-    needed, steps = (
-        [_fewest_right_as_unlikely(r, math.exp(log_odds[0]), least) for r in counts],
-        _right_guess_distributions(counts, log_odds),
-    )
+    needed = [_fewest_right_as_unlikely(r, math.exp(log_odds[0]), least) for r in counts]
+    # how many are right of those that each count, from the fewest on, adds to the one before
+    steps = [_truncated_binomial_pmf(r - before, log_odds) for before, r in pairwise((0, *reversed(counts)))]
     chance = _probability_of_enough_right(needed, steps)
     while spare > 0 and chance < enough:
         if chance + spare / (more + 1) < enough < 1:  # the rest would each have to be given more
@@ -138,20 +138,14 @@ def _as_unlikely_probability_bound(m: int, least: float, epsilon: float, delta: 
 
 def _fewest_right_as_unlikely(r: int, p: float, chance: float) -> int:
     """The fewest right of r that are no likelier than this; r + 1 where none are."""
-    low, high = 0, r + 1
-    while low < high:
-        middle = (low + high) // 2
-        seen = float(binomial_upper_tail(middle, r, np.array([p]))[0]) if middle <= r else 0.0
-        low, high = (low, middle) if seen <= chance * (1 + _ROUNDED) else (middle + 1, high)
-    return low
+
+    def is_unlikely(v: int) -> bool:
+        return float(binomial_upper_tail(v, r, np.array([p]))[0]) <= chance * (1 + _ROUNDED)
+
+    return bisect_left(range(r + 1), True, key=is_unlikely)
 
 
 Step = tuple[int, NDArray[np.float64]]
-
-
-def _right_guess_distributions(counts: Counts, log_odds: tuple[float, float]) -> tuple[Step, ...]:
-    """How many are right of those that each count, from the fewest on, adds to the one before."""
-    return tuple(_truncated_binomial_pmf(r - before, log_odds) for before, r in pairwise((0, *reversed(counts))))
 
 
 def _probability_of_enough_right(needed: Sequence[int], steps: Sequence[Step]) -> float:
@@ -197,7 +191,14 @@ def epsilon_fdp(m: int, right: Counts, delta: float, level: float = 0.05, copies
 @lru_cache(maxsize=2**16)
 def fdp_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
     """The mu below which mu-GDP is refuted; 0 where none is."""
-    return _largest_refuted_mu(lambda mu: _is_trade_off_falsified(m, r, v, mu, level))
+
+    def falsified(mu: float) -> bool:
+        return _is_trade_off_falsified(m, r, v, mu, level)
+
+    high = 1.0
+    while high < _MOST_MU and falsified(high):
+        high *= 2
+    return largest_refuted_value(falsified, high)
 
 
 def _is_trade_off_falsified(m: int, r: int, v: int, mu: float, level: float) -> bool:
@@ -257,13 +258,6 @@ def largest_refuted_value(refuted: Callable[[float], bool], high: float, close: 
     return low
 
 
-def _largest_refuted_mu(refuted: Callable[[float], bool]) -> float:
-    high = 1.0
-    while high < _MOST_MU and refuted(high):
-        high *= 2
-    return largest_refuted_value(refuted, high)
-
-
 def logit_bound(r: int, v: int, level: float) -> float:
     """Logit of the Clopper-Pearson lower bound of v right in r; v = r: of level^(1/r)."""
     if v == 0:
@@ -273,6 +267,14 @@ def logit_bound(r: int, v: int, level: float) -> float:
     return float(np.log(beta.ppf(level, v, r - v + 1)) - np.log(beta.isf(level, r - v + 1, v)))
 
 
+def check_delta_and_level(delta: float, level: float) -> None:
+    """Raises AuditError for what is none."""
+    if not 0 <= delta < 1:
+        raise AuditError(f"expected delta in [0, 1), got {delta:g}")
+    if not 0 < level < 1:
+        raise AuditError(f"expected a level in (0, 1), got {level:g}")
+
+
 def check_one_run_arguments(m: int, right: Counts, delta: float, level: float, copies: int) -> None:
     """Raises AuditError for counts that no guesses have, and for terms that no bound has."""
     counts = guess_counts(m)
@@ -280,9 +282,6 @@ def check_one_run_arguments(m: int, right: Counts, delta: float, level: float, c
         raise AuditError(f"expected the right ones of {', '.join(map(str, counts))} guesses, got {right}")
     if any(not 0 <= v - w <= r - s for (r, v), (s, w) in pairwise(zip(counts, right, strict=True))):
         raise AuditError(f"expected the surest of the guesses among the others: {right} are right of {counts}")
-    if not 0 <= delta < 1:
-        raise AuditError(f"expected delta in [0, 1), got {delta:g}")
-    if not 0 < level < 1:
-        raise AuditError(f"expected a level in (0, 1), got {level:g}")
+    check_delta_and_level(delta, level)
     if copies < 1:
         raise AuditError(f"expected every canary to be inserted at least once, got {copies} copies")

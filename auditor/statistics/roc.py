@@ -17,12 +17,12 @@ from scipy.stats import binom, norm, rankdata
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bounds import BinomialCount, measurement_from_evidence, paired_share_difference
-from auditor.statistics.intervals import clopper_pearson
+from auditor.statistics.intervals import Z, clopper_pearson
 
 Floats = NDArray[np.float64]
 AUC = "AUC"  # its unit: a probability that is not written in percent
 LEAST = 4  # members, and non-members: of three and three even a perfect order comes by chance in 1 of 20
-_Z = float(norm.ppf((1 + bootstrap.CONFIDENCE) / 2))
+
 _SIDE = (1 - bootstrap.CONFIDENCE) / 2
 _ROUNDING = 1e-9
 _PARTS = 5  # of the false-positive rates of a partial AUC
@@ -52,16 +52,15 @@ def auc_estimate(name: str, own: Floats, others: Floats, note: str = "", widen: 
 
     widen: what the deviation is multiplied by, where scores are less independent than they look.
     """
-    value = auc(own, others)
-    deviation = widen * math.sqrt(_delong_auc_variance(own, others))
+    value, deviation = auc(own, others), widen * math.sqrt(_delong_variance(*placements(own, others)))
     low, high = newcombe(value, len(own), len(others), widen)
-    low, high = min(low, value - _Z * deviation), max(high, value + _Z * deviation)
+    low, high = min(low, value - Z * deviation), max(high, value + Z * deviation)
     return Measurement(name, value, max(0.0, low), min(1.0, high), len(own) + len(others), AUC, note)
 
 
-def _delong_auc_variance(own: Floats, others: Floats) -> float:
-    """Variance of the AUC (DeLong et al. 1988, Eq. 5)."""
-    return sum(float(np.var(side, ddof=1)) / len(side) for side in placements(own, others))
+def _delong_variance(*placed: Floats) -> float:
+    """Variance of the AUC by its `placements`, or of a difference by theirs (DeLong et al. 1988, Eq. 5)."""
+    return sum(float(np.var(side, ddof=1)) / len(side) for side in placed)
 
 
 def newcombe(value: float, m: int, n: int, widen: float = 1.0) -> tuple[float, float]:
@@ -69,7 +68,7 @@ def newcombe(value: float, m: int, n: int, widen: float = 1.0) -> tuple[float, f
 
     def reach(x: float) -> float:
         more = (m + n) / 2 - 1
-        return widen * _Z * math.sqrt(x * (1 - x) * (1 + more * ((1 - x) / (2 - x) + x / (1 + x))) / (m * n))
+        return widen * Z * math.sqrt(x * (1 - x) * (1 + more * ((1 - x) / (2 - x) + x / (1 + x))) / (m * n))
 
     # 0 and 1 reach nowhere and would pass for an end.
     low = 0.0 if value <= 0 else float(brentq(lambda x: value - x - reach(x), 0.0, min(value, 1 - _ROUNDING)))
@@ -95,8 +94,7 @@ class AucDifference:
 def auc_difference(new: tuple[Floats, Floats], base: tuple[Floats, Floats]) -> AucDifference:
     """new, base: scores of members and non-members, side by side."""
     moved = [one - other for one, other in zip(placements(*new), placements(*base), strict=True)]
-    variance = sum(float(np.var(side, ddof=1)) / len(side) for side in moved)
-    return AucDifference(float(moved[0].mean()), sum(map(len, moved)), math.sqrt(variance))
+    return AucDifference(float(moved[0].mean()), sum(map(len, moved)), math.sqrt(_delong_variance(*moved)))
 
 
 # --- true-positive rates ----------------------------------------------------------------------------------------------
@@ -151,9 +149,8 @@ def tpr_with_interval(name: str, own: Floats, others: Floats, rate: float) -> Me
     """`tpr_at_fpr` with the interval of `FoundRate`; None where there are too few non-members for a threshold."""
     if len(others) < nonmembers_for_rate(rate):
         return None
-    return measurement_from_evidence(
-        name, FoundRate(own, others, rate), note=tpr_counts_sentence(tpr_at_fpr(own, others, rate))
-    )
+    note = tpr_counts_sentence(tpr_at_fpr(own, others, rate))
+    return measurement_from_evidence(name, FoundRate(own, others, rate), note=note)
 
 
 def tpr_counts_sentence(found: Rate) -> str:

@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from auditor.core.errors import AuditError
 from auditor.statistics.intervals import clopper_pearson
-from auditor.statistics.one_run import gaussian_epsilon, group_delta, largest_refuted_value
+from auditor.statistics.one_run import check_delta_and_level, gaussian_epsilon, group_delta, largest_refuted_value
 
 
 def epsilon_clopper_pearson(
@@ -24,8 +24,7 @@ def epsilon_clopper_pearson(
     max log((TPR_lo - delta) / FPR_hi), log((TNR_lo - delta) / FNR_hi), one-sided Clopper-Pearson at level / 2 each:
     both ratios are of the same two events (formulas.md B5). Raises AuditError for trials of one kind only.
     """
-    _check_counts_and_levels(tp, fn, fp, tn, delta, level)
-    tpr, fpr = clopper_pearson(tp, tp + fn, 1 - level), clopper_pearson(fp, fp + tn, 1 - level)
+    tpr, fpr = _rate_intervals(tp, fn, fp, tn, delta, level)
 
     def refuted(epsilon: float) -> bool:
         """Whether a ratio exceeds what a group of so many records allows."""
@@ -44,17 +43,17 @@ def gaussian_epsilon_estimate(
     A lower bound only if the mechanism is a Gaussian one (Nasr et al. 2023, Section 3); of another it may exceed the
     truth as often as not.
     """
-    _check_counts_and_levels(tp, fn, fp, tn, delta, level)
+    tpr, fpr = _rate_intervals(tp, fn, fp, tn, delta, level)
     if delta == 0:
         raise AuditError("expected delta > 0: at delta 0 no Gaussian mechanism has a finite epsilon")
-    tpr, fpr = clopper_pearson(tp, tp + fn, 1 - level), clopper_pearson(fp, fp + tn, 1 - level)
     return gaussian_epsilon(max(0.0, float(ndtri(tpr[0]) - ndtri(fpr[1]))) / copies, delta)
 
 
-def _check_counts_and_levels(tp: int, fn: int, fp: int, tn: int, delta: float, level: float) -> None:
+def _rate_intervals(
+    tp: int, fn: int, fp: int, tn: int, delta: float, level: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Of true and of false positives, each end at half the level. Raises AuditError for impossible trials and terms."""
     if min(tp, fn, fp, tn) < 0 or not (tp + fn and fp + tn):
         raise AuditError(f"expected trials with the record and without it, got {tp + fn} and {fp + tn}")
-    if not 0 <= delta < 1:
-        raise AuditError(f"expected delta in [0, 1), got {delta:g}")
-    if not 0 < level < 1:
-        raise AuditError(f"expected a level in (0, 1), got {level:g}")
+    check_delta_and_level(delta, level)
+    return clopper_pearson(tp, tp + fn, 1 - level), clopper_pearson(fp, fp + tn, 1 - level)

@@ -10,13 +10,9 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from auditor.core.result import Measurement
-from auditor.statistics.bootstrap import CONFIDENCE
-from auditor.statistics.intervals import clopper_pearson
-
-_Z = float(norm.ppf((1 + CONFIDENCE) / 2))
+from auditor.statistics.intervals import Z, clopper_pearson
 
 Counts = NDArray[np.int64]  # (species seen,): in how many of the draws each was
 
@@ -29,7 +25,7 @@ def expected_new_species(name: str, seen: Counts, draws: int, per: int) -> Measu
     than so many draws without a new species allow.
     """
     once, twice = _count_seen_exactly(seen, 1), _count_seen_exactly(seen, 2)
-    value, reach = once / draws, _Z * math.sqrt(once + 2 * twice) / draws
+    value, reach = once / draws, Z * math.sqrt(once + 2 * twice) / draws
     low, high = max(0.0, value - reach), max(value + reach, clopper_pearson(0, draws)[1])
     return Measurement(name, per * value, per * low, per * high, draws, f"per {per:,}")
 
@@ -47,16 +43,16 @@ def chao_species_richness(name: str, seen: Counts, draws: int, most: int) -> Mea
     unseen = share * once * (once - 1) / (2 * (twice + 1))
     if unseen > 0:
         spread = (
-            share * once * (once - 1) / (2 * (twice + 1))
+            unseen
             + share**2 * once * (2 * once - 1) ** 2 / (4 * (twice + 1) ** 2)
             + share**2 * once**2 * twice * (once - 1) ** 2 / (4 * (twice + 1) ** 4)
         )
-        factor = math.exp(_Z * math.sqrt(math.log(1 + spread / unseen**2)))
+        factor = math.exp(Z * math.sqrt(math.log(1 + spread / unseen**2)))
         low, high = len(seen) + unseen / factor, len(seen) + unseen * factor
     else:
         missed = float(np.exp(-seen.astype(float)).mean())
         spread = len(seen) * missed * (1 - missed)
-        low, high = len(seen), (len(seen) + _Z * math.sqrt(spread)) / (1 - missed)
+        low, high = len(seen), (len(seen) + Z * math.sqrt(spread)) / (1 - missed)
     value = min(len(seen) + unseen, most)
     return Measurement(
         name, value, math.floor(min(low, value)), max(value, min(math.ceil(high), most)), draws, "records"

@@ -78,7 +78,6 @@ EQUIVALENT = {  # a mutant's key, and why
     "5a75269ec74d": "statistics/metrics.py: a column of place 4 stands behind this one, and sorting keeps their order",
     "97f9d777469e": "privacy/gaussian.py: any set of whole orders bounds epsilon, 257 as well as 256",
     "aa01b18fa395": "training/members.py: together=1 trains one at a time, whoever asked; 2 and more are above 1 too",
-    "c90dde634537": "statistics/audited.py: each bound checks delta again, and says the same sentence",
     "7aaa2fe85bbc": "statistics/copies_effect.py: a p above 1 is above every level, and no other is kept",
     "f1b2fd1af1cf": "training/side_by_side.py: of the adapter only the names of its layers are read, which both have",
     "f93ea415bf89": "privacy/projection.py: a larger bound has more distributions looked at, which fit as before",
