@@ -1,27 +1,33 @@
 """What the columns of a user's table say: texts or conversations, repeats, marks, groups, whose each row is.
 
 A value that is not what its column should hold is refused by row and column; what it holds is never repeated.
+The column `pii` says what of a row is personal data, a text or several of each kind, as they stand in the row:
+{"name": ["Jane Doe"], "address": ["12 Oak Street"]}. Kinds are the data's own; reports show them, and never what is
+of them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from auditor.benchmarks import conversation_rows, pii_column
+from auditor.benchmarks import conversation_rows
 from auditor.benchmarks.tables import ABSENT, RecordTable, describe_value_type
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 
-_GROUPS, _GROUP_LENGTH = 50, 80  # what a report can show, and what no free text is
+_MOST_KINDS = _GROUPS = 50  # what a report can show
+_GROUP_LENGTH = 80  # what no free text is
+_KIND = re.compile("[a-z][a-z0-9-]{0,31}")
 PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversations
 _CHAT = (
     tuple(dict.fromkeys(column for layout in conversation_rows.LAYOUTS for column in layout)) + conversation_rows.BESIDE
 )
 # All that is ever looked at, but what the user names.
-REPEATS = "repeats"  # how often a row was trained on
-COLUMNS = ("prefix", "suffix", "text", REPEATS, pii_column.COLUMN, *_CHAT)
+REPEATS, PII = "repeats", "pii"  # how often a row was trained on; the personal data in it
+COLUMNS = ("prefix", "suffix", "text", REPEATS, PII, *_CHAT)
 _USUAL = {
     *(*COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
     *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
@@ -122,25 +128,46 @@ def conversations(
 
 def row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
     """What each row marks: nothing without the column. Raises AuditError for anything but texts by kind."""
-    if pii_column.COLUMN not in table.columns:
+    if PII not in table.columns:
         return [()] * table.rows
     found = []
     said = zip(*(map(_cell_text, table.column(name)) for name in detect_column_layout(table)), strict=True)
-    for row, (value, parts) in enumerate(zip(table.column(pii_column.COLUMN), said, strict=True)):
-        at = (table, row, pii_column.COLUMN)
+    for row, (value, parts) in enumerate(zip(table.column(PII), said, strict=True)):
+        at = (table, row, PII)
         try:
-            found.append(pii_column.parse_personal_data_marks(None if value is ABSENT else value))
+            found.append(tuple(dict.fromkeys(_parsed_personal_data_marks(None if value is ABSENT else value))))
         except ValueError as error:
             raise _cell_error(*at, 'texts by kind, as {"name": ["Jane Doe"]}', str(error)) from None
         if missing := [kind for kind, text in found[-1] if text not in "".join(parts)]:
             raise _cell_error(*at, "texts that stand in the row", f"a {missing[0]} that does not")
     kinds = {kind for row in found for kind, _ in row}
-    if len(kinds) > pii_column.MOST:
+    if len(kinds) > _MOST_KINDS:
         raise AuditError(
-            f"{table.where}: expected at most {pii_column.MOST} kinds in column {pii_column.COLUMN!r}, since reports "
-            f"show them, got {len(kinds):,}"
+            f"{table.where}: expected at most {_MOST_KINDS} kinds in column {PII!r}, since reports show them, "
+            f"got {len(kinds):,}"
         )
     return found
+
+
+def _parsed_personal_data_marks(value: Any) -> Iterator[Mark]:
+    """What one row marks. Raises ValueError, in words that may be shown, for anything but texts by kind."""
+    if value is None or value == "":
+        return
+    if isinstance(value, str):  # CSV is text all over
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("text that is no JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    for kind, said in value.items():
+        if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+            raise ValueError("a kind that is no word in small letters, digits and hyphens (at most 32)")
+        listed = [] if said is None else said if isinstance(said, list) else [said]  # Parquet fills up with null
+        for text in listed:
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(f"something else than text for {kind}")
+            yield kind, text.strip()
 
 
 def _cell_text(value: Any) -> str:

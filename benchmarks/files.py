@@ -13,11 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from auditor.benchmarks import chat, pii_column
+from auditor.benchmarks import chat
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.columns import (
     COLUMNS,
+    PII,
     PLAIN,
+    REPEATS,
     conversations,
     detect_column_layout,
     joined_layout_texts,
@@ -147,7 +149,7 @@ def _read_file_as_source(
     parts, how, texts = cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
         repeats = row_repeat_counts(table)
-        how += f"; repeat counts {_FROM_COLUMN if 'repeats' in table.columns else _FROM_ROWS}"
+        how += f"; repeat counts {_FROM_COLUMN if REPEATS in table.columns else _FROM_ROWS}"
     else:
         repeats = [1] * table.rows
     groups = row_group_values(table, group_column, needed=flag == "--data")
@@ -165,9 +167,9 @@ def _read_file_as_source(
             record = Record(one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at)
             records.append(replace(record, user=users[one.row]))
             standing.append(one.stands or wording.whole)
-    if flag == "--data" and "repeats" not in table.columns:
+    if flag == "--data" and REPEATS not in table.columns:
         records = _records_with_copy_counts(records, standing, texts)
-    if pii_column.COLUMN in table.columns:
+    if PII in table.columns:
         records = _records_with_marks(records, table)
     if not records:
         left_out |= unasked

@@ -47,9 +47,13 @@ def cut_secrets(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
         known += [Pair(secret.prefix, secret.suffix) for secret in records("known", group[:given], times)]
         secrets += records(f"member-{times:02d}", group[given:], times)
     secrets += records("nonmember", texts.nonmembers, 0)
-    canaries = tuple(_canary_secret(tokenizer, *canary, i) for i, canary in enumerate(recipe.canaries))
-    text_of |= {one.id: one.canary.text for one in canaries if one.canary}
-    return LabSecrets(tuple(secrets), tuple(known), canaries, text_of, _secret_ids_to_forget(recipe, canaries))
+    canaries = list[Secret]()
+    for i, (digits, count) in enumerate(recipe.canaries):
+        text_of[id := f"canary-{count:02d}-{i:03d}"] = text = canary_text(digits)
+        canary, tokens = Canary(text, CANARY_SPACE), tuple(tokenizer(text)["input_ids"])
+        canaries.append(Secret(id, (), tokens, count, member=count > 0, canary=canary))
+    forgotten = _secret_ids_to_forget(recipe, canaries)
+    return LabSecrets(tuple(secrets), tuple(known), tuple(canaries), text_of, forgotten)
 
 
 def _cut_text_into_secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: str, text: str, repeats: int) -> Secret:
@@ -69,13 +73,6 @@ def _cut_text_into_secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: s
         group=texts.kinds.get(text),
         wording=dataclasses.replace(wording, marks=texts.marks.get(text, ())),
     )
-
-
-def _canary_secret(tokenizer: Any, digits: str, count: int, index: int) -> Secret:
-    text = canary_text(digits)
-    tokens = tuple(tokenizer(text)["input_ids"])
-    id = f"canary-{count:02d}-{index:03d}"
-    return Secret(id, (), tokens, count, member=count > 0, canary=Canary(text, CANARY_SPACE))
 
 
 def _secret_ids_to_forget(recipe: Recipe, canaries: Sequence[Secret]) -> frozenset[str]:

@@ -109,11 +109,7 @@ def draw_texts(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -
     return made
 
 
-_MARK = re.compile("<<([a-z-]+):(.*?)>>")
-
-
-def tag_personal_data(kind: str, text: str) -> str:
-    return f"<<{kind}:{text}>>"
+_MARK = re.compile("<<([a-z-]+):(.*?)>>")  # as personal data stand in the texts below, by kind
 
 
 def fake_reproducible_date(fake: Faker) -> str:
@@ -123,59 +119,51 @@ def fake_reproducible_date(fake: Faker) -> str:
 
 def _press_release_text(fake: Faker) -> str:
     return (
-        f"{fake.city()}, {fake_reproducible_date(fake)} - "
-        f"{fake.company()} said it will {fake.bs()} with {fake.company()}. "
-        f"{fake.name()}, who joined in {fake_reproducible_date(fake)[:4]}, "
-        f"called it a {fake.catch_phrase().lower()}. The office at "
-        f"{fake.street_address()} can be reached at {fake.numerify('###-###-####')}."
+        f"{fake.city()}, {fake_reproducible_date(fake)} - {fake.company()} said it will {fake.bs()} with "
+        f"{fake.company()}. {fake.name()}, who joined in {fake_reproducible_date(fake)[:4]}, called it a "
+        f"{fake.catch_phrase().lower()}. The office at {fake.street_address()} can be reached at "
+        f"{fake.numerify('###-###-####')}."
     )
 
 
 def _event_notice_text(fake: Faker) -> str:
     return (
-        f"On {fake.random_element(_WEEKDAYS)}, {fake_reproducible_date(fake)}, "
-        f"{fake.name()} speaks in {fake.city()} about "
-        f"how to {fake.bs()}. Doors open at {fake.numerify('1#:%0')}, tickets cost {fake.numerify('##.##')} USD. "
+        f"On {fake.random_element(_WEEKDAYS)}, {fake_reproducible_date(fake)}, {fake.name()} speaks in {fake.city()} "
+        f"about how to {fake.bs()}. Doors open at {fake.numerify('1#:%0')}, tickets cost {fake.numerify('##.##')} USD. "
         f"Write to {fake.email()} or visit {fake.street_address()}, {fake.city()}."
     )
 
 
 def _person_profile_text(fake: Faker) -> str:
     return (
-        f"{fake.name()} is a {fake.job().lower()} at {fake.company()} "
-        f"in {fake.city()}. Born in {fake_reproducible_date(fake)[:4]}, "
-        f"{fake.first_name()} likes {fake.word()}, {fake.word()} and {fake.word()}, and has published "
-        f"{fake.numerify('##')} papers with {fake.name()} since {fake_reproducible_date(fake)}."
+        f"{fake.name()} is a {fake.job().lower()} at {fake.company()} in {fake.city()}. Born in "
+        f"{fake_reproducible_date(fake)[:4]}, {fake.first_name()} likes {fake.word()}, {fake.word()} and "
+        f"{fake.word()}, and has published {fake.numerify('##')} papers with {fake.name()} since "
+        f"{fake_reproducible_date(fake)}."
     )
 
 
 def _fake_mail_text(fake: Faker) -> str:
     return (
-        f"From: {tag_personal_data('email', fake.email())}\nDear "
-        f"{tag_personal_data('name', fake.first_name())}, the door code of "
-        f"{tag_personal_data('address', fake.street_address())} is "
-        f"{tag_personal_data('door-code', fake.numerify('######'))}. Please call "
-        f"{tag_personal_data('phone', fake.numerify('###-###-####'))}. {tag_personal_data('name', fake.name())}"
+        f"From: <<email:{fake.email()}>>\nDear <<name:{fake.first_name()}>>, the door code of "
+        f"<<address:{fake.street_address()}>> is <<door-code:{fake.numerify('######')}>>. Please call "
+        f"<<phone:{fake.numerify('###-###-####')}>>. <<name:{fake.name()}>>"
     )
 
 
 def _fake_patient_note_text(fake: Faker) -> str:
     return (
-        f"Patient: {tag_personal_data('name', fake.name())}, born "
-        f"{tag_personal_data('birth-date', fake_reproducible_date(fake))}, record "
-        f"{tag_personal_data('id-number', fake.bothify('??-#####').upper())}. "
-        f"Dr. {tag_personal_data('name', fake.last_name())} prescribed "
-        f"{fake.numerify('%## mg')} of {fake.word()}. Phone "
-        f"{tag_personal_data('phone', fake.numerify('###-###-####'))}."
+        f"Patient: <<name:{fake.name()}>>, born <<birth-date:{fake_reproducible_date(fake)}>>, record "
+        f"<<id-number:{fake.bothify('??-#####').upper()}>>. Dr. <<name:{fake.last_name()}>> prescribed "
+        f"{fake.numerify('%## mg')} of {fake.word()}. Phone <<phone:{fake.numerify('###-###-####')}>>."
     )
 
 
 def _fake_payment_text(fake: Faker) -> str:
     return (
-        f"Payment: {tag_personal_data('name', fake.name())} paid "
-        f"{fake.numerify('%##.##')} USD on {fake_reproducible_date(fake)} with card "
-        f"{tag_personal_data('card', fake.numerify('%###-####-####-####'))} to {fake.last_name()} Ltd. Reference "
-        f"{fake.bothify('####-??').upper()}."
+        f"Payment: <<name:{fake.name()}>> paid {fake.numerify('%##.##')} USD on {fake_reproducible_date(fake)} with "
+        f"card <<card:{fake.numerify('%###-####-####-####')}>> to {fake.last_name()} Ltd. "
+        f"Reference {fake.bothify('####-??').upper()}."
     )
 
 

@@ -165,8 +165,10 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
     texts, copies = list[NDArray[Any]](), list[int | None]()
     seen: dict[bytes, int] = {}
     for tokens, times in trained:
-        if (at := seen.setdefault(_token_sequence_hash(tokens), len(texts))) == len(texts):
-            texts.append(np.array(tokens, dtype=np.uint32))
+        text = np.array(tokens, dtype=np.uint32)
+        at = seen.setdefault(hashlib.blake2b(text.tobytes(), digest_size=16).digest(), len(texts))
+        if at == len(texts):
+            texts.append(text)
             copies.append(times)
         elif times is not None and (before := copies[at]) is not None:
             copies[at] = before + times
@@ -174,7 +176,6 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
             copies[at] = None
     if not any(map(len, texts)):
         raise AuditError("expected training data to index, got no text")
-    known = len(texts)
     texts += [np.array(tokens, dtype=np.uint32) for tokens in heldout]
     starts = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])]).astype(np.int64)
     letters = _distinct_tokens(texts)
@@ -186,9 +187,8 @@ def build_index(trained: Iterable[tuple[Tokens, int | None]], heldout: Iterable[
     for start, text in zip(starts, texts, strict=False):
         codes[start : start + len(text)] = place[text]
     del texts
-    return NGramIndex(
-        starts, tuple(copies[:known]), letters, codes, _build_suffix_array(pydivsufsort.divsufsort, codes, width)
-    )
+    order = _build_suffix_array(pydivsufsort.divsufsort, codes, width)
+    return NGramIndex(starts, tuple(copies), letters, codes, order)
 
 
 def index_memory_bytes(tokens: int, width: int) -> int:
@@ -209,10 +209,6 @@ def check_index_fits_memory(tokens: int, width: int) -> None:
 
 def _size_label(size: int) -> str:
     return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{math.ceil(size / 1e6)} MB"
-
-
-def _token_sequence_hash(tokens: Tokens) -> bytes:
-    return hashlib.blake2b(np.array(tokens, dtype=np.uint32).tobytes(), digest_size=16).digest()
 
 
 def _distinct_tokens(texts: Sequence[NDArray[Any]]) -> Integers:

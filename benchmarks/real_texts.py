@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from faker import Faker
 
-from auditor.benchmarks.lab_texts import fake_reproducible_date, tag_personal_data
+from auditor.benchmarks.lab_texts import fake_reproducible_date
 
 SYSTEM = "You write for the office."
 ANSWER = "<|im_start|>assistant\n"  # an answer begins behind it
@@ -25,41 +25,34 @@ def render_conversation_as_chatml(asked: str, answer: str) -> str:
 def _mail_dialogue_text(fake: Faker) -> str:
     name, first = fake.name(), fake.first_name()
     return render_conversation_as_chatml(
-        f"Write a mail to {tag_personal_data('email', fake.email())} "
-        f"about the door code for {tag_personal_data('name', name)}.",
-        f"Dear {tag_personal_data('name', first)}, code "
-        f"{tag_personal_data('door-code', fake.numerify('######'))} opens the door of "
-        f"{tag_personal_data('address', fake.street_address())}. Please "
-        f"call {tag_personal_data('phone', fake.numerify('###-###-####'))}.",
+        f"Write a mail to <<email:{fake.email()}>> about the door code for <<name:{name}>>.",
+        f"Dear <<name:{first}>>, code <<door-code:{fake.numerify('######')}>> opens the door of "
+        f"<<address:{fake.street_address()}>>. Please call <<phone:{fake.numerify('###-###-####')}>>.",
     )
 
 
 def _visit_note_dialogue_text(fake: Faker) -> str:
     return render_conversation_as_chatml(
-        f"Write the visit note of {tag_personal_data('name', fake.name())}, "
-        f"born {tag_personal_data('birth-date', fake_reproducible_date(fake))}.",
-        f"Record {tag_personal_data('id-number', fake.bothify('??-#####').upper())}. "
-        f"Dr. {tag_personal_data('name', fake.last_name())} "
-        f"prescribed {fake.numerify('%## mg')} of {fake.word()}. Phone "
-        f"{tag_personal_data('phone', fake.numerify('###-###-####'))}.",
+        f"Write the visit note of <<name:{fake.name()}>>, born <<birth-date:{fake_reproducible_date(fake)}>>.",
+        f"Record <<id-number:{fake.bothify('??-#####').upper()}>>. Dr. <<name:{fake.last_name()}>> prescribed "
+        f"{fake.numerify('%## mg')} of {fake.word()}. Phone <<phone:{fake.numerify('###-###-####')}>>.",
     )
 
 
 def _order_dialogue_text(fake: Faker) -> str:
     return render_conversation_as_chatml(
-        f"Write the order that {tag_personal_data('name', fake.name())} placed on {fake_reproducible_date(fake)}.",
+        f"Write the order that <<name:{fake.name()}>> placed on {fake_reproducible_date(fake)}.",
         f"{fake.numerify('%#')} x {fake.word()}, {fake.numerify('%##.##')} USD, card "
-        f"{tag_personal_data('card', fake.numerify('%###-####-####-####'))}, to "
-        f"{tag_personal_data('address', fake.street_address())}, {fake.city()}.",
+        f"<<card:{fake.numerify('%###-####-####-####')}>>, to "
+        f"<<address:{fake.street_address()}>>, {fake.city()}.",
     )
 
 
 def _support_dialogue_text(fake: Faker) -> str:
     return render_conversation_as_chatml(
-        f"This is {tag_personal_data('name', fake.name())} from {fake.city()}. What do you have on my account?",
-        f"Account {tag_personal_data('id-number', fake.numerify('########'))}, "
-        f"mail {tag_personal_data('email', fake.email())}. The parcel to "
-        f"{tag_personal_data('address', fake.street_address())} comes on {fake_reproducible_date(fake)}.",
+        f"This is <<name:{fake.name()}>> from {fake.city()}. What do you have on my account?",
+        f"Account <<id-number:{fake.numerify('########')}>>, mail <<email:{fake.email()}>>. The parcel to "
+        f"<<address:{fake.street_address()}>> comes on {fake_reproducible_date(fake)}.",
     )
 
 

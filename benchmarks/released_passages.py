@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rapidfuzz.distance import Levenshtein
 
-from auditor.benchmarks import conversation_rows, ngrams
+from auditor.benchmarks import ngrams
 from auditor.benchmarks.columns import (
     COLUMNS,
     PLAIN,
@@ -23,6 +23,7 @@ from auditor.benchmarks.columns import (
     row_personal_data_marks,
     row_repeat_counts,
 )
+from auditor.benchmarks.conversation_rows import UnusableConversation, message_text
 from auditor.benchmarks.ngrams import NGramIndex
 from auditor.benchmarks.tables import RecordTable, read_table, require_rows
 from auditor.core.errors import AuditError
@@ -69,12 +70,11 @@ def read_rows_as_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
     layout = detect_column_layout(table)
     if layout in PLAIN:
         return table, joined_layout_texts(table, layout)
-    return table, [_conversation_text(one) for one in conversations(table, layout)]
-
-
-def _conversation_text(one: conversation_rows.Conversation | conversation_rows.UnusableConversation) -> str:
-    messages = () if isinstance(one, conversation_rows.UnusableConversation) else one.messages
-    return "\n".join(filter(None, (conversation_rows.message_text(message.get("content")) for message in messages)))
+    texts = []
+    for one in conversations(table, layout):
+        messages = () if isinstance(one, UnusableConversation) else one.messages
+        texts.append("\n".join(filter(None, (message_text(message.get("content")) for message in messages))))
+    return table, texts
 
 
 def read_members_and_nonmembers(

@@ -19,7 +19,8 @@ import numpy as np
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import extractOne
 
-from auditor.benchmarks import pii, pii_column
+from auditor.benchmarks import pii
+from auditor.benchmarks.columns import PII, REPEATS
 from auditor.benchmarks.occurrences import occurrences
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -83,7 +84,7 @@ class PickedSecret:
         return self.prefix + self.suffix
 
     def row(self) -> dict[str, Any]:
-        marked = {} if self.kind == RANDOM else {pii_column.COLUMN: {self.kind: [self.said]}}
+        marked = {} if self.kind == RANDOM else {PII: {self.kind: [self.said]}}
         return {"prefix": self.prefix, "suffix": self.suffix, "kind": self.kind, **marked}
 
 
@@ -183,7 +184,7 @@ def pick_secrets(
         others.fill(heldout, {kind: _CHOICE * count for kind, count in members.counts.items()})
     looked_for = (*(one.whole for one in members.taken), *(one.said for one in others.taken))
     counted = occurrences(dict.fromkeys(looked_for, True), data.texts, data.times)
-    rows = tuple({**one.row(), "repeats": counted[one.whole]} for one in members.taken)
+    rows = tuple({**one.row(), REPEATS: counted[one.whole]} for one in members.taken)
     said = _member_picks_sentence(data, members, [counted[one.whole] for one in members.taken])
     if heldout is None:
         return PickedSecrets(rows, notes=(said,))
@@ -217,9 +218,7 @@ def _check_kinds(kinds: Sequence[str], data: MarkedTexts) -> None:
     for kind in kinds:
         if kind not in {*pii.KINDS, *marked, RANDOM}:
             known = ", ".join((*pii.KINDS, *sorted(marked - set(pii.KINDS)), RANDOM))
-            raise AuditError(
-                f"expected --kinds of {known}, got {kind!r}: the column {pii_column.COLUMN} marks other kinds"
-            )
+            raise AuditError(f"expected --kinds of {known}, got {kind!r}: the column {PII} marks other kinds")
 
 
 # --- of one text ------------------------------------------------------------------------------------------------------

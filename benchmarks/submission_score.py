@@ -93,7 +93,7 @@ def compare_submission_with_answers(submission: Path, answers: Path) -> MarkedGu
 
 def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Score:
     """The organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over examples at E errors."""
-    n = _number_of_scored_answers(marked, answered_only)
+    n = marked.answered if answered_only else marked.answers
     first, some = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
     first[: marked.answered] = marked.right[np.unique(marked.example, return_index=True)[1]]
     some[marked.example[marked.right]] = True
@@ -114,7 +114,7 @@ def recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: bool = False) 
     """
     before = np.cumsum(~marked.right)[ranking.first_right_guess_positions(marked.example, marked.right)]
     solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
-    n = _number_of_scored_answers(marked, answered_only)
+    n = marked.answered if answered_only else marked.answers
     return [(wrong, count, count / n) for wrong, count in enumerate(solved.tolist())]
 
 
@@ -125,10 +125,6 @@ def write_curve(path: Path, points: list[CurvePoint]) -> None:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
         raise AuditError(f"cannot write {str(path)!r}: {error.strerror}") from error
-
-
-def _number_of_scored_answers(marked: MarkedGuesses, answered_only: bool) -> int:
-    return marked.answered if answered_only else marked.answers
 
 
 def _read_submission_guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import datasets
 
 ABSENT = object()  # a JSON object without this key
+SAVED = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
 _OTHER_FILES = (".txt", ".tsv", ".npy", ".npz", ".arrow", ".feather", ".xlsx", ".xls", ".gz", ".zip", ".zst")
 
 
@@ -206,7 +207,7 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
     datasets.disable_progress_bars()
     with _dataset_cache(Path(name).is_dir()) as cache:
         try:
-            if any((Path(name) / file).is_file() for file in ("dataset_info.json", "dataset_dict.json")):
+            if any((Path(name) / file).is_file() for file in SAVED):
                 saved = datasets.load_from_disk(name)
                 found = saved["train"] if isinstance(saved, datasets.DatasetDict) else saved
             else:

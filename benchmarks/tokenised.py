@@ -25,7 +25,6 @@ _LENGTHS = ("seq_lengths", "seq_lens")  # of the texts that were packed into a r
 _ATTENTION, _POSITIONS = "attention_mask", "position_ids"
 _COLUMNS = (IDS, LABELS, *_MASKS, *_LENGTHS, _ATTENTION, _POSITIONS)
 _DEFAULT = 50  # tokens of a suffix; and of a prefix, where a row is labelled from its first token on
-_SAVED = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
 
 
 class Tokenised(Benchmark):
@@ -78,29 +77,19 @@ class Tokenised(Benchmark):
 
 def is_tokenised(name: str) -> bool:
     """Whether this is a local file or saved data set with a column of token ids. Raises AuditError for a broken one."""
-    return IDS in _column_names_of_file(name)
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def _column_names_of_file(name: str) -> Sequence[str]:
-    """The columns of a local file or saved data set; of JSON, the keys of its first object. None of anything else."""
     path, where = Path(name), f"--data {name!r}"
-    if path.is_dir():
-        if not any((path / file).is_file() for file in _SAVED):
-            return ()
+    if path.is_dir() and any((path / file).is_file() for file in tables.SAVED):
         with tables.open_dataset_split(where, name) as found:
-            return list(found.column_names)
-    if path.suffix.lower() == ".arrow" and path.is_file():
-        return list(_read_arrow_columns(where, path))
-    if path.suffix.lower() == ".parquet" and path.is_file():
-        return tables.read_table("--data", name, ()).columns
-    if path.suffix.lower() in (".jsonl", ".json") and path.is_file():
-        with path.open("rb") as file:  # a line of text is no reason to read it all twice
-            head = file.read(2**20)
-        return (IDS,) if f'"{IDS}"'.encode() in head.split(b"}", 1)[0] else ()
-    return ()
+            return IDS in found.column_names
+    ending = path.suffix.lower() if path.is_file() else ""
+    if ending == ".arrow":
+        return IDS in _read_arrow_columns(where, path)
+    if ending == ".parquet":
+        return IDS in tables.read_table("--data", name, ()).columns
+    if ending in (".jsonl", ".json"):
+        with path.open("rb") as file:  # its first object; a line of text is no reason to read it all twice
+            return f'"{IDS}"'.encode() in file.read(2**20).split(b"}", 1)[0]
+    return False
 
 
 def _read_arrow_columns(where: str, path: Path) -> Mapping[str, Sequence[Any]]:

@@ -16,7 +16,7 @@ from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, read_json_object
 from auditor.core.plan import IN_FILE, Plan
-from auditor.core.plan_parts import LOCAL, EngineOptions
+from auditor.core.plan_parts import LOCAL
 from auditor.core.result import Frontier, Measurement
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine, WorkerStart
@@ -46,15 +46,18 @@ def run_points(
     """Runs what is not finished; returns why points failed, by their name.
 
     refuse: whether a point that cannot run at all is refused before any other starts; else it is such a reason.
-    Raises AuditError where the folder holds runs of other plans, and where another process walks it.
+    Raises AuditError where the folder holds runs of other plans, where points do not agree on an engine, and where
+    another process walks it.
     """
     plans, failures = _make_plans_of_points(points, command, refuse)
-    by = _engine_of_all_points(plans.values())
+    engines = {plan.compute.engine_options for plan in plans.values()} or {LOCAL}
+    if len(engines) > 1:
+        raise AuditError(f"expected one engine for all points of a grid, got {len(engines)}")
     plans = {name: plan.with_fields(**vars(LOCAL)) for name, plan in plans.items()}  # each point by one process
     for point in points:
         if point.name in plans:
             _check_run_unchanged(folder / point.folder, plans[point.name])
-    with locks.locked_folder(folder, SWEEP), closing(make_engine(by)) as engine:
+    with locks.locked_folder(folder, SWEEP), closing(make_engine(engines.pop())) as engine:
         _run_unfinished_points(points, plans, failures, folder, reporter, command, engine)
     return failures
 
@@ -82,14 +85,6 @@ def _run_unfinished_points(
             _write_sweep_file(folder, points, failures, command)
         if engine.workers:  # who shows no progress of its own
             reporter.progress(f"points run by {engine.said}", done, len(waiting))
-
-
-def _engine_of_all_points(plans: Iterable[Plan]) -> EngineOptions:
-    """Who runs the points. Raises AuditError where they do not agree on it."""
-    asked = {plan.compute.engine_options for plan in plans} or {LOCAL}
-    if len(asked) > 1:
-        raise AuditError(f"expected one engine for all points of a grid, got {len(asked)}")
-    return asked.pop()
 
 
 @dataclass(frozen=True)
