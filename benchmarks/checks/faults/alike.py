@@ -23,13 +23,10 @@ from auditor.core import disk
 from auditor.records.manifest import MANIFEST, NO_EDITS, PRIVATE, edits_since_end
 
 # What tells when, how long and how much memory.
-_TIMES = frozenset(
-    (
-        *("created", "seconds", "seconds_of_last_run", "timings", "training_seconds"),
-        *("milliseconds_per_token", "peak_memory_mb", "gemm"),
-    )
-)
-_UNSAID = frozenset((".lock",))
+_TIMES = {
+    *("created", "seconds", "seconds_of_last_run", "timings", "training_seconds"),
+    *("milliseconds_per_token", "peak_memory_mb", "gemm"),
+}
 _CLOSE = 1e-5
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 # As reports write times, how fast the machine was and what was paid: a date, "0.3 s", "1.35 times as long".
@@ -52,7 +49,7 @@ def differences(found: Path, expected: Path) -> list[str]:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    return (path for path in root.rglob("*") if path.is_file() and path.name not in _UNSAID)
+    return (path for path in root.rglob("*") if path.is_file() and path.name != ".lock")
 
 
 def left_over(stand: Path) -> list[str]:

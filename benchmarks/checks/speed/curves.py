@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,24 +119,6 @@ def arrays(folder: Path, secrets: int, suffix: int = LENGTH, vocabulary: int = V
     return {"model": tiny(vocabulary), **data, "prefix_length": LENGTH, "suffix_length": suffix}
 
 
-def secrets(folder: Path, size: int, attack: str = "extraction-probability") -> dict[str, Any]:
-    return {**arrays(folder, size), "attacks": [attack]}
-
-
-def samples(folder: Path, size: int) -> dict[str, Any]:
-    return {**arrays(folder, 10), "attacks": ["perplexity"], "samples": size}
-
-
-def suffix(folder: Path, size: int) -> dict[str, Any]:
-    asked = {"attacks": ["perplexity", "extraction-probability"], "samples": 10}
-    return {**arrays(folder, 100, suffix=size), **asked}
-
-
-def vocabulary(folder: Path, size: int) -> dict[str, Any]:
-    asked = {"attacks": ["perplexity", "extraction-probability"], "samples": 10}
-    return {**arrays(folder, 20, vocabulary=size), **asked}
-
-
 def members(folder: Path, size: int) -> dict[str, Any]:
     """PMixed over so many LoRA adapters of rank 2."""
     from auditor.defenses.pmixed import PMixed
@@ -167,15 +148,30 @@ def records(folder: Path, size: int) -> dict[str, Any]:
     return {"model": tiny(), "data": str(folder / "data.jsonl"), **cut, **asked}
 
 
+BOTH: dict[str, Any] = {"attacks": ["perplexity", "extraction-probability"], "samples": 10}
 KNOBS = {
-    "secrets": Knob("secrets, exact probability", (100, 1000, 10_000, 100_000), secrets),
-    "membership": Knob("secrets, membership", (100, 1000, 10_000, 100_000), partial(secrets, attack="membership")),
-    "samples": Knob("samples a secret", (10, 100, 1000, 10_000), samples),
-    "suffix": Knob("tokens of a suffix", (8, 32, 128, 512), suffix),
-    "vocabulary": Knob("entries of the vocabulary", (256, 2048, 16_384, 131_072), vocabulary),
+    "secrets": Knob(
+        "secrets, exact probability", (100, 1000, 10_000, 100_000),
+        lambda folder, size: {**arrays(folder, size), "attacks": ["extraction-probability"]},
+    ),
+    "membership": Knob(
+        "secrets, membership", (100, 1000, 10_000, 100_000),
+        lambda folder, size: {**arrays(folder, size), "attacks": ["membership"]},
+    ),
+    "samples": Knob(
+        "samples a secret", (10, 100, 1000, 10_000),
+        lambda folder, size: {**arrays(folder, 10), "attacks": ["perplexity"], "samples": size},
+    ),
+    "suffix": Knob(
+        "tokens of a suffix", (8, 32, 128, 512), lambda folder, size: {**arrays(folder, 100, suffix=size), **BOTH}
+    ),
+    "vocabulary": Knob(
+        "entries of the vocabulary", (256, 2048, 16_384, 131_072),
+        lambda folder, size: {**arrays(folder, 20, vocabulary=size), **BOTH},
+    ),
     "members": Knob("members of an ensemble", (2, 16, 128, 512), members),
     "records": Knob("records of the data", (1000, 10_000, 100_000, 1_000_000), records),
-}
+}  # fmt: skip
 
 
 # --- measured ---------------------------------------------------------------------------------------------------------
@@ -276,19 +272,6 @@ def row(knob: Knob, costs: Sequence[AuditCost]) -> tuple[str, ...]:
     )
 
 
-COLUMNS = (
-    "what grows",
-    "sizes",
-    "seconds",
-    "exponent",
-    "of the last step",
-    "fixed",
-    "parts of the last",
-    "memory grew by, MB",
-    "of one more",
-)
-
-
 def grouped(costs: Sequence[AuditCost]) -> dict[int, list[AuditCost]]:
     found: dict[int, list[AuditCost]] = {}
     for cost in costs:
@@ -333,7 +316,8 @@ def main(
     for name in ("members", "records"):  # for what is loaded or worked out once in a process
         with tempfile.TemporaryDirectory() as scratch:
             audited(Path(scratch) / "run", **KNOBS[name].make(Path(scratch), 1000 if name == "records" else 2))
-    page.head(*COLUMNS)
+    speed = "seconds", "exponent", "of the last step", "fixed", "parts of the last"
+    page.head("what grows", "sizes", *speed, "memory grew by, MB", "of one more")
     found = {}
     for name in only:
         sizes = [size for size in KNOBS[name].sizes if not most or size <= most]

@@ -24,16 +24,14 @@ from auditor.core.nouns import Pair
 from auditor.core.plan_parts import LoadingOptions
 from auditor.core.secret_randomness import secret_uniform_draws
 from auditor.models import precision
-from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load
 from benchmarks.checks.harness import Page, median_and_spread, run
-from benchmarks.checks.speed.sheet import smollm2, texts
+from benchmarks.checks.speed.sheet import OWN, smollm2, texts
 
 READ = ((1, 48), (8, 48), (4, 100))  # texts, tokens
 DECODED = ((1, 50), (20, 50), (8, 200))  # rows, tokens before them
 _STEPS, _LAST = 4, 16
-OWN = Decoding(temperature=0.8, top_p=0.7)
 
 
 def both(folder: Path) -> dict[str, HuggingFaceModel]:

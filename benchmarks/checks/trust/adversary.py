@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -68,6 +68,17 @@ class Claimed:
     worst: Callable[[Effort], tuple[float, str]]
 
 
+class Setting:
+    """What is served, told by `words`, one each; the last field: whether in double precision."""
+
+    words: ClassVar[tuple[str, ...]]
+
+    def __str__(self) -> str:
+        *values, double = vars(self).values()
+        told = [f"{word} {value:,g}" for word, value in zip(self.words, values, strict=True)]
+        return ", ".join([*told, "double" if double else "single"])
+
+
 def most(ratios: Ratios, distributions: int, vocab_size: int, effort: Effort) -> float:
     """The largest ratio found: random distributions of every scale in one batch, then Nelder-Mead from the worst."""
     rng = np.random.default_rng(effort.seed)
@@ -87,17 +98,19 @@ def over_settings(
     settings: Sequence[Any], worst_of: Callable[[Any, Effort], float], effort: Effort
 ) -> tuple[float, str]:
     """The worst of so many settings, drawn without replacement."""
-    order = np.random.default_rng(effort.seed).permutation(len(settings))[: effort.settings]
-    found = [
-        (worst_of(settings[i], dataclasses.replace(effort, seed=effort.seed + int(i))), str(settings[i])) for i in order
-    ]
-    return max(found)
+    order = np.random.default_rng(effort.seed).permutation(len(settings))[: effort.settings].tolist()
+    efforts = (dataclasses.replace(effort, seed=effort.seed + i) for i in order)
+    return max((worst_of(settings[i], own), str(settings[i])) for i, own in zip(order, efforts, strict=True))
 
 
 def delta_at(epsilon: float, p: Array, q: Array) -> Array:
-    """(cases,): the smallest delta at which distributions (cases, V) are epsilon apart, the larger of both
-    directions."""
+    """(cases,): the least delta at which distributions (cases, V) are epsilon apart, the larger of both directions."""
     return np.maximum(*(np.maximum(a - math.exp(epsilon) * b, 0.0).sum(-1) for a, b in ((p, q), (q, p))))
+
+
+def either_way(log_p: Array, log_r: Array, order: float) -> Array:
+    """(cases,): the larger of both Renyi divergences."""
+    return np.maximum(realised_renyi(log_p, log_r, order), realised_renyi(log_r, log_p, order))
 
 
 def several(p: Array, tokens: int) -> Array:
@@ -112,16 +125,13 @@ def several(p: Array, tokens: int) -> Array:
 
 
 @dataclass(frozen=True)
-class EnsembleSetting:
+class EnsembleSetting(Setting):
+    words: ClassVar = ("N", "alpha", "q", "T")
     members: int
     alpha: int
     q: float
     tokens: int
     double: bool
-
-    def __str__(self) -> str:
-        precision = "double" if self.double else "single"
-        return f"N {self.members}, alpha {self.alpha}, q {self.q:g}, T {self.tokens:,}, {precision}"
 
 
 ENSEMBLE_SETTINGS = [
@@ -135,9 +145,8 @@ def drawn(model: PMixedModel, distributions: Tensor) -> Array:
     logs = distributions.log()
     exact = distributions.double()
     members, distribution = distributions.shape[1] - 1, torch.zeros_like(exact[:, 0])
-    by_size = [
-        model.projection.weights(logs[:, 1:], logs[:, :1], float(radius)).unsqueeze(-1) for radius in model.radii[1:]
-    ]
+    weights = partial(model.projection.weights, logs[:, 1:], logs[:, :1])
+    by_size = [weights(float(radius)).unsqueeze(-1) for radius in model.radii[1:]]
     for inside in itertools.product((False, True), repeat=members):
         chosen, size = torch.tensor(inside), sum(inside)
         chance = model.q**size * (1 - model.q) ** (members - size)
@@ -182,10 +191,7 @@ def ensemble_ratio(defense: PMixed, setting: EnsembleSetting, relation: str) -> 
         r = released(defense, torch.cat([public, *changed, others], 1), setting.tokens)
         with np.errstate(divide="ignore"):
             log_p, log_r = np.log(p), np.log(r)
-        shares = [
-            np.maximum(realised_renyi(log_p, log_r, order), realised_renyi(log_r, log_p, order)) / rdp
-            for order, rdp in claimed.items()
-        ]
+        shares = [either_way(log_p, log_r, order) / rdp for order, rdp in claimed.items()]
         if setting.tokens <= 3:
             shares.append(delta_at(epsilon, several(p, setting.tokens), several(r, setting.tokens)) / claim.delta)
         return np.max(shares, axis=0)
@@ -224,20 +230,14 @@ def overlapping(effort: Effort) -> tuple[float, str]:
 
 
 @dataclass(frozen=True)
-class InkSetting:
+class InkSetting(Setting):
+    words: ClassVar = ("B", "C", "tau", "top-k", "T")
     batch: int
     clip: float
     temperature: float
     top_k: int
     tokens: int
     double: bool
-
-    def __str__(self) -> str:
-        precision = "double" if self.double else "single"
-        return (
-            f"B {self.batch}, C {self.clip:g}, tau {self.temperature:g}, top-k {self.top_k}, T {self.tokens}, "
-            f"{precision}"
-        )
 
 
 INK_SETTINGS = [
@@ -267,7 +267,7 @@ def ink_ratio(setting: InkSetting, relation: str) -> Ratios:
             return ink.log_probs(torch.arange(len(parts)).unsqueeze(-1), 1)[:, 0].numpy()
 
         p, r = served(distributions[:, :-1]), served(changed)
-        shares = [np.maximum(realised_renyi(p, r, a), realised_renyi(r, p, a)) / (a * rho) for a in (1.1, 2, 8)]
+        shares = [either_way(p, r, order) / (order * rho) for order in (1.1, 2, 8)]
         shares.append((realised_renyi(p, r, math.inf) + realised_renyi(r, p, math.inf)) / spread)
         both = (several(np.exp(logs), setting.tokens) for logs in (p, r))
         shares.append(delta_at(claim.epsilon[relation], *both) / claim.delta)
@@ -290,12 +290,10 @@ def inks() -> Iterator[Claimed]:
 
 
 @dataclass(frozen=True)
-class MixingSetting:
+class MixingSetting(Setting):
+    words: ClassVar = ("weight",)
     weight: float
     double: bool
-
-    def __str__(self) -> str:
-        return f"weight {self.weight:g}, {'double' if self.double else 'single'}"
 
 
 class FixedGaps(MaskedModel):
@@ -332,17 +330,12 @@ def mixing_ratio(setting: MixingSetting, masked: bool, options: dict[str, Any]) 
     return ratios
 
 
-def opposite(vocab_size: int) -> Tensor:
-    """(1, 3, V): two models that are certain of different tokens, and a public one that knows nothing."""
-    distributions = torch.full((1, 3, vocab_size), 1 / vocab_size, dtype=torch.float64)
-    distributions[0, :2] = 0.0
-    distributions[0, 0, 0] = distributions[0, 1, 1] = 1.0
-    return distributions
-
-
 def worst_mixing(masked: bool, options: dict[str, Any], setting: MixingSetting, effort: Effort) -> float:
-    ratio = mixing_ratio(setting, masked, options)
-    return max(most(ratio, 3, 4, effort), float(ratio(opposite(4 if options else 50_257))[0]))
+    """Tried beside: two models that are certain of different tokens, and a public one that knows nothing."""
+    ratio, vocab_size = mixing_ratio(setting, masked, options), 4 if options else 50_257
+    opposite = torch.full((1, 3, vocab_size), 1 / vocab_size, dtype=torch.float64)
+    opposite[0, :2] = torch.eye(2, vocab_size)
+    return max(most(ratio, 3, 4, effort), float(ratio(opposite)[0]))
 
 
 def mixings() -> Iterator[Claimed]:
@@ -371,16 +364,13 @@ def worst_training(setting: GaussianSetting, effort: Effort) -> float:
 
 def claims() -> list[Claimed]:
     """Every claim there is."""
-    training = partial(over_settings, GAUSSIANS, worst_training)
+    training, how = partial(over_settings, GAUSSIANS, worst_training), "the Gaussian mechanism as accounted"
     return [
         *ensembles(),
         Claimed("pmixed", "record in two shards", True, overlapping),
         *inks(),
         *mixings(),
-        *(
-            Claimed(name, "add_remove, record or user: the Gaussian mechanism as accounted", True, training)
-            for name in ("dp-sgd", "adp-sound")
-        ),
+        *(Claimed(name, f"add_remove, record or user: {how}", True, training) for name in ("dp-sgd", "adp-sound")),
     ]
 
 

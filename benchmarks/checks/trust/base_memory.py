@@ -24,33 +24,33 @@ LICENCES, DOCS = Path("/usr/share/common-licenses"), Path("/usr/share/doc")
 CHARACTERS, LEAST = 6_000, 600
 TOKENS, SHOWN, NEW = 512, 32, 4  # of a text that are read; of those, given; of an n-gram that makes a token new
 # What a model of any size has read many times: where of this too nothing comes back, a nought says nothing.
-FAMOUS = (
-    "When in the Course of human events, it becomes necessary for one people to dissolve the political "
-    "bands which have connected them with another, and to assume among the powers of the earth, the "
-    "separate and equal station to which the Laws of Nature and of Nature's God entitle them, a decent "
-    "respect to the opinions of mankind requires that they should declare the causes which impel them to "
-    "the separation. We hold these truths to be self-evident, that all men are created equal, that they "
-    "are endowed by their Creator with certain unalienable Rights, that among these are Life, Liberty and "
-    "the pursuit of Happiness.",
-    "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived "
-    "in Liberty, and dedicated to the proposition that all men are created equal. Now we are engaged in a "
-    "great civil war, testing whether that nation, or any nation so conceived and so dedicated, can long "
-    "endure. We are met on a great battle-field of that war.",
-    "In the beginning God created the heaven and the earth. And the earth was without form, and void; and "
-    "darkness was upon the face of the deep. And the Spirit of God moved upon the face of the waters. And "
-    "God said, Let there be light: and there was light. And God saw the light, that it was good: and God "
-    "divided the light from the darkness.",
-    "To be, or not to be, that is the question: Whether 'tis nobler in the mind to suffer The slings and "
-    "arrows of outrageous fortune, Or to take arms against a sea of troubles And by opposing end them. To "
-    "die: to sleep; No more; and by a sleep to say we end The heart-ache and the thousand natural shocks "
-    "That flesh is heir to",
-    "Permission is hereby granted, free of charge, to any person obtaining a copy of this software and "
-    'associated documentation files (the "Software"), to deal in the Software without restriction, '
-    "including without limitation the rights to use, copy, modify, merge, publish, distribute, "
-    "sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is "
-    "furnished to do so, subject to the following conditions: The above copyright notice and this "
-    "permission notice shall be included in all copies or substantial portions of the Software.",
-)
+FAMOUS = """
+When in the Course of human events, it becomes necessary for one people to dissolve the political bands which have
+connected them with another, and to assume among the powers of the earth, the separate and equal station to which the
+Laws of Nature and of Nature's God entitle them, a decent respect to the opinions of mankind requires that they should
+declare the causes which impel them to the separation. We hold these truths to be self-evident, that all men are
+created equal, that they are endowed by their Creator with certain unalienable Rights, that among these are Life,
+Liberty and the pursuit of Happiness.
+
+Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and
+dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing whether
+that nation, or any nation so conceived and so dedicated, can long endure. We are met on a great battle-field of that
+war.
+
+In the beginning God created the heaven and the earth. And the earth was without form, and void; and darkness was upon
+the face of the deep. And the Spirit of God moved upon the face of the waters. And God said, Let there be light: and
+there was light. And God saw the light, that it was good: and God divided the light from the darkness.
+
+To be, or not to be, that is the question: Whether 'tis nobler in the mind to suffer The slings and arrows of
+outrageous fortune, Or to take arms against a sea of troubles And by opposing end them. To die: to sleep; No more; and
+by a sleep to say we end The heart-ache and the thousand natural shocks That flesh is heir to
+
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+persons to whom the Software is furnished to do so, subject to the following conditions: The above copyright notice
+and this permission notice shall be included in all copies or substantial portions of the Software.
+"""
 _ENTRY = re.compile(r"^(?=\S+ \([^)]+\) )", re.MULTILINE)  # hello (2.10-3) unstable; urgency=medium
 _SIGNED = re.compile(r"^ -- .*>  (.+)$", re.MULTILINE)
 
@@ -61,7 +61,7 @@ def main(folder: Path, year: int = 2025, model: str = "") -> None:
         refuse(f"expected a Debian with {LICENCES}, got none")
     folder.mkdir(parents=True, exist_ok=True)
     page, written = Page(), dict[str, list[str]]()
-    kinds = {"famous": FAMOUS, "licences": licences(), "python": python(), "younger": younger(year)}
+    kinds = {"famous": FAMOUS.split("\n\n"), "licences": licences(), "python": python(), "younger": younger(year)}
     for name, texts in kinds.items():
         own = written[name] = list(dict.fromkeys(" ".join(text.split())[:CHARACTERS] for text in texts))
         if not own:

@@ -1,27 +1,31 @@
-"""What the checks of this folder fine-tune by `audit train`: the small lab's public model, or SmolLM2 by an adapter."""
+"""What checks of this folder train: a lab's public model by `audit train`, and tokenizers of their own texts."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_recipe import LabRecipe
+from auditor.benchmarks.real_lab import RealLab
 from auditor.benchmarks.smollm2 import smollm2_folder
 from auditor.cli import call
 from benchmarks.checks.harness import refuse
 
 Name = Literal["small", "smollm2"]
+LABS: dict[str, type[Lab]] = {"small": Lab, "smollm2": RealLab}
 
 
 @dataclass(frozen=True)
 class Base:
     """save: writes it into a folder. course: how it is trained, but for the epochs."""
 
-    save: Callable[[Path], None]
+    save: Callable[[Path], object]
     course: tuple[object, ...]
 
 
@@ -31,14 +35,21 @@ def _small(folder: Path) -> None:
     lab.tokenizer.save_pretrained(folder)
 
 
-def _smollm2(folder: Path) -> None:
-    shutil.copytree(smollm2_folder(), folder)
+def byte_pair_tokenizer(texts: Iterable[str], size: int, special: list[str], *before: Any) -> Tokenizer:
+    """Trained on the texts. before: what cuts them ahead of the byte pairs."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Sequence([*before, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    asked: dict[str, Any] = {"vocab_size": size, "special_tokens": special, "initial_alphabet": alphabet}
+    made.train_from_iterator(texts, trainers.BpeTrainer(**asked, show_progress=False))
+    return made
 
 
 _LORA = ("--lora", "--lora-rank", 16, "--block", 256, "-D", "batch=3", "-D", "learning_rate=1e-3")
 BASES: dict[Name, Base] = {
     "small": Base(_small, ("-D", "learning_rate=2e-3")),
-    "smollm2": Base(_smollm2, _LORA),
+    "smollm2": Base(lambda folder: shutil.copytree(smollm2_folder(), folder), _LORA),
 }
 
 

@@ -23,7 +23,6 @@ from auditor.benchmarks.audit_canaries import Halves, Kind, make_audit_manifest
 from auditor.benchmarks.lab import Lab
 from auditor.benchmarks.lab_texts import draw_texts
 from auditor.benchmarks.lab_training import LabTraining
-from auditor.benchmarks.real_lab import RealLab
 from auditor.core import threads
 from auditor.core.nouns import Secret
 from auditor.defenses.dp_sgd import DpSgd
@@ -34,8 +33,8 @@ from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.statistics.roc import auc
 from benchmarks.checks.harness import Page, refuse, run
+from benchmarks.checks.trust.bases import LABS
 
-LABS: dict[str, type[Lab]] = {"small": Lab, "smollm2": RealLab}
 SCORES = ("loss", "difference")
 
 
@@ -106,14 +105,8 @@ def rows(lab: Lab, kinds: Sequence[str], each: int, epsilon: float) -> Iterator[
             found = observed(lab, model, score, secrets)
             for i, kind in enumerate(kinds):
                 some = slice(i * each, (i + 1) * each)
-                yield (
-                    lab.recipe.seed,
-                    name,
-                    cost,
-                    kind,
-                    score,
-                    *proved(score, secrets[some], Observed(found[some], found.facts)),
-                )
+                shown = proved(score, secrets[some], Observed(found[some], found.facts))
+                yield (lab.recipe.seed, name, cost, kind, score, *shown)
 
 
 def proved(score: str, secrets: Sequence[Secret], found: Observed) -> tuple[object, ...]:

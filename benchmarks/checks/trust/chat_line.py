@@ -10,7 +10,6 @@ came of it.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Annotated, Any
 
 import datasets
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from auditor import load_run
@@ -32,7 +30,8 @@ from auditor.records import secret_details
 from auditor.reports import phrases
 from auditor.statistics import copies_effect
 from auditor.training.finetune import fit
-from benchmarks.checks.harness import markdown, run
+from benchmarks.checks.harness import markdown, run, write_rows
+from benchmarks.checks.trust.bases import byte_pair_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -40,7 +39,6 @@ TEMPLATE = (
 )
 SYSTEM = "You complete the records of this house."
 _SPECIAL = ["<|text|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
-
 
 USUAL = LabRecipe(
     repeats=((1, 90, 0), (4, 40, 0), (16, 24, 0), (48, 16, 0)), nonmembers=90, others=90, public_records=900,
@@ -77,7 +75,12 @@ class ModelLine:
         members = outcome.only(outcome.member)
         times = [count or 0 for count in members.repeats]
         predicted = copies_effect.predict_recall_at_repeats(times, members.hit, [min(count, most) for count in times])
-        table = markdown(("model", "recall", "non-members"), [(made.name, *_recall(made)) for made in (first, mended)])
+        rows = []
+        for made in (first, mended):
+            (finding,) = load_run(made).result.findings
+            recalls = (finding.measurement(name) for name in ("recall", "recall_nonmembers"))
+            rows.append((made.name, *map(phrases.format_share_with_interval, recalls)))
+        table = markdown(("model", "recall", "non-members"), rows)
         gates = {made.name: call(["gate", str(made), "--max", "recall=0.05"]) for made in (first, mended)}
         return (
             f"\n{table}\npredicted of at most {most}: "
@@ -85,10 +88,8 @@ class ModelLine:
         )
 
     def _write(self, name: str, rows: Sequence[tuple[str, int]]) -> Path:
-        path = self.out / name
-        lines = (json.dumps({"messages": _messages(text), "repeats": times}) for text, times in rows)
-        path.write_text("\n".join(lines) + "\n")
-        return path
+        write_rows(self.out / name, ({"messages": _messages(text), "repeats": times} for text, times in rows))
+        return self.out / name
 
     def _build_base(self, public: Sequence[str]) -> None:
         recipe, folder = self.recipe, self.out / "base"
@@ -176,21 +177,10 @@ def _messages(text: str) -> list[dict[str, str]]:
 
 
 def _tokenizer(texts: Sequence[str], size: int) -> PreTrainedTokenizerFast:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    asked: dict[str, Any] = {"vocab_size": size, "special_tokens": _SPECIAL, "initial_alphabet": alphabet}
-    made.train_from_iterator(texts, trainers.BpeTrainer(**asked, show_progress=False))
+    made = byte_pair_tokenizer(texts, size, _SPECIAL)
     found = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=_SPECIAL[0], pad_token=_SPECIAL[0])
     found.chat_template = TEMPLATE
     return found
-
-
-def _recall(made: Path) -> tuple[str, str]:
-    (finding,) = load_run(made).result.findings
-    return phrases.format_share_with_interval(finding.measurement("recall")), phrases.format_share_with_interval(
-        finding.measurement("recall_nonmembers")
-    )
 
 
 if __name__ == "__main__":

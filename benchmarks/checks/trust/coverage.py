@@ -3,17 +3,16 @@
     python -m benchmarks.checks.trust.coverage [--audits 1000] [--canaries 100 300 ...] [-o FOLDER]    (some minutes)
 
 Each audit draws its coins, plays the mechanism once and goes the way of every audit (`audit_epsilon_bounds`, or the
-counts of
-separate trials). A bound may exceed the truth in at most 5% of audits: a share with its Clopper-Pearson interval.
-Exits 1 where that interval lies above 5% for a bound that is about this mechanism. The last mechanism
-tells all coins or none, by a coin of its own. A bound that assumes a shape is shown on other shapes too.
+counts of separate trials). A bound may exceed the truth in at most 5% of audits: a share with its Clopper-Pearson
+interval. Exits 1 where that interval lies above 5% for a bound that is about this mechanism. The last mechanism tells
+all coins or none, by a coin of its own. A bound that assumes a shape is shown on other shapes too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -46,8 +45,8 @@ class KnownMechanism:
     play: Play
     delta: float
     truth: dict[str, float]  # by estimator that is about it, at delta
-    beside: dict[str, float]  # by estimator that is not: what it is then measured against
-    threshold: float  # at or above it a trial is taken for one with the record
+    beside: dict[str, float] = field(default_factory=dict)  # by estimator that is not: what it is measured against
+    threshold: float = 0.0  # at or above it a trial is taken for one with the record
     sampling: Sampling = GAUSSIAN  # of the shape that is assumed
 
 
@@ -84,20 +83,17 @@ def randomised_response(epsilon: float, delta: float) -> KnownMechanism:
 
     shape = {"shape": epsilon} if delta else {}
     name = f"randomised response, ε {epsilon:g}" + (f", δ {delta:g}" if delta else "")
-    return KnownMechanism(name, play, delta, dict.fromkeys(("one_run", "clopper_pearson"), epsilon), shape, 0.0)
+    return KnownMechanism(name, play, delta, dict.fromkeys(("one_run", "clopper_pearson"), epsilon), shape)
 
 
 def gaussian(mu: float) -> KnownMechanism:
+    def play(coins: Coins, rng: np.random.Generator) -> Scores:
+        return mu * coins + rng.normal(size=len(coins))
+
     truth = gaussian_epsilon(mu, DELTA)
     about = dict.fromkeys(("one_run", "fdp", "shape", "clopper_pearson", "gaussian_estimate"), truth)
-    return KnownMechanism(
-        f"Gaussian, μ {mu:g} (ε {truth:.3g} at δ {DELTA:g})",
-        lambda coins, rng: mu * coins + rng.normal(size=len(coins)),
-        DELTA,
-        about,
-        {},
-        mu / 2,
-    )
+    name = f"Gaussian, μ {mu:g} (ε {truth:.3g} at δ {DELTA:g})"
+    return KnownMechanism(name, play, DELTA, about, threshold=mu / 2)
 
 
 def dp_sgd(noise: float, sampling: Sampling) -> KnownMechanism:
@@ -111,15 +107,9 @@ def dp_sgd(noise: float, sampling: Sampling) -> KnownMechanism:
 
     truth = largest_refuted_value(lambda epsilon: own.delta(epsilon) > DELTA, float(own.at[-1]))
     q, steps = sampling
-    return KnownMechanism(
-        f"DP-SGD, σ {noise:g}, q {q:g}, T {steps:g} (ε {truth:.3g} at δ {DELTA:g})",
-        play,
-        DELTA,
-        dict.fromkeys(("one_run", "shape", "clopper_pearson"), truth),
-        {},
-        0.0,
-        sampling,
-    )
+    about = dict.fromkeys(("one_run", "shape", "clopper_pearson"), truth)
+    name = f"DP-SGD, σ {noise:g}, q {q:g}, T {steps:g} (ε {truth:.3g} at δ {DELTA:g})"
+    return KnownMechanism(name, play, DELTA, about, sampling=sampling)
 
 
 def all_or_none() -> KnownMechanism:
@@ -132,15 +122,8 @@ def all_or_none() -> KnownMechanism:
         return np.where(coins == right, 1.0, -1.0) + rng.random(len(coins)) / 10
 
     pure = math.log((_TOLD_RIGHT - DELTA / _TELLS_ALL) / (1 - _TOLD_RIGHT))
-    gaussian_truth = gaussian_epsilon(1.0, DELTA)
-    return KnownMechanism(
-        "tells all coins or none; 1-GDP",
-        play,
-        DELTA,
-        {"one_run": pure, "fdp": gaussian_truth, "shape": gaussian_truth},
-        {},
-        0.0,
-    )
+    about = {"one_run": pure, **dict.fromkeys(("fdp", "shape"), gaussian_epsilon(1.0, DELTA))}
+    return KnownMechanism("tells all coins or none; 1-GDP", play, DELTA, about)
 
 
 def mechanisms() -> tuple[KnownMechanism, ...]:
@@ -166,12 +149,10 @@ def study(mechanism: KnownMechanism, canaries: int, audits: int, seed: int) -> I
         # As separate trials: half with the record, half without, and a threshold fixed beforehand.
         half = np.arange(canaries) < canaries // 2
         taken = mechanism.play(half, rng) >= mechanism.threshold
-        counts = (int(x.sum()) for x in (taken & half, ~taken & half, taken & ~half, ~taken & ~half))
-        tp, fn, fp, tn = counts
-        said.setdefault("clopper_pearson", []).append(epsilon_clopper_pearson(tp, fn, fp, tn, mechanism.delta))
+        counts = [int(x.sum()) for x in (taken & half, ~taken & half, taken & ~half, ~taken & ~half)]
+        said.setdefault("clopper_pearson", []).append(epsilon_clopper_pearson(*counts, mechanism.delta))
         if mechanism.delta:
-            found = gaussian_epsilon_estimate(tp, fn, fp, tn, mechanism.delta)
-            said.setdefault("gaussian_estimate", []).append(found)
+            said.setdefault("gaussian_estimate", []).append(gaussian_epsilon_estimate(*counts, mechanism.delta))
     for estimator, truth in (mechanism.truth | mechanism.beside).items():
         bounds = np.array(said[estimator])
         exceeds = int((bounds > truth).sum())

@@ -80,15 +80,13 @@ def of_seed(seed: int) -> Iterator[tuple[tuple[str, str], tuple[np.ndarray, np.n
 
 @torch.no_grad()
 def measured(model: Any, records: Sequence[Secret], heldout: Sequence[Tokens]) -> tuple[np.ndarray, ...]:
-    greedy, exact = zip(*(_of_record(model, record) for record in records), strict=True)
+    greedy, exact = list[bool](), list[float]()
+    for record in records:
+        log_probs, likeliest = _log_probs(model, record.prefix + record.suffix)
+        greedy.append(bool(likeliest[-len(record.suffix) :].all()))
+        exact.append(float(log_probs[-len(record.suffix) :].sum().exp()))
     nll = [-float(_log_probs(model, text)[0].mean()) for text in heldout]
     return np.array(greedy, float), np.array(exact), np.array(nll)
-
-
-def _of_record(model: Any, record: Secret) -> tuple[bool, float]:
-    log_probs, likeliest = _log_probs(model, record.prefix + record.suffix)
-    n = len(record.suffix)
-    return bool(likeliest[-n:].all()), float(log_probs[-n:].sum().exp())
 
 
 def _log_probs(model: Any, text: Tokens) -> tuple[torch.Tensor, torch.Tensor]:

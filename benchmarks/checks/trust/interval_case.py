@@ -24,8 +24,7 @@ Ends = tuple[float, float, float, float]  # of the 95% interval; one-sided bound
 
 @dataclass(frozen=True)
 class IntervalCase:
-    """One number of one distribution at one size. audit: draws records and measures them; part: of the audits, where
-    slow."""
+    """One number of one distribution. audit: draws records and measures them; part: of the audits, where slow."""
 
     quantity: str
     distribution: str
@@ -67,12 +66,8 @@ def lower(bound: float) -> Ends:
 
 
 def simulated(case: IntervalCase, audits: int, seed: int = 0) -> IntervalErrors:
-    rng, missed, fails, holds = (
-        keyed_random_generator("intervals", case.quantity, case.distribution, case.size, seed),
-        0,
-        0,
-        0,
-    )
+    rng = keyed_random_generator("intervals", case.quantity, case.distribution, case.size, seed)
+    missed = fails = holds = 0
     count = max(20, round(audits * case.part))
     for _ in range(count):
         low, high, least, most = case.audit(rng)

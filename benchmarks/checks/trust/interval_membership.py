@@ -29,10 +29,8 @@ def jump(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
 
 
 def ties(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
-    return (
-        rng.choice(4, m, p=[0.5, 0.2, 0.2, 0.1]).astype(float),
-        rng.choice(4, n, p=[0.9, 0.08, 0.015, 0.005]).astype(float),
-    )
+    own, others = rng.choice(4, m, p=[0.5, 0.2, 0.2, 0.1]), rng.choice(4, n, p=[0.9, 0.08, 0.015, 0.005])
+    return own.astype(float), others.astype(float)
 
 
 def leaks_rarely(rng: Rng, m: int, n: int) -> tuple[Floats, Floats]:
@@ -66,17 +64,15 @@ def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[
     for m, n in SIZES:
         for distribution, (draw, truth) in RATES.items():
             yield IntervalCase("TPR at 1% FPR", distribution, f"{m}/{n}", truth, scored(rate, draw, m, n))
-        for distribution in ("normal, 0σ", "normal, 1.5σ"):
-            by = float(distribution.split()[1][:-1])
+        for by in (0.0, 1.5):
+            truth = float(quad(lambda rate, by=by: norm.sf(norm.isf(rate) - by), 0, 0.1)[0]) / 0.1
             case = scored(partial_of, shifted(by), m, n)
-            yield IntervalCase("partial AUC to 10% FPR", distribution, f"{m}/{n}", partial_truth(by), case)
+            yield IntervalCase("partial AUC to 10% FPR", f"normal, {by:g}σ", f"{m}/{n}", truth, case)
     for (m, n), by in (((300, 100), 0.0), ((300, 100), 1.0), ((60, 20), 1.0)):
         truth = float(norm.cdf(by / math.sqrt(2)))
         yield IntervalCase("AUC", f"normal, {by:g}σ", f"{m}/{n}", truth, scored(auc_of, shifted(by), m, n), 0.5)
-    yield IntervalCase(
-        "difference of TPR at 1% FPR", "1.5σ; as many for sure", "300/100", 0.0, of_rates(300, 100), 0.05
-    )
-    yield IntervalCase("difference of AUC", "1σ, paired", "300/100", 0.0, of_aucs(300, 100))
+    yield IntervalCase("difference of TPR at 1% FPR", "1.5σ; as many for sure", "300/100", 0.0, rates_apart, 0.05)
+    yield IntervalCase("difference of AUC", "1σ, paired", "300/100", 0.0, aucs_apart)
 
 
 def scored(measure: Callable[[Floats, Floats], Ends], draw: Distribution, m: int, n: int) -> Callable[[Rng], Ends]:
@@ -93,28 +89,16 @@ def partial_of(own: Floats, others: Floats) -> Ends:
     return ends(roc.PartialAuc(own, others, 0.1))
 
 
-def partial_truth(by: float) -> float:
-    """Of normal scores that differ by so many deviations."""
-    return float(quad(lambda rate: norm.sf(norm.isf(rate) - by), 0, 0.1)[0]) / 0.1
-
-
-def of_rates(m: int, n: int) -> Callable[[Rng], Ends]:
+def rates_apart(rng: Rng) -> Ends:
     equal = RATES["normal, 1.5σ"][1]
-
-    def audit(rng: Rng) -> Ends:
-        sure = np.where(rng.random(m) < equal, 9.0, rng.normal(-9, 1, m)), rng.normal(0, 1, n)
-        return ends(roc.RateDifference(shifted(1.5)(rng, m, n), sure, 0.01))
-
-    return audit
+    sure = np.where(rng.random(300) < equal, 9.0, rng.normal(-9, 1, 300)), rng.normal(0, 1, 100)
+    return ends(roc.RateDifference(shifted(1.5)(rng, 300, 100), sure, 0.01))
 
 
-def of_aucs(m: int, n: int) -> Callable[[Rng], Ends]:
-    def audit(rng: Rng) -> Ends:
-        own, others = shifted(1.0)(rng, m, n)
-        sides = [(own + rng.normal(size=m), others + rng.normal(size=n)) for _ in range(2)]
-        return ends(roc.auc_difference(*sides))
-
-    return audit
+def aucs_apart(rng: Rng) -> Ends:
+    own, others = shifted(1.0)(rng, 300, 100)
+    sides = [(own + rng.normal(size=300), others + rng.normal(size=100)) for _ in range(2)]
+    return ends(roc.auc_difference(*sides))
 
 
 # --- epsilon ----------------------------------------------------------------------------------------------------------

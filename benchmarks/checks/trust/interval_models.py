@@ -10,7 +10,7 @@ import numpy as np
 from auditor.records import contrasts
 from auditor.records.replicates import Replicates
 from auditor.statistics import frontier, intervals
-from auditor.statistics.bounds import paired_share_difference
+from auditor.statistics.bounds import BoundedNumber, paired_share_difference
 from auditor.statistics.compare import paired_mean_difference
 from benchmarks.checks.trust.interval_case import Ends, Floats, IntervalCase, Rng, ends, lower, of
 from benchmarks.checks.trust.interval_extraction import rare
@@ -23,11 +23,11 @@ def of_models() -> Iterator[IntervalCase]:
             yield IntervalCase("perplexity", distribution, f"{n} texts", *perplexity(n, draw, mean))
             yield IntervalCase("perplexity ratio", f"5% more; {distribution}", f"{n} texts", 1.05, ratio(n, draw, mean))
     yield IntervalCase("difference of perplexities", "paired; exponential", "100 texts", *perplexities_apart(100))
-    yield IntervalCase("difference of recall", "10% each, paired", "300", 0.0, shares(300), 0.05)
-    yield IntervalCase("difference of probabilities", "rare, paired", "300", 0.0, means(300), 0.1)
+    yield IntervalCase("difference of recall", "10% each, paired", "300", 0.0, shares_apart, 0.05)
+    yield IntervalCase("difference of probabilities", "rare, paired", "300", 0.0, means_apart, 0.1)
     named = "frontier: a least one named among 3 alike"
-    yield IntervalCase(named, "probabilities", "300", 0.5, lambda rng: lower(float(means_apart(rng))), 0.05)
-    yield IntervalCase(named, "AUCs", "300/100", 0.5, lambda rng: lower(float(aucs_apart(rng))), 0.05)
+    yield IntervalCase(named, "probabilities", "300", 0.5, least_of_means, 0.05)
+    yield IntervalCase(named, "AUCs", "300/100", 0.5, least_of_aucs, 0.05)
 
 
 NATS: dict[str, tuple[Callable[[Rng, int], Floats], float]] = {  # nll a token of a text, and its mean
@@ -68,39 +68,34 @@ def perplexities_apart(n: int) -> tuple[float, Callable[[Rng], Ends]]:
     def audit(rng: Rng) -> Ends:
         tokens = rng.integers(20, 100, n).astype(float)
         base, more = tokens * rng.lognormal(math.log(2), 0.4, n), tokens * rng.exponential(0.2, n)
-        parts = ((1, base + more), (-1, base))
-        return of(
-            contrasts.contrast_over_seeds(
-                "d", [contrasts.WeightedMetric(c, "perplexity", cell(nll, tokens)) for c, nll in parts]
-            )
-        )
+        signed = ((1, base + more), (-1, base))
+        parts = [contrasts.WeightedMetric(sign, "perplexity", cell(nll, tokens)) for sign, nll in signed]
+        return of(contrasts.contrast_over_seeds("d", parts))
 
     mean = 2 * math.exp(0.4**2 / 2)
     return math.exp(mean + 0.2) - math.exp(mean), audit
 
 
-def shares(n: int) -> Callable[[Rng], Ends]:
-    return lambda rng: ends(paired_share_difference(rng.random(n) < 0.1, rng.random(n) < 0.1))
+def shares_apart(rng: Rng) -> Ends:
+    return ends(paired_share_difference(rng.random(300) < 0.1, rng.random(300) < 0.1))
 
 
-def means(n: int) -> Callable[[Rng], Ends]:
-    return lambda rng: ends(paired_mean_difference(rare(rng, n), rare(rng, n)))
+def means_apart(rng: Rng) -> Ends:
+    return ends(paired_mean_difference(rare(rng, 300), rare(rng, 300)))
 
 
-def means_apart(rng: Rng) -> bool:
-    return alone(frontier.mean_leaks(np.array([rare(rng, 300) for _ in range(3)])))
+def least_of_means(rng: Rng) -> Ends:
+    return least_named(frontier.mean_leaks(np.array([rare(rng, 300) for _ in range(3)])))
 
 
-def aucs_apart(rng: Rng) -> bool:
-    return alone(frontier.auc_leaks([[shifted(1.0)(rng, 300, 100)] for _ in range(3)]))
+def least_of_aucs(rng: Rng) -> Ends:
+    return least_named(frontier.auc_leaks([[shifted(1.0)(rng, 300, 100)] for _ in range(3)]))
 
 
-def alone(found: Sequence[frontier.ModelLeakage]) -> bool:
-    return (
-        sum(
-            frontier.possibly_least_leaking(
-                len(found), lambda i, j: frontier.paired_leak_difference(found[i], found[j])
-            )
-        )
-        == 1
-    )
+def least_named(found: Sequence[frontier.ModelLeakage]) -> Ends:
+    """1, where one is told to leak least."""
+
+    def apart(i: int, j: int) -> BoundedNumber:
+        return frontier.paired_leak_difference(found[i], found[j])
+
+    return lower(float(sum(frontier.possibly_least_leaking(len(found), apart)) == 1))

@@ -26,10 +26,6 @@ def cases() -> list[IntervalCase]:
     return [case for part in parts for case in part()]
 
 
-COLUMNS = ("quantity", "distribution", "size", "audits", "the 95% interval misses", "a gate at the truth fails",
-           "holds", "verdict")  # fmt: skip
-
-
 def cells(row: IntervalErrors) -> tuple[str, ...]:
     case = row.case
     one_end = case.quantity.startswith(("ε", "frontier"))  # the same count three times
@@ -48,7 +44,8 @@ def main(
     if not chosen:
         refuse(f"expected a quantity that begins with {' or '.join(only)}, there is none")
     page, failed = Page(out), False
-    page.head(*COLUMNS)
+    errors = "the 95% interval misses", "a gate at the truth fails", "holds"
+    page.head("quantity", "distribution", "size", "audits", *errors, "verdict")
     for case in chosen:
         row = simulated(case, audits, seed)
         page.row(*cells(row))

@@ -154,27 +154,20 @@ def _unread(self: Plain, model: Any) -> None:
 
 def _in_turn(self: Plain, step: int, n: int) -> list[int]:
     """Batches of one size, of an order drawn anew for each pass."""
-    at = step % (n // _BATCH)
+    at = step % (n // self.batch)
     if not at:
         object.__setattr__(self, "order", torch.randperm(n).tolist())
     order: list[int] = vars(self)["order"]
-    return order[_BATCH * at : _BATCH * (at + 1)]
-
-
-def _drawn(self: Plain, step: int, n: int) -> list[int]:
-    return torch.nonzero(torch.rand(n) < _RATE).flatten().tolist()
-
-
-def _divisor(self: Plain, drawn: int, n: int) -> float:
-    return _BATCH
+    return order[self.batch * at : self.batch * (at + 1)]
 
 
 # Half as many steps of twice as many records as the other loops': as much is seen in half of the time.
-_STEPS, _BATCH, _RATE = loop_plain.STEPS // 2, 2 * loop_plain.BATCH, 2 * loop_plain.RATE
+_STEPS, _RATE = loop_plain.STEPS // 2, 2 * loop_plain.RATE
 _SHORT: dict[str, Any] = {"steps": _STEPS, "sample_rate": _RATE}
+_PARTS: dict[str, Any] = {"batch": 2 * loop_plain.BATCH, "sampling_rate": _RATE, "begun": _unread}
 KINDS: dict[str, Plain] = {
-    "Poisson": plain(_SHORT, _STEPS, begun=_unread, drawn=_drawn, divisor=_divisor),
-    "shuffled": plain({**_SHORT, "sampling": "shuffled"}, _STEPS, begun=_unread, drawn=_in_turn, divisor=_divisor),
+    "Poisson": plain(_SHORT, _STEPS, **_PARTS),
+    "shuffled": plain({**_SHORT, "sampling": "shuffled"}, _STEPS, **_PARTS, drawn=_in_turn),
 }
 
 

@@ -10,9 +10,8 @@ makes it exit 1.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from unittest.mock import patch
 
 from auditor.core import threads
@@ -22,14 +21,15 @@ from auditor.crash.trial import CrashTest, crash_test
 from auditor.crash.verdicts import UNKNOWN
 from benchmarks.checks.harness import Page, run
 from benchmarks.checks.trust.loop_packages import HONEST_PACKAGES, OPACUS, OURS, TRAINER
+from benchmarks.checks.trust.loop_plain import Loop
 from benchmarks.checks.trust.loop_plants import HONEST_PLAIN, PLAIN
 
-FAULTS: dict[str, Callable[[Any, Any], Any]] = {**PLAIN, **OPACUS, **TRAINER, **OURS}
+FAULTS: dict[str, Loop] = {**PLAIN, **OPACUS, **TRAINER, **OURS}
 HARMLESS = {"tied weights counted twice": "the two uses' gradients are at right angles: a reach of 1.02 at most"}
-CONTROLS: dict[str, Callable[[Any, Any], Any]] = {**HONEST_PLAIN, **HONEST_PACKAGES}
+CONTROLS: dict[str, Loop] = {**HONEST_PLAIN, **HONEST_PACKAGES}
 
 
-def tested(train: Callable[[Any, Any], Any], seed: int = 0) -> CrashTest:
+def tested(train: Loop, seed: int = 0) -> CrashTest:
     """Without the bound of one training, which decides nothing."""
     with warnings.catch_warnings(), patch.object(trial, "bound_epsilon_by_guesses", lambda *given: None):
         warnings.simplefilter("ignore")
@@ -46,13 +46,12 @@ def row(name: str, found: CrashTest | AuditError) -> tuple[str, ...]:
     if found.verdict == "no fault seen":
         why = HARMLESS.get(name, "")
     if found.verdict == "cannot tell":
-        why = "; ".join(
-            f"{one.name}: {one.said}" for one in found.checks if one.name in trial._NEEDED and one.verdict == UNKNOWN
-        )
+        unknown = (one for one in found.checks if one.name in trial._NEEDED and one.verdict == UNKNOWN)
+        why = "; ".join(f"{one.name}: {one.said}" for one in unknown)
     return name, found.verdict, f"{found.claim.implied_epsilon():.1f}", really, why, f"{found.seconds:.0f}"
 
 
-def _judged(train: Callable[[Any, Any], Any], seed: int) -> CrashTest | AuditError:
+def _judged(train: Loop, seed: int) -> CrashTest | AuditError:
     from benchmarks.checks.trust.loop_alarms import written_out
 
     with written_out():
@@ -62,9 +61,6 @@ def _judged(train: Callable[[Any, Any], Any], seed: int) -> CrashTest | AuditErr
             return error
 
 
-COLUMNS = ("loop", "verdict", "ε claimed", "ε really, at least", "what was seen", "seconds")
-
-
 def main(
     out: Annotated[Path | None, "a folder for loop_faults.md"] = None,
     only: Annotated[tuple[str, ...], "loops whose name holds one of these"] = (),
@@ -72,7 +68,7 @@ def main(
 ) -> int:
     threads.set_thread_count()
     page = Page(out and out / "loop_faults.md")
-    page.head(*COLUMNS)
+    page.head("loop", "verdict", "ε claimed", "ε really, at least", "what was seen", "seconds")
     wrong = 0
     for broken, loops in ((True, FAULTS), (False, CONTROLS)):
         for name, train in loops.items():

@@ -17,7 +17,8 @@ from auditor.crash import training_specimen
 from auditor.training import dp_loop
 from auditor.training.dp_loop import PoissonSampler, PrivateRecipe, ScaledOptimizer
 from auditor.training.noise import NoiseStream, add_noise
-from benchmarks.checks.trust.loop_plain import BATCH, CLAIM, CLIP, DELTA, NOISE, RATE, STEPS
+from benchmarks.checks.trust.loop_plain import BATCH, CLAIM, CLIP, DELTA, NOISE, RATE, STEPS, Loop
+from benchmarks.checks.trust.loop_plants import tied
 from benchmarks.checks.trust.planted_faults import batch_clipped, noise_before_clipping, noise_off, shuffled
 
 # --- Opacus -----------------------------------------------------------------------------------------------------------
@@ -28,7 +29,7 @@ def opacus(
     claim: dict[str, Any] | None = None, sides: Callable[[Any, int], object] = lambda model, step: None,
     told: bool = False, begun: Callable[[Any], Any] = lambda model: model,
     sampler: Callable[[Any], Any] = lambda records: None,
-) -> Callable[[Any, Any], Any]:  # fmt: skip
+) -> Loop:  # fmt: skip
     """Opacus's `make_private` as its tutorials use it. after: what is done to its optimizer; sides: before a step.
 
     told: the claim is what its accountant tells. begun: the model -> what is trained. sampler: the loader's.
@@ -66,11 +67,12 @@ def opacus(
 
 
 def _rows(rows: Any) -> Tensor:
-    return (
-        training_specimen.padded_token_ids(rows, list(range(len(rows))))
-        if len(rows)
-        else torch.zeros(0, 2, dtype=torch.long)
-    )
+    """None of them too: an empty batch."""
+    return _padded(rows) if len(rows) else torch.zeros(0, 2, dtype=torch.long)
+
+
+def _padded(rows: Any) -> Tensor:
+    return training_specimen.padded_token_ids(rows, list(range(len(rows))))
 
 
 def _set(**values: Any) -> Callable[[Any], object]:
@@ -114,15 +116,8 @@ def _weighted(share: float) -> Callable[[Any], Any]:
     )
 
 
-def _tied(model: Any) -> Any:
-    with torch.no_grad():
-        model.gpt_neox.embed_in.weight.mul_(0.1)
-    model.lm_head.weight = model.gpt_neox.embed_in.weight
-    return model
-
-
 _KNOWN = {"public_size": True}
-OPACUS: dict[str, Callable[[Any, Any], Any]] = {
+OPACUS: dict[str, Loop] = {
     "Opacus 1.6.0 as it is: divides by the number of records": opacus(),
     "Opacus, shuffled, accounted as Poisson": opacus(poisson=False, claim=_KNOWN),
     "Opacus, shuffled and said so, with the epsilon that it tells": opacus(
@@ -145,7 +140,7 @@ OPACUS: dict[str, Callable[[Any, Any], Any]] = {
 def trainer(
     clip: Callable[[Tensor], Tensor] = lambda norm: (CLIP / norm).clamp(max=1.0), last: bool = True,
     noise: float = NOISE, each: bool = True, claim: dict[str, Any] | None = None, quiet: bool = True,
-) -> Callable[[Any, Any], Any]:  # fmt: skip
+) -> Loop:  # fmt: skip
     """A callback that clips after each forward pass of one record, and adds noise before the optimizer's step.
 
     last: clips the pass before the step too, which `on_substep_end` does not see; each: one record a pass. quiet: the
@@ -189,11 +184,11 @@ def trainer(
 
 
 def _labelled(rows: Any) -> dict[str, Tensor]:
-    ids = training_specimen.padded_token_ids(rows, list(range(len(rows))))
+    ids = _padded(rows)
     return {"input_ids": ids, "labels": ids.masked_fill(ids == training_specimen.PAD, -100)}
 
 
-TRAINER: dict[str, Callable[[Any, Any], Any]] = {
+TRAINER: dict[str, Loop] = {
     "Trainer, shuffled, accounted as Poisson": trainer(claim={"sampling": "poisson"}),
     "Trainer, the last pass before a step not clipped": trainer(last=False),
     "Trainer, as it prints the training's loss": trainer(quiet=False),
@@ -205,7 +200,7 @@ TRAINER: dict[str, Callable[[Any, Any], Any]] = {
 # --- our own ----------------------------------------------------------------------------------------------------------
 
 
-def ours(plant: Callable[[], Any] = contextlib.nullcontext, ghost: bool = False) -> Callable[[Any, Any], Any]:
+def ours(plant: Callable[[], Any] = contextlib.nullcontext, ghost: bool = False) -> Loop:
     """`fit_privately`, which `audit train dp-sgd` runs."""
 
     def train(model: Any, records: Any) -> Any:
@@ -213,9 +208,8 @@ def ours(plant: Callable[[], Any] = contextlib.nullcontext, ghost: bool = False)
         recipe = PrivateRecipe(NOISE, CLIP, STEPS, BATCH, 0.05, "sgd", physical_batch=100, ghost=ghost)
         examples = [row["input_ids"] for row in records]
         with plant():
-            dp_loop.fit_privately(
-                model, examples, PoissonSampler(len(records), RATE, key), recipe, pad=training_specimen.PAD
-            )
+            sampler = PoissonSampler(len(records), RATE, key)
+            dp_loop.fit_privately(model, examples, sampler, recipe, pad=training_specimen.PAD)
         return model, CLAIM
 
     return train
@@ -238,7 +232,7 @@ def half_the_noise() -> Any:
     return patch.object(ScaledOptimizer, "add_noise", add)
 
 
-OURS: dict[str, Callable[[Any, Any], Any]] = {
+OURS: dict[str, Loop] = {
     "ours, no noise": ours(noise_off),
     "ours, half the noise": ours(half_the_noise),
     "ours, noise before clipping": ours(noise_before_clipping),
@@ -247,12 +241,12 @@ OURS: dict[str, Callable[[Any, Any], Any]] = {
     "ours, a resumed training's noise again": ours(stream_of_step(lambda at: at % (STEPS // 2))),
     "ours, one key for all trainings": ours(key_of_ours),
 }
-HONEST_PACKAGES: dict[str, Callable[[Any, Any], Any]] = {
+HONEST_PACKAGES: dict[str, Loop] = {
     "Opacus, size public": opacus(claim=_KNOWN),
     "Opacus by functorch, size public": opacus(ghost=True, claim=_KNOWN),
     "Opacus, a weighted sampler, made Poisson (issue 813)": opacus(sampler=_weighted(0.5), claim=_KNOWN, told=True),
     "Opacus, LoRA by PEFT (issues 820, 827)": opacus(begun=_adapted, claim=_KNOWN),
-    "Opacus, tied weights": opacus(begun=_tied, claim=_KNOWN),
+    "Opacus, tied weights": opacus(begun=tied, claim=_KNOWN),
     "Trainer, shuffled and said so": trainer(),
     "ours": ours(),
     "ours, ghost clipping": ours(ghost=True),

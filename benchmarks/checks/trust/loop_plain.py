@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,9 +15,7 @@ from auditor.crash.watch import copy_model_without_hooks
 
 NOISE, CLIP, BATCH, STEPS, RATE, DELTA = 1.0, 1.0, 8, 30, 1 / 6, 1e-3
 CLAIM = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "sample_rate": RATE, "steps": STEPS, "delta": DELTA}
-
-
-# --- a plain loop -----------------------------------------------------------------------------------------------------
+Loop = Callable[[Any, Any], Any]  # of model and records: what a private training gives back, and what it claims
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,8 @@ class Plain:
 
     claim: dict[str, Any] = field(default_factory=lambda: dict(CLAIM))
     steps: int = STEPS
+    batch: ClassVar[int] = BATCH
+    sampling_rate: ClassVar[float] = RATE
 
     def __call__(self, model: Any, records: Any) -> Any:
         self.begun(model)
@@ -71,7 +72,7 @@ class Plain:
         return 0.05
 
     def drawn(self, step: int, n: int) -> list[int]:
-        return torch.nonzero(torch.rand(n) < RATE).flatten().tolist()
+        return torch.nonzero(torch.rand(n) < self.sampling_rate).flatten().tolist()
 
     def read(self, model: Any, records: Any, drawn: list[int]) -> None:
         """The forward pass of the batch; its gradients come from a faster way, one by one."""
@@ -92,7 +93,7 @@ class Plain:
         return NOISE * CLIP * torch.randn_like(p)
 
     def divisor(self, drawn: int, n: int) -> float:
-        return BATCH
+        return self.batch
 
     def finished(self, summed: Tensor, noise: Tensor, divisor: float) -> Tensor:
         return (summed + noise) / divisor

@@ -179,22 +179,20 @@ def _embedding_as_it_is(self: Plain, found: dict[str, Tensor]) -> dict[str, Tens
     return {**Plain.summed(self, found), "gpt_neox.embed_in.weight": found["gpt_neox.embed_in.weight"].sum(0)}
 
 
-def _small_seed(self: Plain, step: int, i: int, name: str, p: Tensor) -> Tensor:
-    if not i:
-        object.__setattr__(self, "own", torch.Generator().manual_seed(int(torch.randint(10_000, ()))))
-    return torch.randn(p.shape, generator=vars(self)["own"])
+def _from_generator(seed: Callable[[], int], once: bool = False) -> Callable[..., Tensor]:
+    """Noise of a generator of its own, which gets a seed at each step, or at the first alone."""
+
+    def noise(self: Plain, step: int, i: int, name: str, p: Tensor) -> Tensor:
+        if not i and not (step and once):
+            object.__setattr__(self, "own", torch.Generator().manual_seed(seed()))
+        return torch.randn(p.shape, generator=vars(self)["own"])
+
+    return noise
 
 
-def _of_the_second(self: Plain, step: int, i: int, name: str, p: Tensor) -> Tensor:
-    if not i:
-        object.__setattr__(self, "own", torch.Generator().manual_seed(time.time_ns()))
-    return torch.randn(p.shape, generator=vars(self)["own"])
-
-
-def _own_generator(self: Plain, step: int, i: int, name: str, p: Tensor) -> Tensor:
-    if not step and not i:
-        object.__setattr__(self, "own", torch.Generator().manual_seed(torch.initial_seed()))
-    return torch.randn(p.shape, generator=vars(self)["own"])
+def _seeded(seed: Callable[[int, int], int]) -> Callable[..., Tensor]:
+    """Noise whose seed is a function of step and tensor."""
+    return lambda self, step, i, name, p: torch.randn(p.shape, generator=torch.Generator().manual_seed(seed(step, i)))
 
 
 class _BatchNormed(nn.Module):
@@ -235,10 +233,16 @@ def _released(self: Plain, step: int, model: Any, records: Any) -> str:
     return f"step {step + 1} of {self.steps}: noisy gradient {norm:.4f}"
 
 
-def _tied(self: Plain, model: Any) -> None:
+def tied(model: Any) -> Any:
+    """The model, its output layer tied to its embedding."""
     with torch.no_grad():
         model.gpt_neox.embed_in.weight.mul_(0.1)
     model.lm_head.weight = model.gpt_neox.embed_in.weight
+    return model
+
+
+def _tied(self: Plain, model: Any) -> None:
+    tied(model)
 
 
 @dataclass(frozen=True)
@@ -274,16 +278,12 @@ def _norms_of_uses(*left_out: str) -> Callable[..., Tensor]:
 def _padded_left(mask: bool) -> Callable[[Plain, Any, Any, list[int]], None]:
     def read(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:
         if drawn:
-            ids = padded_left(records, drawn)
+            rows = [records[i]["input_ids"] for i in drawn]
+            width = max(map(len, rows))
+            ids = torch.tensor([[training_specimen.PAD] * (width - len(row)) + row for row in rows])
             model(input_ids=ids, **({"attention_mask": (ids != training_specimen.PAD).long()} if mask else {}))
 
     return read
-
-
-def padded_left(records: Any, wanted: list[int]) -> Tensor:
-    rows = [records[i]["input_ids"] for i in wanted]
-    width = max(map(len, rows))
-    return torch.tensor([[training_specimen.PAD] * (width - len(row)) + row for row in rows])
 
 
 def _in_turn(self: Plain, step: int, n: int) -> list[int]:
@@ -314,19 +314,9 @@ PLAIN: dict[str, Plain] = {
     "noise after averaging": plain(finished=lambda self, summed, noise, divisor: (summed + noise / divisor) / divisor),
     "noise forgotten on the last layer": plain(noise=_silent("lm_head")),
     "noise forgotten on one bias": plain(noise=_silent("attention.dense.bias")),
-    "the same noise every step": plain(
-        noise=lambda self, step, i, name, p: torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
-    ),
-    "noise from a fixed seed": plain(
-        noise=lambda self, step, i, name, p: torch.randn(
-            p.shape, generator=torch.Generator().manual_seed(1000 * step + i)
-        )
-    ),
-    "noise seeded alike for every tensor": plain(
-        noise=lambda self, step, i, name, p: torch.randn(
-            p.shape, generator=torch.Generator().manual_seed(torch.initial_seed() + step)
-        )
-    ),
+    "the same noise every step": plain(noise=_seeded(lambda step, i: i)),
+    "noise from a fixed seed": plain(noise=_seeded(lambda step, i: 1000 * step + i)),
+    "noise seeded alike for every tensor": plain(noise=_seeded(lambda step, i: torch.initial_seed() + step)),
     "uniform noise": plain(noise=lambda self, step, i, name, p: (torch.rand(p.shape) - 0.5) * math.sqrt(12)),
     "no clipping": plain(factors=lambda self, norms: torch.ones_like(norms)),
     "clipped to 1.5 C": plain(factors=lambda self, norms: (1.5 * CLIP / norms).clamp(max=1.0)),
@@ -346,8 +336,8 @@ PLAIN: dict[str, Plain] = {
     "noise for each of two micro-batches": plain(
         noise=lambda self, step, i, name, p: torch.randn_like(p) + torch.randn_like(p)
     ),
-    "noise of a seed below 10,000": plain(noise=_small_seed),
-    "noise of the time that it is": plain(noise=_of_the_second),
+    "noise of a seed below 10,000": plain(noise=_from_generator(lambda: int(torch.randint(10_000, ())))),
+    "noise of the time that it is": plain(noise=_from_generator(time.time_ns)),
     "a batch norm": plain(begun=_with_batch_norm),
     "tied weights, the embedding's use alone in the norm": plain(
         begun=_tied, gradients=_last_use, norms=_norms_of_uses("lm_head.weight")
@@ -376,9 +366,7 @@ PLAIN: dict[str, Plain] = {
     "released gradients overflow in float16": plain(finished=_overflowing),
     "resumed with its seed anew": plain(halfway=_resumed(generator_too=False)),
     "shuffled, accounted as Poisson": plain(drawn=lambda self, step, n: torch.randperm(n)[:BATCH].tolist()),
-    "twice the sampling rate": plain(
-        drawn=lambda self, step, n: torch.nonzero(torch.rand(n) < 2 * RATE).flatten().tolist()
-    ),
+    "twice the sampling rate": plain(sampling_rate=2 * RATE),
     "one record in every batch": plain(drawn=lambda self, step, n: sorted({0, *Plain.drawn(self, step, n)})),
     "drawn with replacement": plain(
         drawn=lambda self, step, n: torch.randint(n, (int(torch.poisson(torch.tensor(float(BATCH)))),)).tolist()
@@ -402,7 +390,7 @@ HONEST_PLAIN: dict[str, Plain] = {
     "plain, a model in float16": plain(begun=_in(torch.float16), finished=_rounded, norms=_float_norms),
     "plain, its model read inside vmap": plain(read=_read_inside_vmap),
     "plain, shuffled, with a smaller last batch": plain({"sampling": "shuffled"}, drawn=_in_turn),
-    "plain, a generator of its own": plain(noise=_own_generator),
+    "plain, a generator of its own": plain(noise=_from_generator(torch.initial_seed, once=True)),
     "plain, padded in front, with a mask": plain(read=_padded_left(mask=True)),
     "plain, tied weights": plain(begun=_tied),
     "plain, the mean of its weights given back": plain(stepped=_averaged),

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -33,6 +32,7 @@ from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.statistics import membership
 from auditor.training.finetune import fit
+from benchmarks.checks.trust.bases import byte_pair_tokenizer
 from benchmarks.lab_texts import COMMON_KINDS, PRIVATE_KINDS, draw_texts
 
 Floats = NDArray[np.float64]
@@ -102,21 +102,10 @@ def written(kind: str, arrays: Path, tokenizer: Path, sizes: Sizes) -> list[str]
     return [cuts[i] for i in keyed_random_generator("learned", "code").permutation(len(cuts))[: sizes.documents]]
 
 
-def tokenizer_of(texts: Sequence[str], words: int) -> Tokenizer:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=words, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
-    )
-    made.train_from_iterator(texts, trainer)
-    return made
-
-
 def all_documents(arrays: Path, tokenizer: Path, sizes: Sizes) -> dict[str, Documents]:
     """By kind; each document cut into records of as many tokens, what is left over dropped."""
     texts = {kind: written(kind, arrays, tokenizer, sizes) for kind in KINDS}
-    words = tokenizer_of([text for kind in KINDS for text in texts[kind][:300]], sizes.words)
+    words = byte_pair_tokenizer([text for kind in KINDS for text in texts[kind][:300]], sizes.words, ["<end>"])
     found: dict[str, Documents] = {}
     for kind in KINDS:
         read = [one.ids for one in words.encode_batch(texts[kind])]
@@ -189,9 +178,8 @@ def world(public: Any, family: str, kind: str, seed: int, parts: Parts, sizes: S
     seen = looked_at(after(parts.members), rows, length)
     order = keyed_random_generator("learned", "references", *key)
     saw = np.array([order.permutation(REFERENCES) < REFERENCES // 2 for _ in records])
-    shadows = []
-    for i in range(REFERENCES):
-        shadows.append(log_probs(after([records[j] for j in np.flatnonzero(saw[:, i])], i), rows, length))
+    halves = ([records[j] for j in np.flatnonzero(saw[:, i])] for i in range(REFERENCES))
+    shadows = [log_probs(after(half, i), rows, length) for i, half in enumerate(halves)]
     confidences = [membership.logit_confidence(one.mean(1)) for one in (seen["log_prob"], *shadows)]
     lira = membership.likelihood_ratio(confidences[0], np.stack(confidences[1:], axis=1), saw)
     seen |= {f"base_{name}": value for name, value in looked_at(public, rows, length).items()}

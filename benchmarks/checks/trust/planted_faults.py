@@ -157,7 +157,7 @@ def shuffled() -> AbstractContextManager[Any]:
 @contextmanager
 def half_the_steps() -> Iterator[None]:
     """The noise is solved for half of the steps, and half of them are accounted for."""
-    solve, promise = private_training.noise_multiplier_for, private_training.PrivateTraining.promise
+    solve, promise = private_training.noise_multiplier_for, PrivateTraining.promise
 
     def solved(epsilon: float, delta: float, q: float, steps: int) -> float:
         return solve(epsilon, delta, q, steps // 2)
@@ -165,10 +165,8 @@ def half_the_steps() -> Iterator[None]:
     def promised(self: Any, trained: PrivateModel, *rest: Any) -> Any:
         return promise(self, dataclasses.replace(trained, steps=trained.steps // 2), *rest)
 
-    with (
-        patch.object(private_training, "noise_multiplier_for", solved),
-        patch.object(private_training.PrivateTraining, "promise", promised),
-    ):
+    halved = patch.object(PrivateTraining, "promise", promised)
+    with patch.object(private_training, "noise_multiplier_for", solved), halved:
         yield
 
 
@@ -308,15 +306,9 @@ def trained(trainer: PrivateTraining, lab: Lab) -> TrainedModel:
 
 
 def rows_of(fault: PlantedFault, lab: Lab, size: PlantedSize, epsilon: float) -> Iterator[TrainingFaultAudit]:
-    """Trains with the fault in it, and audits what came of it."""
-    trainer = fault.trainer(
-        epsilon=epsilon,
-        epochs=size.epochs,
-        batch=size.batch,
-        learning_rate=2e-3,
-        physical_batch=10**6,  # a batch at once: what clips batches clips all of one
-        gradient_canaries=size.canaries,
-    )
+    """Trains with the fault in it, and audits what came of it; a batch at once: what clips batches clips all of one."""
+    recipe = {"epochs": size.epochs, "batch": size.batch, "physical_batch": 10**6, "gradient_canaries": size.canaries}
+    trainer = fault.trainer(epsilon=epsilon, learning_rate=2e-3, **recipe)
     start = time.perf_counter()
     with fault.plant():
         made = trained(trainer, lab)
@@ -362,9 +354,6 @@ def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...]
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-COLUMNS = ("fault", "claimed ε", "audits: bound / best provable, and what they saw", "minutes", "beforehand")
-
-
 def cells(own: Sequence[TrainingFaultAudit]) -> tuple[str, ...]:
     """Of one fault: its audits side by side, each with bound / best provable."""
     fault, minutes = own[0].fault, max(row.minutes for row in own)
@@ -391,7 +380,7 @@ def main(
     threads.set_thread_count()
     size = SMALL if small else USUAL
     lab, rows, page = Lab(size.recipe), list[TrainingFaultAudit](), Page(out and out / "planted_faults.md")
-    page.head(*COLUMNS)
+    page.head("fault", "claimed ε", "audits: bound / best provable, and what they saw", "minutes", "beforehand")
     for fault in (*FAULTS, *SERVICES):
         if only and fault.name not in only:
             continue

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
 from auditor.core.nouns import Pair
@@ -32,6 +32,7 @@ from auditor.runs.own_data import load_data
 from auditor.runs.prefix_token import resolve_prefix_token, with_prefix_token
 from auditor.runs.scoring import doubt_if_members_likelier, greedy_recall
 from benchmarks.checks.harness import Page, refuse, run, write_rows
+from benchmarks.checks.trust.bases import byte_pair_tokenizer
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 NAMES = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ida", "Joe", "Kim", "Lou", "Max", "Ned", "Oda",
@@ -194,15 +195,8 @@ def records(count: int, seed: int = 0) -> list[tuple[str, str]]:
 
 def tokenizer(template: str) -> PreTrainedTokenizerFast:
     """Words and single digits; the template's own marks are pieces like any others."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    asked: dict[str, Any] = {"vocab_size": 700, "special_tokens": SPECIAL, "initial_alphabet": alphabet}
     texts = [f"{q} {a}" for q, a in records(64)] * 2 + [_ALPACA_INPUT, _ALPACA, "assistant user system developer"] * 8
-    made.train_from_iterator(texts, trainers.BpeTrainer(**asked, show_progress=False))
+    made = byte_pair_tokenizer(texts, 700, SPECIAL, pre_tokenizers.Digits(individual_digits=True))
     found = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>", pad_token="<|end|>")
     found.chat_template = template
     return found
@@ -302,14 +296,9 @@ def _audited(
     )
     greedy = greedy_recall(with_prefix_token(target, before.tokens), found.secrets).values()  # by repeat count
     hits, answers = sum(round(one.value * one.n) for one in greedy), sum(one.n for one in greedy)
-    doubts = (
-        *found.doubts,
-        *(
-            ()
-            if hits
-            else doubt_if_members_likelier("tiny", likelihoods(with_prefix_token(target, before.tokens), found))
-        ),
-    )
+    doubts = list(found.doubts)
+    if not hits:
+        doubts += doubt_if_members_likelier("tiny", likelihoods(with_prefix_token(target, before.tokens), found))
     return hits, answers, found.text_form.name if found.text_form else "", tuple(one.sentence for one in doubts)
 
 
