@@ -23,9 +23,7 @@ def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -
     reveal: whether the reports show the private text that lies in the folder.
     """
     text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
-    for name, report in _render_html_and_markdown(folder, result, None, reveal).items():
-        disk.replace_atomically(folder / name, report)
-    _write_frontier(folder, result)
+    _write_rendered(folder, result, None, reveal)
     manifest.write_manifest(folder, text.encode())
     disk.replace_atomically(folder / RESULT, text, sync=True)
 
@@ -35,33 +33,24 @@ def render_all(folder: Path, since: Comparison | None = None, reveal: bool = Fal
 
     since: another run and this one, to tell what changed. reveal: also show the private text that lies in the folder.
     """
-    result = read_result(folder)
-    rendered = _render_html_and_markdown(folder, result, since, reveal)
-    for name, report in rendered.items():
-        disk.replace_atomically(folder / name, report)
-    _write_frontier(folder, result)
-    return tuple(folder / name for name in rendered)
+    _write_rendered(folder, read_result(folder), since, reveal)
+    return folder / HTML, folder / MARKDOWN
 
 
-def _write_frontier(folder: Path, result: AuditResult) -> None:
-    if result.frontiers:
-        from auditor.reports import frontier, phrases  # matplotlib: only for who renders
-
-        frontier.write_frontier_files(folder, phrases.clean_result(result).frontiers)
-
-
-def _render_html_and_markdown(
-    folder: Path, result: AuditResult, since: Comparison | None, reveal: bool
-) -> dict[str, str]:
+def _write_rendered(folder: Path, result: AuditResult, since: Comparison | None, reveal: bool) -> None:
     from auditor.records import private_texts, secret_details
-    from auditor.reports import html, markdown  # jinja2 and matplotlib: only for who renders
+    from auditor.reports import frontier, html, markdown, phrases  # jinja2 and matplotlib: only for who renders
 
     known = secret_details.read_details(folder)
     shown = private_texts.read_texts(folder) if reveal else None
-    return {
+    rendered = {
         HTML: html.render_html_report(result, known, since, shown),
         MARKDOWN: markdown.render_markdown_report(result, since, shown, known),
     }
+    for name, report in rendered.items():
+        disk.replace_atomically(folder / name, report)
+    if result.frontiers:
+        frontier.write_frontier_files(folder, phrases.clean_result(result).frontiers)
 
 
 def append_to_shared_file(path: Path, text: str) -> None:

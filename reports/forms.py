@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 
 import numpy as np
 
@@ -34,39 +35,35 @@ def _deployed_form_blocks(result: AuditResult, details: Details) -> list[Block]:
     for finding in phrases.findings_undefended_first(result):
         if finding.target != UNDEFENDED or finding.main is None:
             continue
-        lines = [_form_comparison_line(result, details, finding, name) for name in names]
-        groups.append(
-            Group(
-                f"{phrases.label(finding.main.name)} · {finding.attack} ({finding.setting})", _form_change_cells(lines)
-            )
-        )
-        spans += [forest_span(change) if change and change.unit in (*SHARES, AUC) else None for *_, change in lines]
+        rows = []
+        for name in names:
+            change = _change_from_full_model(details, finding, name)
+            delta = phrases.points(change) if change else phrases.NOTHING
+            rows.append((*_form_and_full_cells(result, finding, finding.main, name), delta))
+            spans.append(forest_span(change) if change and change.unit in (*SHARES, AUC) else None)
+        title = f"{phrases.label(finding.main.name)} · {finding.attack} ({finding.setting})"
+        groups.append(Group(title, tuple(rows)))
     if not names or not groups:
         return []
-    ratios = [(phrases.target_title(result, name), _perplexity_ratio(result, details, name)) for name in names]
-    groups.append(Group("Held-out perplexity", tuple((title, *_perplexity_ratio_cells(m)) for title, m in ratios)))
+    costs = []
+    for name in names:
+        m = _perplexity_ratio(result, details, name)
+        cells = ("", "", f"× {phrases.value_with_interval(m)}") if m else ("", _NOT_ASKED, phrases.NOTHING)
+        costs.append((phrases.target_title(result, name), *cells))
+    groups.append(Group("Held-out perplexity", tuple(costs)))
     head = ("Form", "Full", "Form's", "Change")
     table = Table("forms-table", "Deployed forms against the audited model", head, tuple(groups), frozenset({1, 2, 3}))
     widest = max((abs(x) for one in spans if one for x in (one.low, one.high)), default=0.01)
-    drawn = Forest(table, (*spans, *(None for _ in ratios)), -widest, widest)
+    drawn = Forest(table, (*spans, *(None for _ in costs)), -widest, widest)
     return [Paragraph(" ".join((*_leak_change_sentences(result, details, names), _NOTE))), drawn]
 
 
-_Line = tuple[str, str, str, Measurement | None]
-
-
-def _form_comparison_line(result: AuditResult, details: Details, full: Finding, name: str) -> _Line:
-    """Of a form at the row of the full model: title, both numbers, and the change; None: there is none."""
-    assert full.main is not None  # whoever asks has seen to it
-    title = phrases.target_title(result, name)
+def _form_and_full_cells(result: AuditResult, full: Finding, main: Measurement, name: str) -> tuple[str, str, str]:
+    """Of a form at the row of the full model: its title, and both numbers."""
     rows = [f for f in result.findings if f.key == full.key._replace(target=name)]
-    own = rows[0].measurement(full.main.name) if rows and not rows[0].not_applicable else None
-    return (
-        title,
-        phrases.value_with_interval(full.main),
-        phrases.value_with_interval(own) if own else _NOT_ASKED,
-        _change_from_full_model(details, full, name),
-    )
+    own = rows[0].measurement(main.name) if rows and not rows[0].not_applicable else None
+    number = phrases.value_with_interval(own) if own else _NOT_ASKED
+    return phrases.target_title(result, name), phrases.value_with_interval(main), number
 
 
 def _change_from_full_model(details: Details, full: Finding, name: str) -> Measurement | None:
@@ -75,15 +72,9 @@ def _change_from_full_model(details: Details, full: Finding, name: str) -> Measu
     if own is None or base is None or set(own.ids) != set(base.ids):
         return None
     seen = outcomes.paired_metric_difference(full.main.name, None, own, base)
-    return (
-        None
-        if isinstance(seen, str)
-        else bounds.measurement_from_evidence(f"{full.main.name}_difference", seen, full.main.unit)
-    )
-
-
-def _form_change_cells(lines: Sequence[_Line]) -> tuple[tuple[str, ...], ...]:
-    return tuple((*line, phrases.points(change) if change else phrases.NOTHING) for *line, change in lines)
+    if isinstance(seen, str):
+        return None
+    return bounds.measurement_from_evidence(f"{full.main.name}_difference", seen, full.main.unit)
 
 
 def _perplexity_ratio(result: AuditResult, details: Details, name: str) -> Measurement | None:
@@ -92,10 +83,6 @@ def _perplexity_ratio(result: AuditResult, details: Details, name: str) -> Measu
         return None
     tokens, base, nll = (np.array([one]) for one in (full["tokens"], full["perplexity"], own["perplexity"]))
     return perplexity_ratios(nll[None], tokens, base)[0]
-
-
-def _perplexity_ratio_cells(m: Measurement | None) -> tuple[str, ...]:
-    return ("", "", f"× {phrases.value_with_interval(m)}") if m else ("", _NOT_ASKED, phrases.NOTHING)
 
 
 def _leak_change_sentences(result: AuditResult, details: Details, names: Sequence[str]) -> Iterator[str]:
@@ -108,13 +95,11 @@ def _leak_change_sentences(result: AuditResult, details: Details, names: Sequenc
         if (change := _change_from_full_model(details, f, name)) is not None
     ]
     wide = [widened_interval(change, len(changes)) for *_, change in changes]
-    for how, found in (
-        ("more", [one for one, m in zip(changes, wide, strict=True) if m.low > 0]),
-        ("less", [one for one, m in zip(changes, wide, strict=True) if m.high < 0]),
-    ):
-        told = [
-            f"{phrases.target_title(result, n)} ({f.attack}, {f.setting}: {phrases.points(c)})" for n, f, c in found
-        ]
+    told_of = [
+        f"{phrases.target_title(result, n)} ({f.attack}, {f.setting}: {phrases.points(c)})" for n, f, c in changes
+    ]
+    for how, shown in (("more", [m.low > 0 for m in wide]), ("less", [m.high < 0 for m in wide])):
+        told = list(compress(told_of, shown))
         yield f"Leaks {how} than the audited model: {', '.join(told) or 'none is shown to'}."
 
 

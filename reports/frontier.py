@@ -51,9 +51,8 @@ def _leaks_least_sentence(f: Frontier, held: Sequence[FrontierPoint]) -> str:
         rest = f"{_grouped_model_names(others)} {'is' if len(others) == 1 else 'are'} shown to leak more"
         return f"{first.label} leaks least {number}: {rest}"
     verb = "does" if len(equal) == 1 else "do"
-    told = (
-        f"{first.label} measures least {number}; {_grouped_model_names(equal)} {verb} not differ significantly from it"
-    )
+    same = f"{_grouped_model_names(equal)} {verb} not differ significantly from it"
+    told = f"{first.label} measures least {number}; {same}"
     if base in least:
         told += ", so that no defense is shown to help there"
     if others:
@@ -76,23 +75,21 @@ def _grouped_model_names(points: Sequence[FrontierPoint]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def describe_tests(f: Frontier) -> str:
+def _describe_tests(f: Frontier) -> str:
     """What stands behind the sentence."""
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
-    count = sum(p.within == "shown" for p in f.points)
+    models = counted(sum(p.within == "shown" for p in f.points), "model")
     of = counted(f.points[0].leak.n, "secret")
-    models = counted(count, "model")
     return f"{of} that every model was asked for{seeds}. {models} within. {_comparison_method_sentences(f)}"
 
 
 def _comparison_method_sentences(f: Frontier) -> str:
     return (
-        f"A model is within {phrases.format_percent(f.margin)}% where "
-        f"its whole 95% interval is, of perplexity of the same "
-        "held-out texts over the undefended model's, paired by text. Each model within is held against each other one, "
-        "paired by secret (bootstrap, never inside what so many secrets allow; exact of shares), none picked "
-        "beforehand: whoever no other is shown to be below may be the least. All pairs are tested so that the least is "
-        f"ruled out in {50 * f.level:g}% of all cases at most, and that among equals one alone is named in at most "
+        f"A model is within {phrases.format_percent(f.margin)}% where its whole 95% interval is, of perplexity of the "
+        "same held-out texts over the undefended model's, paired by text. Each model within is held against each "
+        "other one, paired by secret (bootstrap, never inside what so many secrets allow; exact of shares), none "
+        "picked beforehand: whoever no other is shown to be below may be the least. All pairs are tested so that the "
+        f"least is ruled out in {50 * f.level:g}% of all cases at most, and that among equals one alone is named in at most "
         f"{100 * f.level:g}%."
     )
 
@@ -106,21 +103,14 @@ def frontier_report_blocks(found: Sequence[Frontier]) -> list[Block]:
     left_out = tuple(
         f"{phrases.label(f.metric)}: no point of {label}: {why}" for f in found for label, why in f.missing.items()
     )
-    return [
-        Figures(frontier_figures(found)),
-        Paragraph(_how_to_read_sentences(found[0])),
-        *([Bullets(left_out)] if left_out else []),
-    ]
-
-
-def _how_to_read_sentences(f: Frontier) -> str:
-    return (
+    reading = (
         "To the left more useful, on an axis stretched around 1; downwards less leaks; bars are 95% intervals, a line "
         "is one defense over its own knob. Filled: an ε is proved, of its unit, access and number of tokens; hollow: "
         "it only measures well, by these attacks. Ringed and joined: the convex frontier of the values as measured, "
         "which no test stands behind: no model lies below it, nor do lots drawn between two. Each picture is by "
-        f"itself. {_comparison_method_sentences(f)}"
+        f"itself. {_comparison_method_sentences(found[0])}"
     )
+    return [Figures(frontier_figures(found)), Paragraph(reading), *([Bullets(left_out)] if left_out else [])]
 
 
 def frontier_figures(found: Sequence[Frontier]) -> tuple[Figure, ...]:
@@ -130,14 +120,14 @@ def frontier_figures(found: Sequence[Frontier]) -> tuple[Figure, ...]:
 
 
 def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
-    title = f"{_leak_metric_label(f)}, at what perplexity"
+    grid = model_comparison_grid(f)
     return Figure(
         f"frontier-{f.metric}-{f.attack}".replace("_", "-"),
         "frontier_of_shares" if find_metric(f.metric).unit in SHARES else "frontier",
-        title,
+        grid.title,
         frontier_sentence(f),
-        (*HEAD[:3], phrases.label(f.metric), *HEAD[4:]),
-        (Group("", model_table_rows(f)),),
+        grid.head,
+        (Group("", grid.rows),),
         series=tuple(_defense_line_series(f, lines)),
         text=frozenset({0, 2, 4, 5, 6}),
         of=f", of {f.points[0].leak.n:,} secrets",
@@ -154,16 +144,15 @@ def _defense_line_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
         if not own:
             yield Series(line, ())
         for kind, some in groupby(own, lambda p: MEASURED if p.epsilon is None else PROVED):
-            yield Series(line, tuple(map(_perplexity_leak_point, some)), kind)
+            points = (
+                PlotPoint(p.ratio.value, p.leak.value, p.leak.low, p.leak.high, p.ratio.low, p.ratio.high) for p in some
+            )
+            yield Series(line, tuple(points), kind)
     corners = sorted((p for p in shown if p.corner), key=lambda p: p.ratio.value)
     yield Series(CORNERS, tuple(PlotPoint(p.ratio.value, p.leak.value) for p in corners), CORNERS)
 
 
-def _perplexity_leak_point(p: FrontierPoint) -> PlotPoint:
-    return PlotPoint(p.ratio.value, p.leak.value, p.leak.low, p.leak.high, p.ratio.low, p.ratio.high)
-
-
-def model_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
+def _model_table_rows(f: Frontier) -> tuple[tuple[str, ...], ...]:
     """A row a model, under HEAD."""
     return tuple(
         (
@@ -212,13 +201,8 @@ TOPICS = (
 
 def model_comparison_grid(f: Frontier) -> tables.RowTable:
     """For people and for LaTeX."""
-    head = (*HEAD[:3], phrases.label(f.metric), *HEAD[4:])
-    return tables.RowTable(
-        f"{_leak_metric_label(f)}, at what perplexity",
-        head,
-        model_table_rows(f),
-        f"{frontier_sentence(f)}\n{describe_tests(f)}",
-    )
+    title, head = f"{_leak_metric_label(f)}, at what perplexity", (*HEAD[:3], phrases.label(f.metric), *HEAD[4:])
+    return tables.RowTable(title, head, _model_table_rows(f), f"{frontier_sentence(f)}\n{_describe_tests(f)}")
 
 
 _COLUMNS = (
@@ -229,9 +213,7 @@ _COLUMNS = (
 
 def machine_readable_csv(found: Sequence[Frontier]) -> str:
     """CSV: a row a measure of leakage and model; shares are fractions, epsilons nats."""
-    return tables.to_csv(
-        tables.RowTable("", (), (), machine_head=_COLUMNS, machine_rows=tuple(_machine_readable_rows(found)))
-    )
+    return escaping.csv_text(_COLUMNS, _machine_readable_rows(found))
 
 
 def _machine_readable_rows(found: Sequence[Frontier]) -> Iterator[tuple[object, ...]]:

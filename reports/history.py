@@ -20,9 +20,9 @@ from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.gate.compare import Comparison
 from auditor.gate.decision_log import KeptDecision
 from auditor.gate.history import By, ComparableRuns, Entry, History
-from auditor.gate.rulings import EXIT_CODES, Decision
+from auditor.gate.rulings import EXIT_CODES
 from auditor.records.signals import assess_signals
-from auditor.reports import changes, decision, escaping, files, html, phrases, signals, verdict
+from auditor.reports import changes, decision, files, html, phrases, signals, verdict
 from auditor.reports.blocks import (
     Block,
     Bullets,
@@ -37,6 +37,7 @@ from auditor.reports.blocks import (
     Series,
     Table,
 )
+from auditor.reports.escaping import to_printable_line
 from auditor.statistics.metrics import SHARES, nonmember_metric_name
 
 _ALONG: dict[By, str] = {"date": "Runs by date", "commit": "Runs by commit", "checkpoint": "Runs by checkpoint"}
@@ -55,7 +56,7 @@ _READING = (
 
 @dataclass(frozen=True)
 class _ShownRun:
-    """A run as the page has it. result: cleaned; label: its place in the order; link: where its report lies."""
+    """A run as the page has it. result: cleaned; label: its place in the order; link: to its report, if any."""
 
     entry: Entry
     change: Comparison | None
@@ -65,7 +66,7 @@ class _ShownRun:
 
     @property
     def name(self) -> str:
-        return escaping.to_printable_line(self.entry.folder.name) or self.result.name
+        return to_printable_line(self.entry.folder.name) or self.result.name
 
     @property
     def date(self) -> str:
@@ -74,39 +75,29 @@ class _ShownRun:
     def since(self, row: CellKey, metric: str) -> str:
         """What became of a number since the run before, or why nobody can tell."""
         for line in self.change.lines if self.change else ():
-            if (CellKey(*map(escaping.to_printable_line, line.row)), escaping.to_printable_line(line.metric)) == (
-                row,
-                metric,
-            ):
-                cell = line.cells[-1]
-                why = cell.why or (line.cells[0].why if line.cells[0].measured is None else "")
-                return (
-                    phrases.value_with_interval(cell.delta)
-                    if cell.delta
-                    else escaping.to_printable_line(why) or phrases.NOTHING
-                )
+            if (CellKey(*map(to_printable_line, line.row)), to_printable_line(line.metric)) == (row, metric):
+                before, now = line.cells[0], line.cells[-1]
+                if now.delta:
+                    return phrases.value_with_interval(now.delta)
+                why = now.why or (before.why if before.measured is None else "")
+                return to_printable_line(why) or phrases.NOTHING
         return phrases.NOTHING
 
 
 def render_history_page(history: History, beside: Path) -> str:
     """One page that loads nothing. beside: the folder that it will lie in, which its links begin at."""
-    return html.render_html_document(
-        _build_timeline_document([_shown_runs_of_line(history.by, line, beside) for line in history.lines], history)
-    )
+    lines = [_shown_runs_of_line(history.by, line, beside) for line in history.lines]
+    return html.render_html_document(_build_timeline_document(lines, history))
 
 
 def _shown_runs_of_line(by: By, line: ComparableRuns, beside: Path) -> list[_ShownRun]:
-    told = zip(line.entries, line.changes, _plot_axis_labels(by, line.entries), strict=True)
-    return [
-        _ShownRun(
-            entry,
-            change,
-            phrases.clean_result(entry.run.result),
-            escaping.to_printable_line(label),
-            _report_link(entry.folder, beside),
-        )
-        for entry, change, label in told
-    ]
+    shown = []
+    for entry, change, label in zip(line.entries, line.changes, _plot_axis_labels(by, line.entries), strict=True):
+        report = entry.folder / files.HTML
+        link = Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix() if report.is_file() else ""
+        cleaned = phrases.clean_result(entry.run.result)
+        shown.append(_ShownRun(entry, change, cleaned, to_printable_line(label), quote(link)))
+    return shown
 
 
 def _plot_axis_labels(by: By, entries: Sequence[Entry]) -> list[str]:
@@ -116,12 +107,6 @@ def _plot_axis_labels(by: By, entries: Sequence[Entry]) -> list[str]:
     days = {entry.at.date() for entry in entries}
     form = "%Y-%m-%d" if len(days) == len(entries) else "%H:%M" if len(days) == 1 else "%m-%d %H:%M"
     return [f"{entry.at:{form}}" for entry in entries]
-
-
-def _report_link(folder: Path, beside: Path) -> str:
-    """Where its report lies, as seen from the page; "" where it has none."""
-    report = folder / files.HTML
-    return quote(Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix()) if report.is_file() else ""
 
 
 def _abbreviated_commit(commit: str) -> str:
@@ -138,10 +123,11 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
     ]
     for i, (line, runs) in enumerate(zip(history.lines[1:], lines[1:], strict=True), 1):
         course = _leakage_course_blocks(history.by, runs, i) if len(runs) > 1 else ()
-        blocks = (Paragraph(f"{escaping.to_printable_line(line.why)}."), *course, _runs_table(runs, f"apart-{i}-runs"))
-        sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{_and_more_runs_label(runs)}", blocks))
+        blocks = (Paragraph(f"{to_printable_line(line.why)}."), *course, _runs_table(runs, f"apart-{i}-runs"))
+        more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+        sections.append(Section(f"apart-{i}", f"Apart: {runs[-1].name}{more}", blocks))
     if history.left_out:
-        said = tuple(escaping.to_printable_line(f"{name}: {why}") for name, why in history.left_out)
+        said = tuple(to_printable_line(f"{name}: {why}") for name, why in history.left_out)
         sections.append(Section("left-out", "Left out", (Bullets(said),)))
     sections.append(Section("reading", "How to read this", (Bullets(_READING),)))
     answers = (
@@ -149,8 +135,9 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
         ("Since the run before", changes.headline(last.change) if last.change else "It is the first of its line."),
         ("What gates decided of it", _gate_decisions_label(last)),
     )
+    model = last.result.plan.get("model")
     return Document(
-        title=_audited_model_title(last.result),
+        title="The built-in lab" if model is None else _last_path_part(str(model)),
         facts=_timeline_header_facts(lines, history),
         headline=verdict.headline(last.result),
         verdict=" ".join(text for _, text in answers),
@@ -160,10 +147,6 @@ def _build_timeline_document(lines: Sequence[Sequence[_ShownRun]], history: Hist
         source="Rendered from the run folders alone",
         answers=answers,
     )
-
-
-def _and_more_runs_label(runs: Sequence[_ShownRun]) -> str:
-    return f" and {len(runs) - 1} more" if len(runs) > 1 else ""
 
 
 def _timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: History) -> Facts:
@@ -177,11 +160,6 @@ def _timeline_header_facts(lines: Sequence[Sequence[_ShownRun]], history: Histor
         ("Secrets", f"{record.name}: {counted(record.members, 'member')}, {counted(record.nonmembers, 'non-member')}"),
         ("In the order of", f"their {history.by}"),
     )
-
-
-def _audited_model_title(result: AuditResult) -> str:
-    model = result.plan.get("model")
-    return "The built-in lab" if model is None else _last_path_part(str(model))
 
 
 def _last_path_part(path: str) -> str:
@@ -221,12 +199,7 @@ class _MainNumber:
     def cells(self) -> tuple[str, ...]:
         floor = self.finding.measurement(nonmember_metric_name(self.main.name))
         since = self.run.since(self.finding.key, self.main.name)
-        number = (
-            phrases.format_share_without_interval(self.main),
-            phrases.format_interval(self.main),
-            f"{self.main.n:,}",
-            phrases.value_with_interval(floor),
-        )
+        number = (*phrases.value_interval_n_cells(self.main), phrases.value_with_interval(floor))
         return (f"{self.run.label} · {self.run.name}", *number, since)
 
 
@@ -281,15 +254,11 @@ def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
     shown, tested = seen.shown(target), seen.tested(target)
     if not tested:
         return phrases.NOTHING
-    told = [
-        signals.describe_number(signals.strongest_signal(group)) for group in signals.group_by_kind(shown or tested[:1])
-    ]
-    return (
-        "; ".join(told)
-        if shown
-        else f"{told[0]}, "
-        f"{signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else 'inconclusive'}"
-    )
+    strongest = map(signals.strongest_signal, signals.group_by_kind(shown or tested[:1]))
+    told = "; ".join(map(signals.describe_number, strongest))
+    if shown:
+        return told
+    return f"{told}, {signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else 'inconclusive'}"
 
 
 def _model_identity_label(result: AuditResult) -> str:
@@ -298,26 +267,20 @@ def _model_identity_label(result: AuditResult) -> str:
     own = "lab" if plan.get("lab") in (None, "small") else str(plan["lab"])
     parts = [own if plan.get("model") is None else _last_path_part(str(plan["model"]))]
     parts += [f"revision {plan['revision']}"] if plan.get("revision") else []
-    parts += [f"weights {_weights_digest(result.weights)}"] if result.weights else []
+    digest = hashlib.sha256(json.dumps(sorted(result.weights.items())).encode()).hexdigest()[
+        :8
+    ]  # of all files together
+    parts += [f"weights {digest}"] if result.weights else []
     return " · ".join(parts + ([f"commit {_abbreviated_commit(commit)}"] if commit else []))
-
-
-def _weights_digest(weights: Mapping[str, str]) -> str:
-    """Of all weights together: the same where every file is."""
-    return hashlib.sha256(json.dumps(sorted(weights.items())).encode()).hexdigest()[:8]
 
 
 def _gate_decisions_label(run: _ShownRun) -> str:
     """`failed: recall <= 0.05; held: …`, a gate each."""
-    said = [
-        f"{kept.decision.verdict}: {_decided_rules_label(kept.decision)}{_gate_baseline_label(kept)}"
-        for kept in run.entry.gates
-    ]
-    return escaping.to_printable_line("; ".join(said)) or "none was asked"
-
-
-def _decided_rules_label(decided: Decision) -> str:
-    return ", ".join(dict.fromkeys(ruling.rule or ruling.reason for ruling in decided.rulings)) or "nothing was judged"
+    said = []
+    for kept in run.entry.gates:
+        rules = ", ".join(dict.fromkeys(ruling.rule or ruling.reason for ruling in kept.decision.rulings))
+        said.append(f"{kept.decision.verdict}: {rules or 'nothing was judged'}{_gate_baseline_label(kept)}")
+    return to_printable_line("; ".join(said)) or "none was asked"
 
 
 def _gate_baseline_label(kept: KeptDecision) -> str:
@@ -328,7 +291,7 @@ def _gate_rulings_section(lines: Sequence[Sequence[_ShownRun]]) -> list[Section]
     """How many gates held, and every ruling of each, the last run's first; what did not hold before what did."""
     groups = tuple(
         Group(
-            escaping.to_printable_line(
+            to_printable_line(
                 f"{run.name}: {kept.decision.headline}{_gate_baseline_label(kept)}, decided {kept.decided}"
             ),
             decision.ruling_table_rows(kept.decision),

@@ -33,9 +33,8 @@ def render_html_report(
     details: what the run kept secret by secret. since: another run and this one, to tell what changed. texts: the
     private text to show, by secret; none by default.
     """
-    titles = {
-        escaping.to_printable_line(target.name): escaping.to_printable_line(target.title) for target in result.targets
-    }
+    clean = escaping.to_printable_line
+    titles = {clean(target.name): clean(target.title) for target in result.targets}
     return render_html_document(table_of_contents.page_document(result, details, since, texts), titles)
 
 
@@ -46,12 +45,14 @@ def render_html_document(doc: Document, titles: Mapping[str, str] | None = None)
     def plot(figure: Figure) -> Markup:
         return Markup(render_plot_svg(figure, shown))  # matplotlib escapes the text it writes
 
-    blocks = [block for section in doc.sections for block in section.blocks]
-    script = _secret_list_script() if any(isinstance(block, Secrets) for block in blocks) else ""
+    script = ""
+    if any(isinstance(block, Secrets) for section in doc.sections for block in section.blocks):
+        path = resources.files("auditor.reports").joinpath("templates", "secrets.js")
+        script = path.read_text(encoding="utf-8")
+    # What a content security policy names the script by: no other one runs, whatever a text may have smuggled in.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = _template_environment().get_template("report.html")
-    return template.render(
-        doc=doc, plot=plot, data=_script_safe_json, script=Markup(script), script_hash=_script_csp_hash(script)
-    )
+    return template.render(doc=doc, plot=plot, data=_script_safe_json, script=Markup(script), script_hash=digest)
 
 
 def _script_safe_json(values: Mapping[str, Any]) -> Markup:
@@ -63,20 +64,9 @@ def _script_safe_json(values: Mapping[str, Any]) -> Markup:
 
 
 @cache
-def _secret_list_script() -> str:
-    return resources.files("auditor.reports").joinpath("templates", "secrets.js").read_text(encoding="utf-8")
-
-
-def _script_csp_hash(script: str) -> str:
-    """What a content security policy names a script by: no other one runs, whatever a text may have smuggled in."""
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-@cache
 def _template_environment() -> Environment:
-    loader = PackageLoader("auditor.reports", "templates")
     return Environment(
-        loader=loader,
+        loader=PackageLoader("auditor.reports", "templates"),
         autoescape=True,
         finalize=_finalize_template_value,
         undefined=StrictUndefined,

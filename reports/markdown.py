@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from auditor.core.counts import counted
@@ -71,8 +71,8 @@ def render_markdown_report(
     for section in shown:
         parts += [f"### {escape(section.title)}", *_unfolded_section_parts(section)]
     parts += [escape(phrases.shorten(" · ".join(f"{term}: {text}" for term, text in doc.facts), _MOST_TEXT))]
-    parts += [_bullets(phrases.shorten(said, _MOST_CLAIM) for said in _claim_violation_lines(result)[:_MOST_CLAIMS])]
-    parts += [_bullets(phrases.shorten(claim, _MOST_CLAIM) for claim in _epsilon_claim_lines(result)[:_MOST_CLAIMS])]
+    for lines in _claim_violation_lines(result), _epsilon_claim_lines(result):
+        parts += [_bullets(phrases.shorten(line, _MOST_CLAIM) for line in lines[:_MOST_CLAIMS])]
     if since is not None:
         before = phrases.shorten(escaping.to_printable_line(since.runs[0]), _MOST_CELL)
         parts += [
@@ -126,12 +126,11 @@ def _fitted_document_text(parts: list[str], folded: Iterable[Section]) -> str:
 
 def _claim_violation_lines(result: AuditResult) -> list[str]:
     """What a probe saw of a broken claim: nobody should have to unfold it."""
-    broken = [
-        (finding, violation)
+    return [
+        f"{phrases.row_title(result, finding)}, {finding.attack}: {violation}"
         for finding in phrases.findings_undefended_first(result)
         for violation in phrases.violation_warnings(finding)
     ]
-    return [f"{phrases.row_title(result, finding)}, {finding.attack}: {violation}" for finding, violation in broken]
 
 
 def _epsilon_claim_lines(result: AuditResult) -> list[str]:
@@ -174,7 +173,9 @@ def _block(block: Block) -> str:
         case FactList():
             return _body_under_heading(block.title, _facts_bullet_list(block.facts))
         case Code():
-            return _body_under_heading(block.title, _fenced_code_block(block.text))
+            longest = max((len(run) for run in re.findall("`+", block.text)), default=0)
+            fence = "`" * max(3, longest + 1)  # more than the text holds in a row
+            return _body_under_heading(block.title, f"{fence}\n{block.text}\n{fence}")
         case Table():
             return _table(block)
         case Figures():
@@ -206,31 +207,15 @@ def _facts_bullet_list(facts: Facts) -> str:
     return "\n".join(f"- {escape(term)}: {escape(text)}" for term, text in facts)
 
 
-def _fenced_code_block(text: str) -> str:
-    """Fenced by more backticks than the text holds in a row."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}\n{text}\n{fence}"
-
-
 def _table(table: Table) -> str:
     return f"{escape(table.caption)}:\n\n{table_rows_markdown(table)}"
 
 
 def table_rows_markdown(table: Table) -> str:
     """The table without its caption."""
-    rule = ["---:" if column in table.numeric else "---" for column in range(len(table.head))]
-    lines = [_pipe_table_line(map(escape, table.head)), _pipe_table_line(rule)]
+    lines = [list(map(escape, table.head))]
+    lines += [["---:" if column in table.numeric else "---" for column in range(len(table.head))]]
     for group in table.groups:
-        if group.title:
-            lines.append(_pipe_table_line(_pad_row_cells([f"**{escape(group.title)}**"], len(rule))))
-        lines += [_pipe_table_line(_pad_row_cells([escape(cell) for cell in row], len(rule))) for row in group.rows]
-    return "\n".join(lines)
-
-
-def _pad_row_cells(cells: Sequence[str], width: int) -> list[str]:
-    return [*cells, *[""] * (width - len(cells))]
-
-
-def _pipe_table_line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+        lines += [[f"**{escape(group.title)}**"]] if group.title else []
+        lines += [list(map(escape, row)) for row in group.rows]
+    return "\n".join(f"| {' | '.join([*cells, *[''] * (len(table.head) - len(cells))])} |" for cells in lines)

@@ -42,10 +42,8 @@ def severity_of_target(seen: Assessment, target: str) -> Severity:
     if shown:
         why = f"something else is above its baseline: {_signal_titles_label(shown)}"
         if seen_once := [s for s in seen.of(target) if s.suspected and (s.kind.text or s.kind is PROBABLE)]:
-            return Severity(
-                MODERATE,
-                f"text is extracted, but of too few to be significant ({_signal_titles_label(seen_once)}), and {why}",
-            )
+            few = f"text is extracted, but of too few to be significant ({_signal_titles_label(seen_once)})"
+            return Severity(MODERATE, f"{few}, and {why}")
         return Severity(MODERATE, f"no text is shown to be extracted, but {why}")
     if left := tuple(_why_inconclusive_sentences(seen, target)):
         return Severity(OPEN, f"no signal is shown, but {', '.join(left)}")

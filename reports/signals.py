@@ -69,11 +69,7 @@ def describe_baseline(signal: Signal) -> str:
     """`non-members 0/160`, `chance 0.5, blind baseline 0.52`, or that there is none."""
     b = signal.baseline
     if isinstance(b, Measurement):
-        return (
-            f"non-members {phrases.hits(b):,}/{b.n:,}"
-            if b.unit == "share"
-            else f"non-members {phrases.format_value(b)}"
-        )
+        return f"non-members {_baseline_text(b)}"
     if b is None:
         return "no non-members to compare with"
     blind = f", blind baseline {phrases.format_value(signal.blind)}" if signal.blind else ", no blind baseline"
@@ -96,11 +92,6 @@ def describe_kind(of_a_kind: Sequence[Signal]) -> str:
         access = f", {best.setting}" if best.setting else ""
         beside = "; ".join(filter(None, ("" if shown else "not significant", describe_baseline(best))))
         return f"{describe_number(best)}{access}{_bracketed(beside)}"
-    return _nothing_shown_sentence(of_a_kind)
-
-
-def _nothing_shown_sentence(of_a_kind: Sequence[Signal]) -> str:
-    """That nothing is shown, and how much is not ruled out."""
     access = " or ".join(s.setting for s in of_a_kind if s.setting)
     access = f", {access}" if access else ""
     worst = max(of_a_kind, key=lambda s: s.measured.high if s.measured else 0.0)
@@ -111,9 +102,8 @@ def _nothing_shown_sentence(of_a_kind: Sequence[Signal]) -> str:
     if not all(map(_counts_secrets_and_found_none, of_a_kind)):
         never = f"; {NEVER_DRAWN}" if m.name == PROBABLE.main and m.value == 0 else ""  # no bound: the number itself
         return f"{describe_number(worst)}{access} (not above {describe_baseline(worst) or 'zero'}{never})"
-    return (
-        f"none of {m.n:,} {worst.kind.counted[m.name]}{access} (up to {phrases.format_percent(m.high)}% not ruled out)"
-    )
+    found = f"{worst.kind.counted[m.name]}{access}"
+    return f"none of {m.n:,} {found} (up to {phrases.format_percent(m.high)}% not ruled out)"
 
 
 def not_ruled_out_phrase(none: Signal) -> str:
@@ -125,7 +115,6 @@ def not_ruled_out_phrase(none: Signal) -> str:
 
 
 def _counts_secrets_and_found_none(signal: Signal) -> bool:
-    """Whether it counts secrets, and there are none."""
     m = signal.measured
     return m is not None and m.name in signal.kind.counted and m.value == 0
 
@@ -140,13 +129,13 @@ def gate_command(seen: Assessment, signal: Signal, run: str) -> str:
 
 def strongest_signal(found: Sequence[Signal]) -> Signal:
     """Of one kind, at whatever access."""
-    return max(found, key=_signal_strength)
 
+    def strength(signal: Signal) -> float:
+        m = signal.measured
+        assert m is not None  # it was tested
+        return abs(m.value - 0.5) if m.unit == AUC else m.value
 
-def _signal_strength(signal: Signal) -> float:
-    m = signal.measured
-    assert m is not None
-    return abs(m.value - 0.5) if m.unit == AUC else m.value
+    return max(found, key=strength)
 
 
 # --- one target -------------------------------------------------------------------------------------------------------
@@ -178,12 +167,11 @@ def _signal_sentences_by_status(seen: Assessment, target: str) -> tuple[list[str
 
 def _not_shown_sentences(clear: Sequence[Sequence[Signal]]) -> list[str]:
     """What is not shown; none of the same secrets extracted in several ways is said once."""
+    counts = [{s.measured.n for s in group if s.measured} for group in clear]
     none = [
         g
-        for g in clear
-        if g[0].kind in _EXTRACTION
-        and all(map(_counts_secrets_and_found_none, g))
-        and _has_same_secret_count(g, clear[0])
+        for g, n in zip(clear, counts, strict=True)
+        if g[0].kind in _EXTRACTION and all(map(_counts_secrets_and_found_none, g)) and n == counts[0]
     ]
     others = [describe_kind(group) for group in clear if group not in none]
     if len(none) < 2:
@@ -193,10 +181,6 @@ def _not_shown_sentences(clear: Sequence[Sequence[Signal]]) -> list[str]:
     )
     together = describe_kind(none[0]).replace(f" {VERBATIM.counted[RECALL]}", f" extracted {', '.join(ways)} or {last}")
     return [together, *others]
-
-
-def _has_same_secret_count(one: Sequence[Signal], other: Sequence[Signal]) -> bool:
-    return {s.measured.n for s in one if s.measured} == {s.measured.n for s in other if s.measured}
 
 
 def target_summary(result: AuditResult, seen: Assessment, target: str) -> str:
@@ -267,8 +251,8 @@ def all_doubts(seen: Assessment) -> tuple[Doubt, ...]:
 
 def title_or_undefended(result: AuditResult, target: str) -> str:
     """The undefended model is told of whether or not it was measured."""
-    known = any(record.name == target for record in result.targets)
-    return phrases.target_title(result, target) if known or target != UNDEFENDED else "Undefended"
+    found = phrases.find_target(result, target)
+    return found.title if found else "Undefended" if target == UNDEFENDED else target
 
 
 # --- the section ------------------------------------------------------------------------------------------------------
@@ -288,31 +272,24 @@ def signals_forest_table(result: AuditResult, seen: Assessment) -> Forest:
 def _signal_row(s: Signal) -> tuple[str, ...]:
     if s.status == signals.NOT_TESTED:
         return s.kind.title, "", f"{s.status}{f': {s.why}' if s.why else ''}", "", "", ""
-    return s.kind.title, s.setting, _signal_status_label(s), _measured_text(s), _baseline_text(s), least_detectable(s)
-
-
-def _signal_status_label(s: Signal) -> str:
-    return "seen, not significant" if s.suspected else s.status
+    status = "seen, not significant" if s.suspected else s.status
+    return s.kind.title, s.setting, status, _measured_text(s), _baseline_text(s.baseline), least_detectable(s)
 
 
 def _measured_text(s: Signal) -> str:
     """Without its name where the kind says it."""
     m = s.measured
     assert m is not None  # it was tested
-    if s.kind is not PERSONAL and not s.count and (m.unit == "share" or m.name == s.kind.main):
-        return (
-            phrases.format_share_with_interval(m)
-            if m.unit == "share"
-            else f"{phrases.value_with_interval(m)}{_UNITS.get(m.unit, '')}"
-        )
-    return describe_number(s)
+    if s.kind is PERSONAL or s.count or not (m.unit == "share" or m.name == s.kind.main):
+        return describe_number(s)
+    unit = _UNITS.get(m.unit, "")
+    return phrases.format_share_with_interval(m) if m.unit == "share" else f"{phrases.value_with_interval(m)}{unit}"
 
 
-def _baseline_text(s: Signal) -> str:
-    if isinstance(s.baseline, Measurement):
-        m = s.baseline
-        return f"{phrases.hits(m):,}/{m.n:,}" if m.unit == "share" else phrases.format_value(m)
-    return phrases.NOTHING if s.baseline is None else phrases.format_number(s.baseline)
+def _baseline_text(b: Measurement | float | None) -> str:
+    if isinstance(b, Measurement):
+        return f"{phrases.hits(b):,}/{b.n:,}" if b.unit == "share" else phrases.format_value(b)
+    return phrases.NOTHING if b is None else phrases.format_number(b)
 
 
 def _confidence_span(s: Signal) -> ForestSpan | None:

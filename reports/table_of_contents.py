@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 
 from auditor import reports
-from auditor.core.result import AuditResult, OwnSection
+from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
 from auditor.records.secret_details import Details
@@ -47,22 +48,11 @@ def markdown_document(
     Every string in it is cleaned of control characters; none is escaped. texts: the private text to show, by id.
     """
     material = ReportMaterial(phrases.clean_result(result), details or Details(), texts=texts)
-    told = sorted(
-        (topic for topic in all_report_topics() if topic.turn), key=lambda topic: topic.turn
-    ) + _plugin_topics(material.result)
-    made = ((topic, (topic.brief or topic.make)(material)) for topic in told)
-    return Document(
-        title=subject_line.audit_subject_line(material.result),
-        facts=_report_header_facts(material.result),
-        headline=headline(material.result),
-        verdict=verdict_paragraph(material.result),
-        doubts=doubt_sentences(material.result),
-        standings=_target_severity_summaries(material.result),
-        rule=f"{severity.RULE} {READING}",
-        sections=tuple(Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in made if blocks),
-        source="Rendered from result.json alone" if texts is None else "Rendered from result.json and texts.jsonl",
-        warning="" if texts is None else REVEALED,
-    )
+    told = sorted((topic for topic in all_report_topics() if topic.turn), key=lambda topic: topic.turn)
+    made = ((t, (t.brief or t.make)(material)) for t in (*told, *_plugin_topics(material.result)))
+    sections = tuple(Section(topic.id, topic.title, tuple(blocks)) for topic, blocks in made if blocks)
+    source = "Rendered from result.json alone" if texts is None else "Rendered from result.json and texts.jsonl"
+    return replace(_document(material, sections), source=source)
 
 
 def page_document(
@@ -77,34 +67,34 @@ def page_document(
     """
     material = ReportMaterial(phrases.clean_result(result), details or Details(), since, texts)
     made = ((topic, topic.make(material)) for topic in (*all_report_topics(), *_plugin_topics(material.result)))
+    sections = tuple(Section(topic.id, topic.title, tuple(blocks), topic.part) for topic, blocks in made if blocks)
+    return _document(material, sections)
+
+
+def _document(material: ReportMaterial, sections: tuple[Section, ...]) -> Document:
+    result, since = material.result, material.since
     compared = (("Compared with", escaping.to_printable_line(since.runs[0])),) if since else ()
     return Document(
-        title=subject_line.audit_subject_line(material.result),
-        facts=(*_report_header_facts(material.result), *compared),
-        headline=headline(material.result),
-        verdict=verdict_paragraph(material.result),
-        sections=tuple(Section(topic.id, topic.title, tuple(blocks), topic.part) for topic, blocks in made if blocks),
-        warning="" if texts is None else REVEALED,
-        doubts=doubt_sentences(material.result),
-        standings=_target_severity_summaries(material.result),
+        title=subject_line.audit_subject_line(result),
+        facts=(*_report_header_facts(result), *compared),
+        headline=headline(result),
+        verdict=verdict_paragraph(result),
+        sections=sections,
+        warning="" if material.texts is None else REVEALED,
+        doubts=doubt_sentences(result),
+        standings=_target_severity_summaries(result),
         rule=f"{severity.RULE} {READING}",
     )
 
 
 def _plugin_topics(result: AuditResult) -> list[Topic]:
     """The sections that plug-ins brought, behind all others."""
-    own = result.sections.items()
-    return [
-        Topic(f"own-{i}", f"{s.title} ({name})", partial(_plugin_section_blocks, i, s), CHECK, 0)
-        for i, (name, s) in enumerate(own)
-    ]
-
-
-def _plugin_section_blocks(i: int, section: OwnSection, _: ReportMaterial) -> list[Block]:
-    tables = (
-        Table(f"own-{i}-{n}", one.caption, one.head, (Group("", one.rows),)) for n, one in enumerate(section.tables)
-    )
-    return [*map(Paragraph, section.text), *tables]
+    found = []
+    for i, (name, own) in enumerate(result.sections.items()):
+        blocks: list[Block] = [Paragraph(text) for text in own.text]
+        blocks += [Table(f"own-{i}-{n}", t.caption, t.head, (Group("", t.rows),)) for n, t in enumerate(own.tables)]
+        found.append(Topic(f"own-{i}", f"{own.title} ({name})", lambda _, made=blocks: made, CHECK, 0))
+    return found
 
 
 def _report_header_facts(result: AuditResult) -> Facts:

@@ -27,35 +27,25 @@ class RowTable:
 
 def to_rich(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
     """A rich table; `styles`: one a row."""
-    note = Text("\n").join(map(escaping.escape_for_terminal, grid.note.split("\n"))) if grid.note else None
-    table = RichTable(
-        title=escaping.escape_for_terminal(grid.title), title_justify="left", caption=note, caption_justify="left"
-    )
+    clean = escaping.escape_for_terminal
+    note = Text("\n").join(map(clean, grid.note.split("\n"))) if grid.note else None
+    table = RichTable(title=clean(grid.title), title_justify="left", caption=note, caption_justify="left")
     for name in grid.head:
-        table.add_column(escaping.escape_for_terminal(name), overflow="fold")
+        table.add_column(clean(name), overflow="fold")
     for i, row in enumerate(grid.rows):
-        table.add_row(*map(escaping.escape_for_terminal, row), style=styles[i] if styles else None)
+        table.add_row(*map(clean, row), style=styles[i] if styles else None)
     return table
 
 
 def to_markdown(grid: RowTable) -> str:
-    lines = [f"# {escaping.escape_for_markdown(grid.title)}", ""] + (
-        [escaping.escape_for_markdown(grid.note), ""] if grid.note else []
-    )
-    return "\n".join([*lines, *markdown_lines(grid)]) + "\n"
+    note = [escaping.escape_for_markdown(grid.note), ""] if grid.note else []
+    return "\n".join([f"# {escaping.escape_for_markdown(grid.title)}", "", *note, *markdown_lines(grid)]) + "\n"
 
 
 def markdown_lines(grid: RowTable) -> list[str]:
     """The rows under their head, as lines of Markdown."""
-    return [
-        _markdown_table_line(grid.head),
-        "| " + " | ".join(["---"] * len(grid.head)) + " |",
-        *map(_markdown_table_line, grid.rows),
-    ]
-
-
-def _markdown_table_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(escaping.escape_for_markdown, cells)) + " |"
+    head, *rows = (list(map(escaping.escape_for_markdown, cells)) for cells in (grid.head, *grid.rows))
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 def to_csv(grid: RowTable) -> str:
@@ -67,15 +57,7 @@ def to_latex(grid: RowTable) -> str:
     """A `tabular` with booktabs rules, for \\input; columns with sentences in them are paragraphs."""
     widest = [max(map(len, column)) for column in zip(grid.head, *grid.rows, strict=True)]
     columns = "".join(r"p{0.25\linewidth}" if width > _SENTENCE else "l" for width in widest)
-    rows = [" & ".join(map(escaping.escape_for_latex, row)) + r" \\" for row in grid.rows]
-    note = [f"% {escaping.to_printable_line(grid.note)}"] if grid.note else []
-    head = " & ".join(map(escaping.escape_for_latex, grid.head)) + r" \\"
-    lines = [
-        f"% {escaping.to_printable_line(grid.title)}",
-        *note,
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule",
-        head,
-        r"\midrule",
-    ]
-    return "\n".join([*lines, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    head, *rows = (" & ".join(map(escaping.escape_for_latex, row)) + r" \\" for row in (grid.head, *grid.rows))
+    about = [f"% {escaping.to_printable_line(text)}" for text in (grid.title, *filter(None, (grid.note,)))]
+    lines = [*about, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"

@@ -71,16 +71,19 @@ def _attack_row_lines(result: AuditResult, width: int) -> Iterator[RenderableTyp
     over = _INDENT + sum(widths) + gap * (len(widths) - 1) - width
     widths[0] = max(_SHORTEST, widths[0] - max(0, over))
     yield _column_line(heads, widths, gap, "dim")
-    for (title, facts, claim), group in groupby(
-        phrases.findings_undefended_first(result), key=lambda finding: _title_facts_and_claim(result, finding)
-    ):
-        yield from _group_heading(title, facts, claim, width)
+    rows = phrases.findings_undefended_first(result)
+    for (title, facts, claim), group in groupby(rows, key=lambda finding: _title_facts_and_claim(result, finding)):
+        line = Text.assemble((title, "bold cyan"), (facts, "dim"))
+        if line.cell_len + len(claim) + 3 <= width:
+            yield line.append(f" · {claim}", "dim")
+        else:
+            yield from (line, _indented(Text(claim, "dim")))
         for finding in group:
-            yield (
-                _not_applicable_line(finding, widths[0], gap)
-                if finding.not_applicable
-                else _column_line(_attack_row_cells(finding), widths, gap)
-            )
+            if finding.not_applicable:
+                name = f"{phrases.shorten(finding.attack, widths[0]):{widths[0] + gap}}"
+                yield _indented(Text(f"{name}not applicable: {finding.not_applicable}"))
+            else:
+                yield _column_line(_attack_row_cells(finding), widths, gap)
 
 
 def _title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, str, str]:
@@ -91,19 +94,9 @@ def _title_facts_and_claim(result: AuditResult, finding: Finding) -> tuple[str, 
     return phrases.row_title(result, finding), facts, claim
 
 
-def _group_heading(title: str, facts: str, claim: str, width: int) -> Iterator[RenderableType]:
-    """On one line where it fits, else with the claim, indented, on the next."""
-    line = Text.assemble((title, "bold cyan"), (facts, "dim"))
-    if line.cell_len + len(claim) + 3 <= width:
-        yield line.append(f" · {claim}", "dim")
-    else:
-        yield from (line, _indented(Text(claim, "dim")))
-
-
 def _attack_row_cells(finding: Finding) -> tuple[str, ...]:
-    if finding.not_applicable:
-        return (phrases.shorten(finding.attack, 24), "", "", "")
-    return (phrases.shorten(finding.attack, 24), *phrases.main_number_and_baseline(finding))
+    numbers = ("", "", "") if finding.not_applicable else phrases.main_number_and_baseline(finding)
+    return (phrases.shorten(finding.attack, 24), *numbers)
 
 
 def _column_line(cells: tuple[str, ...], widths: list[int], gap: int, style: str = "") -> Padding:
@@ -114,11 +107,6 @@ def _column_line(cells: tuple[str, ...], widths: list[int], gap: int, style: str
     recall.stylize(style or "bold")
     table.add_row(attack, recall, *rest, style=style)
     return _indented(table)
-
-
-def _not_applicable_line(finding: Finding, width: int, gap: int) -> Padding:
-    name = phrases.shorten(finding.attack, width)
-    return _indented(Text(f"{name:{width + gap}}not applicable: {finding.not_applicable}"))
 
 
 def _indented(content: RenderableType) -> Padding:
@@ -138,9 +126,8 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
     if best is not None and best.by_repeats:
         yield _sparkline(best)
     if best is not None and best.by_kind:
-        yield Text.assemble(
-            ("personal data", "bold"), f"  {personal.extracted_by_kind_phrase(best)} (undefended, {best.attack})"
-        )
+        said = personal.extracted_by_kind_phrase(best)
+        yield Text.assemble(("personal data", "bold"), f"  {said} (undefended, {best.attack})")
     for finding in result.findings:
         if finding.target == UNDEFENDED and (measured := phrases.exposure_by_insertions(finding)):
             shown = ", ".join(phrases.format_value(m) for _, m in measured)
@@ -149,9 +136,11 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
     for target in result.targets:
         told = explained_row(result, target.name)
         if told is not None and told.chain is not None:
-            yield _effect_of_changes_text(target.title, told, told.chain)
-        if target.likelihood is not None:
-            yield _likelihood_causes_line(target.title, target.likelihood)
+            of = f"{told.attack}{', white-box' if told.setting == 'white-box' else ''}"
+            of += phrases.note_above_nonmembers(told.chain.whole)
+            yield _chain_line(f"why {target.title}", told.chain, of)
+        if target.likelihood is not None:  # what no guess shows
+            yield _chain_line(f"likelihood {target.title}", target.likelihood, phrases.MORE_LIKELY)
     for one in result.unlearning:
         yield Text.assemble(("forgotten", "bold"), "  ", unlearning.forgetting_sentences(result, one))
     if result.prefix_token:
@@ -174,23 +163,13 @@ def _sparkline(finding: Finding) -> Text:
     )
 
 
-def _likelihood_causes_line(title: str, chain: Chain) -> Text:
-    """What no guess shows: how much of the members' advantage in likelihood each cause takes."""
-    told = " · ".join(map(phrases.step_effect, phrases.steps_between_targets(chain.steps)))
-    of = f" ({phrases.MORE_LIKELY}, n {chain.whole.n:,})"
-    return Text.assemble((f"likelihood {title}", "bold"), "  ", told, (of, "dim"))
-
-
-def _effect_of_changes_text(title: str, finding: Finding, chain: Chain) -> Text:
+def _chain_line(title: str, chain: Chain, of: str) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""
-    where = ", white-box" if finding.setting == "white-box" else ""
     told = " · ".join(map(phrases.step_effect, phrases.steps_between_targets(chain.steps)))
-    of = f" ({finding.attack}{where}{phrases.note_above_nonmembers(chain.whole)}, n {chain.whole.n:,})"
-    return Text.assemble((f"why {title}", "bold"), "  ", told, (of, "dim"))
+    return Text.assemble((title, "bold"), "  ", told, (f" ({of}, n {chain.whole.n:,})", "dim"))
 
 
 def _report_and_next_command(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
-    yield Text.assemble(
-        ("report", "bold"), f": {escaping.to_printable_line(str(folder / 'report.html'))}", overflow="fold"
-    )
+    report = escaping.to_printable_line(str(folder / "report.html"))
+    yield Text.assemble(("report", "bold"), f": {report}", overflow="fold")
     yield Text.assemble(("next", "bold"), f":   {next_command(assess_signals(result), folder)}", overflow="fold")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from auditor.core.result import AuditResult, GroupRecall, Measurement, Unlearning
+from auditor.core.result import AuditResult, GroupRecall, Unlearning
 from auditor.reports import phrases
 from auditor.reports.blocks import Block, Group, Paragraph, Table
 from auditor.reports.topics import DECIDE, Topic
@@ -45,23 +45,15 @@ def forgetting_sentences(result: AuditResult, one: Unlearning) -> str:
     if not told:
         return f"{title}: nothing was measured of what it was to forget."
     opening = f"{title}, {one.forgotten:,} records forgotten of {one.forgotten + one.retained:,}: {'; '.join(told)}"
-    return " ".join(
-        (
-            f"{opening}.",
-            *_forgotten_or_not_sentences(one),
-            *_relearning_sentences(one),
-            *_perplexity_cost_sentences(one),
-        )
-    )
+    found = (*_forgotten_or_not_sentences(one), *_relearning_sentences(one), _perplexity_cost_sentence(one))
+    return " ".join((f"{opening}.", *found))
 
 
 def _before_after_label(row: GroupRecall) -> str:
     beside = f", never seen {phrases.format_value(row.values[RETRAINED])}" if RETRAINED in row.values else ""
     before, after = (phrases.format_value(row.values[model]) for model in (BEFORE, AFTER))
-    return (
-        f"{_recall_measure_name(row)} {before} → "
-        f"{phrases.value_with_interval(row.values[AFTER]) if before != after else after}{beside}"
-    )
+    now = after if before == after else phrases.value_with_interval(row.values[AFTER])
+    return f"{_recall_measure_name(row)} {before} → {now}{beside}"
 
 
 def _recall_measure_name(row: GroupRecall) -> str:
@@ -74,21 +66,15 @@ def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
     left = [row for row in rows if "left" in row.changes]
     if left:
         there = [_recall_measure_name(row) for row in left if row.changes["left"].low > 0]
-        yield (
-            f"Still there, more than in a model that never saw it, by {', '.join(there)}."
-            if there
-            else "Asked as it is, no more of it is shown than in a model that never saw it."
-        )
+        none = "Asked as it is, no more of it is shown than in a model that never saw it."
+        yield f"Still there, more than in a model that never saw it, by {', '.join(there)}." if there else none
         return
     floors = {(row.attack, row.name): row for row in one.numbers if row.group == NONMEMBERS}
     beside = [(row, floors[row.attack, row.name]) for row in rows if (row.attack, row.name) in floors]
     there = [_recall_measure_name(row) for row, floor in beside if row.values[AFTER].low > floor.values[AFTER].high]
     if beside:
-        yield (
-            f"Above records it never saw by {', '.join(there)}."
-            if there
-            else "Not shown to be above records it never saw."
-        )
+        above = f"Above records it never saw by {', '.join(there)}."
+        yield above if there else "Not shown to be above records it never saw."
 
 
 def _relearning_sentences(one: Unlearning) -> Iterator[str]:
@@ -119,21 +105,17 @@ def _relearned_label(row: GroupRecall) -> str:
     share, never = row.changes.get("share_back"), row.values.get(RETRAINED_RELEARNED)
     part = f", {phrases.value_with_interval(share)} of what was taken" if share and _is_relearned(row) else ""
     beside = f", never seen {phrases.format_value(never)}" if never else ""
-    return (
-        f"{_recall_measure_name(row)} {phrases.format_value(row.values[AFTER])} "
-        f"→ {phrases.format_value(row.values[RELEARNED])}{part}{beside}"
-    )
+    after, again = (phrases.format_value(row.values[model]) for model in (AFTER, RELEARNED))
+    return f"{_recall_measure_name(row)} {after} → {again}{part}{beside}"
 
 
-def _perplexity_cost_sentences(one: Unlearning) -> Iterator[str]:
-    before, after = one.perplexity.get(BEFORE), one.perplexity.get(AFTER)
-    ratio = one.perplexity.get("ratio")
+def _perplexity_cost_sentence(one: Unlearning) -> str:
+    before, after, ratio = (one.perplexity.get(name) for name in (BEFORE, AFTER, "ratio"))
     if before is None or after is None:
-        yield "What it cost in perplexity was not measured."
-        return
+        return "What it cost in perplexity was not measured."
     times = f" ({phrases.format_relative_change(ratio.value - 1)})" if ratio else ""
     useless = "; a model that says little leaks little" if ratio and ratio.low > _USELESS else ""
-    yield f"Held-out perplexity {phrases.format_value(before)} → {phrases.format_value(after)}{times}{useless}."
+    return f"Held-out perplexity {phrases.format_value(before)} → {phrases.format_value(after)}{times}{useless}."
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -159,10 +141,8 @@ def _forgotten_records_table(result: AuditResult, one: Unlearning) -> Table:
     )
     costs = tuple(phrases.format_value(one.perplexity.get(model)) for model in shown)
     ratio = one.perplexity.get("ratio")
-    last = Group(
-        "Held-out perplexity",
-        (("all", *costs, f"× {phrases.value_with_interval(ratio)}" if ratio else phrases.NOTHING),),
-    )
+    times = f"× {phrases.value_with_interval(ratio)}" if ratio else phrases.NOTHING
+    last = Group("Held-out perplexity", (("all", *costs, times),))
     head = ("Records", *(_HEADS[model] for model in shown), "After − before", "Relearned − after", "That − never saw")
     caption = f"What is left of what {phrases.target_title(result, one.target)} was to forget"
     return Table(f"unlearning-{one.target}", caption, head, (*groups, last), frozenset(range(1, len(head))))
@@ -173,12 +153,8 @@ def _record_group_row(row: GroupRecall, shown: list[str]) -> tuple[str, ...]:
     return (
         f"{_GROUPS[row.group]} ({row.values[AFTER].n:,})",
         *(phrases.value_with_interval(row.values.get(model)) for model in shown),
-        *map(_change_text, changes),
+        *map(phrases.value_with_interval, changes),
     )
-
-
-def _change_text(m: Measurement | None) -> str:
-    return phrases.value_with_interval(m) if m else phrases.NOTHING
 
 
 TOPICS = (
