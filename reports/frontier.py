@@ -89,8 +89,8 @@ def _comparison_method_sentences(f: Frontier) -> str:
         "same held-out texts over the undefended model's, paired by text. Each model within is held against each "
         "other one, paired by secret (bootstrap, never inside what so many secrets allow; exact of shares), none "
         "picked beforehand: whoever no other is shown to be below may be the least. All pairs are tested so that the "
-        f"least is ruled out in {50 * f.level:g}% of all cases at most, and that among equals one alone is named in at most "
-        f"{100 * f.level:g}%."
+        f"least is ruled out in {50 * f.level:g}% of all cases at most, and that among equals one alone is named in "
+        f"at most {100 * f.level:g}%."
     )
 
 
