@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import pickle
@@ -35,6 +36,7 @@ from transformers import PreTrainedTokenizerFast
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.models import self_check
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
 from auditor.privacy import gaussian
@@ -156,10 +158,38 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
+ASKED = ("_agree", "_shared_prefix_is_exact", "_joined_rows_are_exact")
+QUESTIONS = {name: getattr(self_check._Trial, name) for name in ASKED}
+ANSWERS: dict[Any, bool] = {}
+
+
+def answered_once(name: str) -> Callable[..., bool]:
+    """A question of a model's self-check, which is asked once of the same weights: it is a sixth of a small audit."""
+
+    def asked(trial: self_check._Trial, *given: Any, **named: Any) -> bool:
+        weights = [*trial.model.model.parameters()]
+        if sum(map(torch.numel, weights)) > 10**7:  # takes longer to know again than the question
+            return QUESTIONS[name](trial, *given, **named)
+        code = (type(trial.model.model).forward, vars(trial.model.model).get("forward"), trial.model.served)
+        read = hashlib.blake2b(trial.model.model.config.to_json_string().encode())
+        for weight in weights:
+            read.update(f"{weight.dtype} {weight.shape}".encode())
+            read.update(weight.detach().contiguous().view(torch.uint8).numpy())
+        key = (name, given, *named.items(), code, trial.room, trial.model.capabilities, read.digest())
+        if key not in ANSWERS:
+            ANSWERS[key] = QUESTIONS[name](trial, *given, **named)
+        return ANSWERS[key]
+
+    return asked
+
+
 # Drawing a page takes longer than a small audit: `tests/reports` draws, and modules that are marked `drawn`. Whole
 # modules, as what one of them has made once must not depend on which test came first.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name, question in QUESTIONS.items():
+        itself = {"models", "zoo", "providers"} & {*item.path.parts}
+        setattr(self_check._Trial, name, question if itself else answered_once(name))
     drawn = "reports" in item.path.parts or item.get_closest_marker("drawn")
     html.render_plot_svg, plot_files.save_frontier = (drawn_once, SAVE) if drawn else (framed, unpainted)
     _account("privacy" in item.path.parts or item.get_closest_marker("accounted") is not None)
