@@ -75,9 +75,7 @@ class RenderedChat:
 
 @dataclass(frozen=True)
 class AnswerCut:
-    """One answer as a secret; at: where its suffix begins, in tokens; stands: what it is in the conversation; role: who
-    says it.
-    """
+    """One answer as a secret. at: where its suffix begins, in tokens; stands: what it is in the conversation."""
 
     prefix: Tokens
     suffix: Tokens
@@ -129,13 +127,9 @@ def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: 
     def rendered(changed: Sequence[Message], answering: bool = False) -> str:
         return chat_rendering.render(tokenizer, said, form, changed, answering)
 
-    roles = {i: normalised_role(one["role"]) for i, one in enumerate(messages)}
-    asked = {i: role for i, role in roles.items() if role == turns or (turns == ALL and role in TURNS)}
-    spans = [
-        replace(span, role=role) if isinstance(span, _Span) else span
-        for i, role in asked.items()
-        for span in _assistant_answer_spans(rendered, whole, messages, i)
-    ]
+    roles = [normalised_role(one["role"]) for one in messages]
+    asked = [i for i, role in enumerate(roles) if role == turns or (turns == ALL and role in TURNS)]
+    spans = [span for i in asked for span in _assistant_answer_spans(rendered, whole, messages, i)]
     remarks = tuple(_ignored_input_sentences(rendered, whole, said, messages))
     mask = _template_answer_mask(tokenizer, said, form, messages)
     return _tokenise_rendered_chat(tokenizer, whole, spans, mask, remarks, turns)
@@ -171,8 +165,7 @@ def _tokenise_rendered_chat(
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
     answers = tuple(
-        span if isinstance(span, UnusableConversation) else _answer_of_character_span(text, offsets, span)
-        for span in spans
+        _answer_of_character_span(text, offsets, span) if isinstance(span, _Span) else span for span in spans
     )
     unusable = [answer for answer in answers if isinstance(answer, UnusableConversation)]
     if len(unusable) == len(answers):
@@ -233,23 +226,19 @@ def _assistant_answer_spans(
     of a prompt to answer (DeepSeek-R1 and Qwen3.5 open a thought there that the whole does not have).
     """
     message = messages[turn]
-    found = 0
-    for key, value, put in _reasoning_and_content_parts(message):
-        if not value.strip():
-            continue
+    said = [part for part in _reasoning_and_content_parts(message) if part[1].strip()]
+    for key, _, put in said:
         with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
         marked = None if _MARK in whole else _render_or_none(rendered, with_mark)
         bounds = None if marked is None else _bounds_of_mark(whole, marked)
-        if bounds is None and key == "content":
+        if bounds is not None:
+            learnt = _answer_turn_bounds(rendered, whole, with_mark[: turn + 1], bounds)
+            yield _Span(bounds, learnt, key, normalised_role(message["role"]))
+        elif key == "content":  # a thought of an earlier turn is what templates leave out
             yield UnusableConversation("the chat template does not write an answer as it was given")
-        if bounds is None:
-            continue  # a thought of an earlier turn, which templates leave out
-        found += 1
-        yield _Span(bounds, _answer_turn_bounds(rendered, whole, with_mark[: turn + 1], bounds), key)
-    if not found and not any(value.strip() for _, value, _ in _reasoning_and_content_parts(message)):
-        yield UnusableConversation(
-            "an assistant turn that only calls tools" if message.get("tool_calls") else "an empty answer"
-        )
+    if not said:
+        why = "an assistant turn that only calls tools" if message.get("tool_calls") else "an empty answer"
+        yield UnusableConversation(why)
 
 
 def _reasoning_and_content_parts(message: Message) -> Iterator[tuple[str, str, Callable[[str], Message]]]:
@@ -325,7 +314,6 @@ def _template_answer_mask(
 
 
 def _first_token_reaching_past(offsets: Sequence[tuple[int, int]], at: int) -> int:
-    """The first token that reaches beyond this character."""
     return next((i for i, (_, end) in enumerate(offsets) if end > at), len(offsets))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from auditor.benchmarks import conversation_rows
+from auditor.benchmarks.conversation_rows import BESIDE, LAYOUTS, Conversation, UnusableConversation
 from auditor.benchmarks.tables import ABSENT, RecordTable, describe_value_type
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
@@ -22,12 +23,9 @@ _MOST_KINDS = _GROUPS = 50  # what a report can show
 _GROUP_LENGTH = 80  # what no free text is
 _KIND = re.compile("[a-z][a-z0-9-]{0,31}")
 PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversations
-_CHAT = (
-    tuple(dict.fromkeys(column for layout in conversation_rows.LAYOUTS for column in layout)) + conversation_rows.BESIDE
-)
-# All that is ever looked at, but what the user names.
+_CHAT = (*dict.fromkeys(column for layout in LAYOUTS for column in layout), *BESIDE)
 REPEATS, PII = "repeats", "pii"  # how often a row was trained on; the personal data in it
-COLUMNS = ("prefix", "suffix", "text", REPEATS, PII, *_CHAT)
+COLUMNS = ("prefix", "suffix", "text", REPEATS, PII, *_CHAT)  # all that is ever looked at, but what the user names
 _USUAL = {
     *(*COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
     *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
@@ -35,11 +33,11 @@ _USUAL = {
 
 
 def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
-    """One of `PLAIN` and `talks.LAYOUTS`. Raises AuditError with the columns found for none, several or doubles."""
+    """One of `PLAIN` and `LAYOUTS`. Raises AuditError with the columns found for none, several or doubles."""
     for name in COLUMNS:
         if table.columns.count(name) > 1:
             raise AuditError(f"{table.where}: expected one column {name!r}, got {table.columns.count(name)}")
-    begun = [layout for layout in (*PLAIN, *conversation_rows.LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)]
+    begun = [layout for layout in (*PLAIN, *LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)]
     whole = [layout for layout in begun if set(layout) <= set(table.columns)]
     plain = [layout for layout in begun if layout in PLAIN]
     if len(whole) == 1 and plain in ([], whole):
@@ -51,8 +49,7 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
         )
     raise AuditError(
         f"{table.where}: expected either the columns prefix and suffix or the column text, or conversations "
-        f"({', '.join('+'.join(layout) for layout in conversation_rows.LAYOUTS)}), "
-        f"got {describe_columns(table.columns)}"
+        f"({', '.join('+'.join(layout) for layout in LAYOUTS)}), got {describe_columns(table.columns)}"
     )
 
 
@@ -115,14 +112,14 @@ def row_repeat_counts(table: RecordTable) -> list[int]:
 
 def conversations(
     table: RecordTable, layout: Sequence[str], order: Sequence[int] | None = None
-) -> Iterator[conversation_rows.Conversation | conversation_rows.UnusableConversation]:
+) -> Iterator[Conversation | UnusableConversation]:
     """What each row says, or why it cannot be used. order: of which rows; None: of all."""
-    columns = {name: table.column(name) for name in (*layout, *conversation_rows.BESIDE) if name in table.columns}
+    columns = {name: table.column(name) for name in (*layout, *BESIDE) if name in table.columns}
     for i in range(table.rows) if order is None else order:
         row = {name: None if values[i] is ABSENT else values[i] for name, values in columns.items()}
         try:
             yield conversation_rows.parse_row_as_conversation(layout, row)
-        except conversation_rows.UnusableConversation as why:
+        except UnusableConversation as why:
             yield why
 
 

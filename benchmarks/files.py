@@ -13,21 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from auditor.benchmarks import chat
+from auditor.benchmarks import chat, columns
 from auditor.benchmarks.chat_rendering import ChatRendering
-from auditor.benchmarks.columns import (
-    COLUMNS,
-    PII,
-    PLAIN,
-    REPEATS,
-    conversations,
-    detect_column_layout,
-    joined_layout_texts,
-    optional_row_users,
-    row_group_values,
-    row_personal_data_marks,
-    row_repeat_counts,
-)
 from auditor.benchmarks.conversation_rows import UnusableConversation
 from auditor.benchmarks.cutting import (
     BATCH,
@@ -99,9 +86,9 @@ class Files(Benchmark):
         split = SplitOptions(known_fraction, limit, seed)
         self.tokenizer = fast_tokenizer(tokenizer)
         cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form, turns)
-        columns = (group_column, user_column)
-        members = _read_file_as_source("--data", data, cut, *columns)
-        asked = (("--known", known, ()), ("--nonmembers", nonmembers, columns), ("--forget", forget, ()))
+        named = (group_column, user_column)
+        members = _read_file_as_source("--data", data, cut, *named)
+        asked = (("--known", known, ()), ("--nonmembers", nonmembers, named), ("--forget", forget, ()))
         pairs, others, lost = (
             None if name is None else _read_file_as_source(flag, name, cut, *own) for flag, name, own in asked
         )
@@ -124,15 +111,15 @@ class Files(Benchmark):
         flag, name = self._given[members]
         if name is None:
             return
-        table = read_table(flag, name, COLUMNS)
-        layout, repeats = detect_column_layout(table), row_repeat_counts(table)
+        table = read_table(flag, name, columns.COLUMNS)
+        layout, repeats = columns.detect_column_layout(table), columns.row_repeat_counts(table)
         if self.form is not None:
-            for said, times in zip(conversations(table, layout), repeats, strict=True):
+            for said, times in zip(columns.conversations(table, layout), repeats, strict=True):
                 with suppress(UnusableConversation):  # nobody is attacked in such a row either, and the notes say so
                     if not isinstance(said, UnusableConversation):
                         yield chat.render_chat(self.tokenizer, said, self.form).tokens, times
             return
-        texts = joined_layout_texts(table, layout)
+        texts = columns.joined_layout_texts(table, layout)
         for first in range(0, len(texts), BATCH):
             encoded = encode(self.tokenizer, texts[first : first + BATCH])["input_ids"]
             yield from zip(map(tuple, encoded), repeats[first : first + BATCH], strict=True)
@@ -142,18 +129,18 @@ def _read_file_as_source(
     flag: str, name: str, cut: Cutting, group_column: str | None = None, user_column: str | None = None
 ) -> RecordSource:
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
-    table = require_rows(read_table(flag, name, (*COLUMNS, *filter(None, (group_column, user_column)))))
-    layout = detect_column_layout(table)
-    form = None if layout in PLAIN else cut.form or usual_form_of_table(cut.tokenizer, table)
+    table = require_rows(read_table(flag, name, (*columns.COLUMNS, *filter(None, (group_column, user_column)))))
+    layout = columns.detect_column_layout(table)
+    form = None if layout in columns.PLAIN else cut.form or usual_form_of_table(cut.tokenizer, table)
     remarks = Counter[str]()
     parts, how, texts = cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
-        repeats = row_repeat_counts(table)
-        how += f"; repeat counts {_FROM_COLUMN if REPEATS in table.columns else _FROM_ROWS}"
+        repeats = columns.row_repeat_counts(table)
+        how += f"; repeat counts {_FROM_COLUMN if columns.REPEATS in table.columns else _FROM_ROWS}"
     else:
         repeats = [1] * table.rows
-    groups = row_group_values(table, group_column, needed=flag == "--data")
-    users = optional_row_users(table, user_column, needed=flag == "--data")
+    groups = columns.row_group_values(table, group_column, needed=flag == "--data")
+    users = columns.optional_row_users(table, user_column, needed=flag == "--data")
     records: list[Record] = []
     standing: list[str] = []
     left_out: dict[str, list[int]] = {}
@@ -167,9 +154,9 @@ def _read_file_as_source(
             record = Record(one.row, prefix, suffix, repeats[one.row], group, wording, one.part, one.at)
             records.append(replace(record, user=users[one.row]))
             standing.append(one.stands or wording.whole)
-    if flag == "--data" and REPEATS not in table.columns:
+    if flag == "--data" and columns.REPEATS not in table.columns:
         records = _records_with_copy_counts(records, standing, texts)
-    if PII in table.columns:
+    if columns.PII in table.columns:
         records = _records_with_marks(records, table)
     if not records:
         left_out |= unasked
@@ -195,7 +182,7 @@ def _records_with_copy_counts(records: Sequence[Record], standing: Sequence[str]
 
 def _records_with_marks(records: Sequence[Record], table: RecordTable) -> list[Record]:
     """The records with what the rows mark in them. Raises AuditError for marks that are none of their row."""
-    found = row_personal_data_marks(table)
+    found = columns.row_personal_data_marks(table)
     return [
         replace(record, wording=replace(record.wording, marks=found[record.row])) if record.wording else record
         for record in records

@@ -79,12 +79,12 @@ def write_data_with_canaries(copies: InsertionPlan, data: str, out: Path) -> int
         raise AuditError(f"expected a new path for -o, but {str(out)!r} exists")
     if writer is not _write_dataset and out.suffix.lower() != path.suffix.lower():
         raise AuditError(f"expected -o to end in {path.suffix} like the data, got {out.name!r}")
-    rows = copies.rows()
+    count = len(copies.manifest.copies())
     try:
         writer(copies, where, data, out)
     except OSError as error:
         raise AuditError(f"cannot write {str(out)!r}: {error.strerror or type(error).__name__}") from error
-    return len(rows)
+    return count
 
 
 @contextmanager

@@ -13,16 +13,7 @@ from dataclasses import dataclass, field
 
 from rapidfuzz.distance import Levenshtein
 
-from auditor.benchmarks import ngrams
-from auditor.benchmarks.columns import (
-    COLUMNS,
-    PLAIN,
-    conversations,
-    detect_column_layout,
-    joined_layout_texts,
-    row_personal_data_marks,
-    row_repeat_counts,
-)
+from auditor.benchmarks import columns, ngrams
 from auditor.benchmarks.conversation_rows import UnusableConversation, message_text
 from auditor.benchmarks.ngrams import NGramIndex
 from auditor.benchmarks.tables import RecordTable, read_table, require_rows
@@ -66,12 +57,12 @@ class ReleasedRecord:
 
 def read_rows_as_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
     """A file's rows as texts: of a conversation what each turn says, line by line. Raises AuditError."""
-    table = require_rows(read_table(flag, name, COLUMNS))
-    layout = detect_column_layout(table)
-    if layout in PLAIN:
-        return table, joined_layout_texts(table, layout)
+    table = require_rows(read_table(flag, name, columns.COLUMNS))
+    layout = columns.detect_column_layout(table)
+    if layout in columns.PLAIN:
+        return table, columns.joined_layout_texts(table, layout)
     texts = []
-    for one in conversations(table, layout):
+    for one in columns.conversations(table, layout):
         messages = () if isinstance(one, UnusableConversation) else one.messages
         texts.append("\n".join(filter(None, (message_text(message.get("content")) for message in messages))))
     return table, texts
@@ -89,8 +80,9 @@ def read_members_and_nonmembers(
     others = {words(text) for text in without}
     for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
         table, texts = read_rows_as_texts(flag, name)
-        repeats = row_repeat_counts(table) if member else [0] * table.rows
-        marks = row_personal_data_marks(table) if detect_column_layout(table) in PLAIN else [()] * table.rows
+        repeats = columns.row_repeat_counts(table) if member else [0] * table.rows
+        plain = columns.detect_column_layout(table) in columns.PLAIN
+        marks = columns.row_personal_data_marks(table) if plain else [()] * table.rows
         left = Counter[str]()
         for row, (text, times, marked) in enumerate(zip(texts, repeats, marks, strict=True)):
             tokens = words(text)

@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from auditor.benchmarks.columns import (
-    COLUMNS,
-    PLAIN,
-    conversations,
-    describe_columns,
-    detect_column_layout,
-    joined_layout_texts,
-    require_text_layout,
-    row_personal_data_marks,
-    row_privacy_unit_names,
-    row_repeat_counts,
-)
+from auditor.benchmarks import columns
 from auditor.benchmarks.conversation_rows import LAYOUTS, Conversation, UnusableConversation
 from auditor.benchmarks.secret_picking import MarkedTexts
 from auditor.benchmarks.tables import RecordTable, read_table, require_rows
@@ -31,15 +20,15 @@ def read_texts(flag: str, name: str) -> list[str]:
 
     Raises AuditError for whatever a user can mend.
     """
-    table = require_rows(read_table(flag, name, COLUMNS))
-    return joined_layout_texts(table, require_text_layout(table))
+    table = require_rows(read_table(flag, name, columns.COLUMNS))
+    return columns.joined_layout_texts(table, columns.require_text_layout(table))
 
 
 def read_corpus(flag: str, name: str) -> MarkedTexts:
     """Every row's text, with its `repeats` and its marks. Raises AuditError for whatever a user can mend."""
-    table = require_rows(read_table(flag, name, COLUMNS))
-    texts = joined_layout_texts(table, require_text_layout(table))
-    return MarkedTexts(table.where, texts, row_repeat_counts(table), row_personal_data_marks(table))
+    table = require_rows(read_table(flag, name, columns.COLUMNS))
+    texts = columns.joined_layout_texts(table, columns.require_text_layout(table))
+    return MarkedTexts(table.where, texts, columns.row_repeat_counts(table), columns.row_personal_data_marks(table))
 
 
 def training_texts(
@@ -51,27 +40,27 @@ def training_texts(
     Also whose each is, where `unit_column` says so. Raises AuditError for whatever a user can mend.
     """
     given = tuple(column for column in (text_column, unit_column) if column is not None)
-    table = require_rows(read_table("--data", name, (*COLUMNS, *given)))
+    table = require_rows(read_table("--data", name, (*columns.COLUMNS, *given)))
     for column in given:
         if (times := table.columns.count(column)) != 1:
-            got = times or describe_columns(table.columns)
+            got = times or columns.describe_columns(table.columns)
             raise AuditError(f"{table.where}: expected one column {column!r}, got {got}")
-    layout = (text_column,) if text_column is not None else detect_column_layout(table)
-    plain = layout in PLAIN or text_column is not None
+    layout = (text_column,) if text_column is not None else columns.detect_column_layout(table)
+    plain = layout in columns.PLAIN or text_column is not None
     found: Sequence[str] | Sequence[Conversation] = (
-        joined_layout_texts(table, layout) if plain else _require_row_conversations(table, layout)
+        columns.joined_layout_texts(table, layout) if plain else _require_row_conversations(table, layout)
     )
     for row, text in enumerate(found):
         if not text:
             raise AuditError(f"{table.where}, row {row} (counted from 0): expected text, got an empty one")
-    repeats = row_repeat_counts(table)
+    repeats = columns.row_repeat_counts(table)
     if sum(repeats) > _MOST_COPIES:
         raise AuditError(
             f"{table.where}: expected at most {_MOST_COPIES:,} records to train on, counted by `repeats`, "
             f"got {sum(repeats):,}"
         )
     rows = rows_repeated_by_count(repeats)
-    units = None if unit_column is None else row_privacy_unit_names(table, unit_column)
+    units = None if unit_column is None else columns.row_privacy_unit_names(table, unit_column)
     return [found[row] for row in rows], None if units is None else [units[row] for row in rows]
 
 
@@ -83,7 +72,7 @@ def rows_repeated_by_count(repeats: Sequence[int]) -> list[int]:
 def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
     """Every row's conversation. Raises AuditError with the row that has none: what is left out is not trained on."""
     found = []
-    for row, said in enumerate(conversations(table, layout)):
+    for row, said in enumerate(columns.conversations(table, layout)):
         if isinstance(said, UnusableConversation):
             where = f"{table.where}, row {row} (counted from 0)"
             raise AuditError(f"{where}: expected a conversation to train on, got {said}")
@@ -93,9 +82,9 @@ def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> lis
 
 def sample_conversations(flag: str, name: str, count: int) -> list[Conversation] | None:
     """So many usable rows of a file, the same ones each time; None where it holds no conversations or instructions."""
-    table = read_table(flag, name, COLUMNS)
-    if not table.rows or (layout := detect_column_layout(table)) not in LAYOUTS:
+    table = read_table(flag, name, columns.COLUMNS)
+    if not table.rows or (layout := columns.detect_column_layout(table)) not in LAYOUTS:
         return None
     order = keyed_random_generator("text form", table.rows).permutation(table.rows).tolist()
-    usable = (one for one in conversations(table, layout, order) if not isinstance(one, UnusableConversation))
+    usable = (one for one in columns.conversations(table, layout, order) if not isinstance(one, UnusableConversation))
     return list(islice(usable, count))

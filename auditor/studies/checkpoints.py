@@ -13,7 +13,7 @@ from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.replicates import Replicates
 from auditor.reports import phrases
 from auditor.reports.training_curve import Curve, Panel, training_curve_svg
-from auditor.studies.grid_places import Place
+from auditor.studies.ledger import Place
 
 _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
 _USEFUL = "perplexity"

@@ -27,7 +27,6 @@ from auditor.core.result import Measurement
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.replicates import Replicates
 from auditor.statistics.metrics import find_metric
-from auditor.studies.grid_places import Place
 
 HOLDS, REFUTED, UNDECIDED, NOT_RUN = "holds", "refuted", "not at this scale", "not run"
 
@@ -38,6 +37,18 @@ RULE = (
 )
 
 _CELL = ("target", "setting", "attack")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A planned place of a grid, its seeds taken together: its cells, or why there are none."""
+
+    variant: str
+    at: Mapping[str, Any]
+    attacks: tuple[str, ...]
+    cells: tuple[Replicates, ...] = ()
+    failure: str = ""
+    about: str = ""  # what was attacked, for the reader
 
 
 @dataclass(frozen=True)
@@ -89,8 +100,6 @@ class Statement:
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """A row of the ledger."""
-
     plan: str
     id: str
     text: str

@@ -196,7 +196,6 @@ def run_claim_check(
 def _exact_epsilon_of_draws(
     query: GivenDistributions, model: LanguageModel, other: LanguageModel, tokens: int, delta: float
 ) -> float:
-    """Exact epsilon of so many draws of both distributions."""
     context = torch.zeros(1, 1, dtype=torch.long)
     one, two = (_next_token_log_probs(each, context, 1, [0])[0, 0] for each in (model, other))
     return exact_epsilon(one, two, tokens, delta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ from typing import Any
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, read_json_object, to_json
+from auditor.core.result import Measurement
+from auditor.records.replicates import Replicates
 from auditor.reports import frontier, phrases, tables
 from auditor.runs.plan_grid import GridPoint, expand_grid, merge_plans
 from auditor.runs.reporter import Reporter
-from auditor.studies import grid_places, ledger, published_promises, sweep
-from auditor.studies.grid_places import Place
-from auditor.studies.ledger import LedgerRow
+from auditor.studies import ledger, published_promises, sweep
+from auditor.studies.ledger import LedgerRow, Place
 from auditor.studies.papers import PUBLISHED, UTILITY, Paper
 from auditor.studies.published_promises import PublishedPromise
 from auditor.utility import measure, tradeoff
@@ -139,7 +140,10 @@ class UtilityStudy:
         self.failure = ""
 
     def planned(self) -> list[Place]:
-        return grid_places.planned_places(self.asked.points(), self.failure)
+        points = self.asked.points()
+        keys = {key for point in points for key in point.at}
+        at = [{key: point.at.get(key) for key in keys} for point in points if point.defense]
+        return [Place("", values, (tradeoff.NAME,), failure=self.failure) for values in at]
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
         """Goes on where it is measured; a model that cannot be is a row that says why."""
@@ -158,7 +162,43 @@ def _read_plan_places(folder: Path) -> list[Place] | None:
     """What a plan's folder holds; None where it was not run."""
     if (folder / sweep.SWEEP).is_file():
         return sweep.sweep_places(folder)
-    return grid_places.utility_places(tradeoff.read_utility(folder)) if tradeoff.has_utility_result(folder) else None
+    return _utility_places(tradeoff.read_utility(folder)) if tradeoff.has_utility_result(folder) else None
+
+
+def _utility_places(result: measure.Utility) -> list[Place]:
+    """One place a point; its cell holds the row's numbers, epsilons as numbers without an interval."""
+    keys = {key for row in result.rows for key in row.at}
+    seed = int(result.plan["seed"])
+    what = f"{Path(result.model).name} ({result.kind}) on {result.data}"
+    made = []
+    for row in result.rows:
+        if row.options:
+            numbers = {name: metric(row, result.vocab_size) for name, metric in UTILITY_METRICS.items()}
+            found = {name: m for name, m in numbers.items() if m is not None}
+            cell = Replicates(row.target, "", tradeoff.NAME, measured={seed: found}, options=row.options)
+            made.append(Place("", {key: row.at.get(key) for key in keys}, (tradeoff.NAME,), (cell,), about=what))
+    return made
+
+
+UTILITY_METRICS: Mapping[str, Callable[[measure.UtilityRow, int], Measurement | None]] = {
+    "perplexity": lambda row, vocab_size: row.perplexity,
+    "perplexity_ratio": lambda row, vocab_size: row.ratio,
+    "perplexity_over_vocabulary": lambda row, vocab_size: _divide_by_vocabulary_size(row.perplexity, vocab_size),
+    "covered": lambda row, vocab_size: row.covered,
+    "slowdown": lambda row, vocab_size: row.slowdown,
+    "epsilon_per_token": lambda row, vocab_size: _epsilon_measurement(row.epsilon_per_token, row),
+    "epsilon": lambda row, vocab_size: _epsilon_measurement(row.epsilon, row),
+    "epsilon_mean": lambda row, vocab_size: _epsilon_measurement(row.epsilon_mean, row),
+}
+
+
+def _divide_by_vocabulary_size(m: Measurement, size: int) -> Measurement:
+    return Measurement(f"{m.name}_over_vocabulary", m.value / size, m.low / size, m.high / size, m.n, "times")
+
+
+def _epsilon_measurement(value: float | None, row: measure.UtilityRow) -> Measurement | None:
+    """A number that is computed, not estimated."""
+    return None if value is None else Measurement("epsilon", value, value, value, row.perplexity.n, "nats")
 
 
 def claim_statements_of_plan(paper: Paper, plan: str, scale: str) -> list[ledger.Statement]:

@@ -33,8 +33,7 @@ from auditor.runs.run import check_plan, run_audit
 from auditor.runs.sites import make_site
 from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
-from auditor.studies.grid_places import Place
-from auditor.studies.ledger import format_seed_ranges
+from auditor.studies.ledger import Place, format_seed_ranges
 
 SWEEP = "sweep.json"
 DIFFERENCE = "recall_difference"

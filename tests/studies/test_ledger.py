@@ -13,12 +13,12 @@ from auditor.core.result import Measurement
 from auditor.records.outcomes import PerSecret
 from auditor.records.replicates import Replicates
 from auditor.statistics.judging import Outcome
-from auditor.studies.grid_places import Place
 from auditor.studies.ledger import (
     HOLDS,
     NOT_RUN,
     REFUTED,
     UNDECIDED,
+    Place,
     check_statement,
     format_seed_ranges,
     judge_claim,

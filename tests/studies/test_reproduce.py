@@ -27,7 +27,7 @@ from auditor.runs import run as running
 from auditor.runs.plan import make_plan
 from auditor.runs.plan_grid import GridPoint, expand_grid
 from auditor.statistics.metrics import METRICS
-from auditor.studies import grid_places, ledger, papers, reproduce, sweep
+from auditor.studies import ledger, papers, reproduce, sweep
 from tests.conftest import fits_schema, tiny
 
 Said = pytest.CaptureFixture[str]
@@ -401,7 +401,7 @@ def test_every_claim_names_points_and_metrics_that_exist(paper: papers.Paper, pl
     assert statements and paper.plans[plan]["title"]
     kind = asked(paper, plan, scale)
     of_guesses = {metric.name for metric in METRICS if metric.of_members}
-    known = {*of_guesses, *MEASURED} if isinstance(kind, reproduce.RunStudy) else set(grid_places.METRICS)
+    known = {*of_guesses, *MEASURED} if isinstance(kind, reproduce.RunStudy) else set(reproduce.UTILITY_METRICS)
     for statement in statements:
         ledger.check_statement(statement, kind.planned())
         for _, term in statement.terms():
