@@ -185,7 +185,7 @@ def prepare_audit(
     with ExitStack() as stack:
         stack.enter_context(live_models.restore_training_flags(*given.values()))
         live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
-        values = {name: str(value) if isinstance(value, Path) else value for name, value in plan.items()}
+        values: dict[str, Any] = {name: str(one) if isinstance(one, Path) else one for name, one in plan.items()}
         values |= {"data": data, "command": "audit()", **_live_model_device_and_dtype(live)}
         values |= stack.enter_context(_rows_as_temporary_files({name: values.get(name) for name in _ROWS}))
         values |= {name: str(one) for name, one in models.items() if isinstance(one, (str, Path))}

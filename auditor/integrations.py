@@ -178,7 +178,8 @@ class AuditCallback(TrainerCallback):
             self._measure_and_log(state.global_step)
         out = Path(self.out) if self.out is not None else Path(str(args.output_dir)) / "audit"
         tokens = list(self.prefix_token.tokens)  # the curve's, whatever was asked for
-        named = str(self.tokenizer.decode(tokens, skip_special_tokens=False)) if tokens else "none"
+        tokenizer: Any = self.tokenizer
+        named = str(tokenizer.decode(tokens, skip_special_tokens=False)) if tokens else "none"
         asked = {**self.asked, "prefix_token": named}
         self.run = api.audit(self._model(), self.tokenizer, attacks=self.probes, out=out, **asked)
         disk.replace_atomically(out / "curve.csv", self.to_csv())

@@ -296,9 +296,10 @@ def make_model(vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: f
         config = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=2, n_positions=64, eos_token_id=0)
         model = GPT2LMHeadModel(config)
     else:
-        size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-        ends: dict[str, Any] = {"max_position_embeddings": 96, "eos_token_id": 0, "bos_token_id": 0}
-        model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=vocab_size, **size, **ends))
+        size: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        more: dict[str, Any] = {"intermediate_size": 64, "max_position_embeddings": 96}
+        config = GPTNeoXConfig(vocab_size=vocab_size, eos_token_id=0, bos_token_id=0, **size, **more)
+        model = GPTNeoXForCausalLM(config)
     with torch.no_grad():
         head = model.get_output_embeddings().weight
         head.mul_(scale / head.norm(dim=1, keepdim=True))

@@ -30,7 +30,7 @@ from auditor.benchmarks.lab_secrets import cut_secrets
 from auditor.benchmarks.lab_texts import LabTexts, TrainingTexts, make_texts
 from auditor.benchmarks.lab_training import PUBLIC, LabTraining, load_audit_canaries, make_tokenizer
 from auditor.benchmarks.parts_cache import LabParts, Progress
-from auditor.core.cache import cache_folder
+from auditor.core.disk import cache_folder
 from auditor.core.nouns import Tokens, evenly_spaced_secrets
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.lora import LoraEnsemble, model_with_adapter

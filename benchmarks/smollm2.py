@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from auditor.benchmarks.parts_cache import LabParts
-from auditor.core.cache import cache_folder
+from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 
 NAME = "SmolLM2-135M-Instruct (dequantised from Q4_1)"

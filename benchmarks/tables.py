@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from auditor.core.cache import cache_folder
-from auditor.core.disk import scratch_folder
+from auditor.core.disk import cache_folder, scratch_folder
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from auditor.commands import console
+from auditor.commands import console, options
 from auditor.commands.run import audit_plan_into_folder
 from auditor.core.errors import AuditError
 from auditor.core.plan import FIELDS, Plan
@@ -60,15 +60,10 @@ def check(
     deep: Annotated[
         bool, typer.Option("--deep", help="All records, and the attacks that take long; says first what that takes.")
     ] = False,
-    seed: Annotated[int, typer.Option(help=FIELDS["seed"].help.partition(" [")[0])] = 0,
+    seed: options.Seed = 0,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="DIR",
-            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-check-<name>]",
-        ),
+        options.out_folder(help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-check-<name>]"),
     ] = None,
 ) -> None:
     """Say within two minutes whether a model leaks these records. Without MODEL: a demonstration, in seconds.

@@ -96,6 +96,8 @@ Reveal = Annotated[
         "--reveal", help="Show private text in the reports: prefixes, suffixes, guesses.", rich_help_panel="output"
     ),
 ]
+Seed = Annotated[int, typer.Option(help=FIELDS["seed"].help.partition(" [")[0])]
+out_folder = functools.partial(typer.Option, "-o", "--out", metavar="DIR", rich_help_panel="output")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

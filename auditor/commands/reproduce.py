@@ -45,12 +45,8 @@ def reproduce(
     flags: Annotated[options.Values, _OWN],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="DIR",
-            help="Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE or -LAB]",
-            rich_help_panel="output",
+        options.out_folder(
+            help="Folder; an interrupted one is continued. [default: runs/reproduce-PAPER-SCALE or -LAB]"
         ),
     ] = None,
 ) -> None:

@@ -92,13 +92,7 @@ _ONE_ONLY = {
 def run(
     out: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="DIR",
-            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-<name>]",
-            rich_help_panel="output",
-        ),
+        options.out_folder(help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-<name>]"),
     ] = None,
     *,
     single: SingleFlags,

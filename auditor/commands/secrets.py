@@ -50,13 +50,7 @@ def make(
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE.jsonl",
-            help="New file for `audit run --data`, readable by you only.",
-            rich_help_panel="output",
-        ),
+        options.out_folder(metavar="FILE.jsonl", help="New file for `audit run --data`, readable by you only."),
     ],
     picking: PickingFlags,
     heldout: Annotated[

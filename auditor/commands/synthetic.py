@@ -9,7 +9,6 @@ import typer
 
 from auditor.commands import console, options
 from auditor.core.errors import AuditError
-from auditor.core.plan import FIELDS
 
 
 def synthetic(
@@ -30,15 +29,12 @@ def synthetic(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="DIR",
-            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-released-<name>]",
+        options.out_folder(
+            help="Run folder; runs/latest is not moved to it. [default: runs/<UTC time>-released-<name>]"
         ),
     ] = None,
     reveal: options.Reveal = False,
-    seed: Annotated[int, typer.Option(help=FIELDS["seed"].help.partition(" [")[0])] = 0,
+    seed: options.Seed = 0,
 ) -> None:
     """Say what released text tells of private records: passages, personal data, membership, epsilon. Asks no model.
 

@@ -24,16 +24,7 @@ class TrainingFlags:
         str,
         typer.Option(help="Private records: JSONL, CSV, Parquet or a Hugging Face data set.", rich_help_panel="data"),
     ]
-    out: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="DIR",
-            help="Folder for the model; an interrupted training continues.",
-            rich_help_panel="output",
-        ),
-    ]
+    out: Annotated[Path, options.out_folder(help="Folder for the model; an interrupted training continues.")]
     public: Annotated[
         str | None,
         typer.Option(

@@ -70,14 +70,7 @@ def utility(
         ),
     ] = 0,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="DIR",
-            help="Folder for table and plot. [default: runs/<UTC time>-utility-...]",
-            rich_help_panel="output",
-        ),
+        Path | None, options.out_folder(help="Folder for table and plot. [default: runs/<UTC time>-utility-...]")
     ] = None,
 ) -> None:
     """Measure what a defense costs: perplexity against epsilon, at every point of a sweep.

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from platformdirs import user_cache_path
+
 from auditor.core.errors import AuditError
 
 try:
@@ -142,6 +144,21 @@ def remove_scratch_files(folder: Path) -> None:
     for path in folder.iterdir():
         if is_scratch_file(path):
             path.unlink(missing_ok=True)
+
+
+def cache_folder() -> Path:
+    """AUDIT_CACHE, or where the platform keeps caches (XDG_CACHE_HOME, ~/.cache); readable by its owner only.
+
+    It holds training text.
+    """
+    folder = Path(os.environ.get("AUDIT_CACHE") or user_cache_path("audit", appauthor=False))
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise AuditError(
+            f"cannot create the cache folder {str(folder)!r}: {error.strerror}; set AUDIT_CACHE"
+        ) from error
+    return folder
 
 
 # --- space that does not stay ---

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.core import disk
-from auditor.core.cache import cache_folder
 from auditor.core.canary_space import Space
+from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows

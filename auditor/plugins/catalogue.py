@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from auditor.core import disk
-from auditor.core.cache import cache_folder
+from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 from auditor.plugins.options import ENTRY_POINTS, allowed_option_values, options_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, urlsplit
 
-from auditor.core.cache import cache_folder
+from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.base import LanguageModel

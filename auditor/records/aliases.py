@@ -18,7 +18,7 @@ from dataclasses import replace
 from filelock import FileLock
 
 from auditor.core import disk
-from auditor.core.cache import cache_folder
+from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
 from auditor.core.result import Finding

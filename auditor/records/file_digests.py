@@ -17,7 +17,7 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 
 from auditor.core import disk
-from auditor.core.cache import cache_folder
+from auditor.core.disk import cache_folder
 from auditor.core.errors import AuditError
 
 # What transformers and PEFT read of a folder: weights, configurations, tokenizers, templates, code of its own.

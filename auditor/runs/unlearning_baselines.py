@@ -14,7 +14,7 @@ from auditor.runs.forms import NamedForm
 from auditor.runs.own_site import OwnSite, load_form_of_target
 from auditor.runs.site import Site
 from auditor.runs.unlearning import BeforeUnlearning, RelearnedBaseline, RetrainedBaseline, UnlearningBaseline
-from auditor.training.relearning import relearn
+from auditor.training.unlearning import relearn
 
 
 class UnlearningBaselines:

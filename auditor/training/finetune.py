@@ -18,7 +18,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.plugins.trainer import Checkpoint
-from auditor.training import learnt_logits, loss_masks
+from auditor.training import loss_masks
 
 LARGEST = 1e6  # learning rate, clip, noise multiplier: far beyond what trains anything
 
@@ -53,7 +53,7 @@ def causal_loss(model: Any, blocks: Tensor) -> Tensor:
     if not bool((labels == loss_masks.IGNORED).any()):  # the model's own loss
         loss: Tensor = model(input_ids=blocks, labels=blocks).loss
         return loss
-    nll = learnt_logits.labelled_token_nlls(model, labels, input_ids=loss_masks.unmask_rows(blocks), use_cache=False)
+    nll = loss_masks.labelled_token_nlls(model, labels, input_ids=loss_masks.unmask_rows(blocks), use_cache=False)
     return nll.mean() if len(nll) else nll.sum()
 
 

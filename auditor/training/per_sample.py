@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.training import learnt_logits, loss_masks
+from auditor.training import loss_masks
 from auditor.training.finetune import trainable_parameters
 
 
@@ -41,7 +41,7 @@ def record_losses(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
     """(b,) mean nll in nats of each sequence's tokens that have a loss, its first one given; 0 where none has."""
     # Position ids of full batch size: GPT-2's own are (1, n), and their embedding would have no per-sample gradient.
     positions = torch.arange(tokens.shape[1], device=tokens.device).repeat(len(tokens), 1)
-    return learnt_logits.mean_nll_per_row(model, labels, input_ids=tokens, position_ids=positions, use_cache=False)
+    return loss_masks.mean_nll_per_row(model, labels, input_ids=tokens, position_ids=positions, use_cache=False)
 
 
 @contextmanager

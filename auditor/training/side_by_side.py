@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from auditor.models.consistency import distribution_distance
 from auditor.models.lora import MixedLora, Routing, copy_sharing_weights
 from auditor.models.self_check import rounding_tolerance
-from auditor.training import learnt_logits, loss_masks
+from auditor.training import loss_masks
 
 _SEED = 20_240_229  # of a trial's random numbers: any number
 _SPREAD = 0.02  # of its updates, as of weights: five times as much makes a deep model multiply what a GPU rounds
@@ -75,7 +75,7 @@ def lora_layers(adapter: Any) -> dict[str, LoraLinear]:
 def row_losses(model: Any, rows: Tensor) -> Tensor:
     """(b,) mean nll of each row (b, n), nats a token that has a loss, its first token given."""
     labels = loss_masks.loss_labels(rows)
-    return learnt_logits.mean_nll_per_row(model, labels, input_ids=loss_masks.unmask_rows(rows), use_cache=False)
+    return loss_masks.mean_nll_per_row(model, labels, input_ids=loss_masks.unmask_rows(rows), use_cache=False)
 
 
 def make_joint_training_base(base: Any, adapter: Callable[[], Any]) -> SideBySide | None:

@@ -1,4 +1,4 @@
-"""Trainings by which a model that has learnt records is to forget some of them: what they share.
+"""Trainings by which a model that has learnt records is to forget some of them, and what a few plain steps bring back.
 
 Knows whole records and their log-probabilities; a subclass says which loss pushes them down. Nothing is promised: what
 the model still tells of a record that it was to forget is for an audit to measure.
@@ -6,8 +6,9 @@ the model still tells of a record that it was to forget is for an audit to measu
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,11 +19,20 @@ from torch import Tensor
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
+from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.trainer import TrainingJob
 from auditor.training import loss_masks
-from auditor.training.finetune import FineTuningRecipe, Fitting, require_finite_weights, trainable_parameters
+from auditor.training.finetune import (
+    FineTuningRecipe,
+    Fitting,
+    causal_loss,
+    pack_into_blocks,
+    require_finite_weights,
+    trainable_parameters,
+)
 from auditor.training.variants import Variant
 
+_BLOCK, _BATCH = 128, 4  # of relearning: tokens of a sequence, at most, and sequences a step
 _AT_ONCE = 16  # records whose log-probabilities are read together, without gradients
 
 
@@ -144,3 +154,44 @@ def evaluate_record_log_probs(model: Any, rows: Tensor) -> Tensor:
     found = torch.cat([record_log_probs(model, some) for some in rows.split(_AT_ONCE)])
     model.train()
     return found
+
+
+# --- what comes back ---
+
+
+def relearn(
+    model: HuggingFaceModel,
+    texts: Sequence[Tokens],
+    *,
+    steps: int,
+    rate: float,
+    seed: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> HuggingFaceModel:
+    """A copy of the model, all its weights trained on the texts for so many steps of AdamW at a constant rate.
+
+    To see what comes back of records that are not among the texts. Each step takes four packed blocks of 128 tokens;
+    the texts come in new orders, over and over. Raises AuditError for weights that are no numbers any more, and for a
+    tokenizer that names no end of text.
+    """
+    end = getattr(model.tokenizer, "eos_token_id", None)
+    if end is None:
+        raise AuditError(
+            f"expected a tokenizer with an end-of-text token to relearn with, but that of {model.name} has none"
+        )
+    own, order = copy.deepcopy(model.model), keyed_random_generator("relearn", seed)
+    for parameter in own.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    parameters = trainable_parameters(own)
+    optimizer = torch.optim.AdamW(parameters.values(), lr=rate, weight_decay=0.01)
+    block, batches = min(_BLOCK, model.max_positions or _BLOCK), list[torch.Tensor]()
+    own.train()
+    for step in range(steps):
+        batches = batches or list(pack_into_blocks(texts, block, end, order).split(_BATCH))
+        causal_loss(own, batches.pop(0).to(model.device)).backward()
+        torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        progress(step + 1)
+    require_finite_weights(parameters.values(), None)
+    return HuggingFaceModel(own, model.tokenizer, f"{model.name}, relearned")

@@ -177,8 +177,10 @@ class Subject(ABC, Generic[Model]):
         for _ in range(_TIMINGS):
             own = self._seconds_for_distribution(self.bare)
             rounds.append([self._seconds_for_distribution(model) / own for model in models])
-        found = np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist()
-        return [Measurement("slowdown", *one, _TIMINGS, "times", "range of timings") for one in found]
+        return [
+            Measurement("slowdown", middle, low, high, _TIMINGS, "times", "range of timings")
+            for middle, low, high in np.quantile(np.array(rounds), [0.5, 0, 1], axis=0).T.tolist()
+        ]
 
     def _seconds_for_distribution(self, model: Model) -> float:
         for asked in (self.target, self.public):

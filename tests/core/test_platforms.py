@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from auditor.core import disk
-from auditor.core.cache import cache_folder
+from auditor.core.disk import cache_folder
 
 WITHOUT = """
 import sys

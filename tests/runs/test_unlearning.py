@@ -25,7 +25,7 @@ from auditor.runs.unlearning import RelearnedBaseline, RetrainedBaseline
 from auditor.runs.unlearning_baselines import UnlearningBaselines
 from auditor.statistics.unlearning import recall_by_model
 from auditor.training.finetune import causal_loss
-from auditor.training.relearning import relearn
+from auditor.training.unlearning import relearn
 from tests.conftest import fits_schema, save_tiny
 from tests.rows import read_rows
 

@@ -62,11 +62,9 @@ MORE = {  # tests of what is tested through something else
     "statistics/judging.py": ("tests/statistics/test_metrics.py",),
     "statistics/ranking.py": ("tests/statistics/test_metrics.py",),
     "statistics/unlearning.py": ("tests/defenses/test_unlearning.py", "tests/reports/test_unlearning.py"),
-    "training/learnt_logits.py": ("tests/training/test_loss_masks.py",),
     "training/poisson.py": ("tests/defenses/test_private_training.py",),
     "training/preflight.py": ("tests/runs/test_estimate.py",),
     "training/rarity.py": ("tests/defenses/test_private_training.py",),
-    "training/relearning.py": ("tests/defenses/test_unlearning.py",),
     "training/unlearning.py": ("tests/defenses/test_unlearning.py",),
     "training/variants.py": ("tests/defenses/test_variants.py",),
 }
