@@ -1,5 +1,4 @@
-"""AdaPMixED: PMixED whose privacy loss is what the members' distributions make of each query (Flemings et al. 2024,
-2410.02016).
+"""AdaPMixED (Flemings et al. 2024, 2410.02016): PMixED whose privacy loss is what the members make of each query.
 
 Members are mixed with the public distribution within a radius that is the same for every query and number of queries,
 and what a query costs is looked up afterwards: the Renyi divergence of the distribution of its token from that without
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +25,7 @@ from auditor.defenses.pmixed import mixed_ensemble_causes
 from auditor.defenses.pmixed_model import PMixedModel, Projection
 from auditor.models.base import DivergenceCheck, LanguageModel
 from auditor.plugins.defense import Cause, Defense, Scenario
-from auditor.privacy.accounting import realised_renyi
+from auditor.privacy.accounting import two_sided_renyi
 
 _MOST_ORDER, _MOST_RADIUS = 256, 1000
 
@@ -86,5 +84,4 @@ class AdaptiveModel(PMixedModel):
         own = self.log_probs(contexts, last)[:, at].double().log_softmax(-1).unsqueeze(-2).cpu().numpy()
         (without,) = self.neighbours(contexts, last, at)
         other = without.log_probs.cpu().numpy()
-        realised = np.maximum(realised_renyi(own, other, order), realised_renyi(other, own, order))
-        return [DivergenceCheck(without.relation, order, None, torch.from_numpy(realised))]
+        return [DivergenceCheck(without.relation, order, None, torch.from_numpy(two_sided_renyi(own, other, order)))]

@@ -21,11 +21,6 @@ from auditor.training.rarity import Normalisation, log_perplexities, normalise_p
 if TYPE_CHECKING:
     from auditor.training.dp_loop import PrivateModel
 
-NO_GUARANTEE = (
-    "no guarantee at any epsilon: the noise scale depends on which records are in a batch, so that the noise itself "
-    "distinguishes neighbouring data sets"
-)
-
 
 @dataclass(frozen=True)
 class Adp(PrivateTraining):
@@ -55,7 +50,6 @@ class Adp(PrivateTraining):
         if not trained.moved:
             return would_be
         gammas = np.array(trained.noise_scales)
-
         rest = (terms.rate, trained.steps, terms.delta)
         mean, least = float(gammas.mean()) * terms.sigma, float(gammas.min()) * terms.sigma
         nominal = {
@@ -68,11 +62,8 @@ class Adp(PrivateTraining):
             epsilon=None,
             epsilon_rdp=None,
             epsilon_twice=None,
-            status=NO_GUARANTEE,
+            status="no guarantee at any epsilon: the noise scale depends on which records are in a batch, so that the "
+            "noise itself distinguishes neighbouring data sets",
             nominal=nominal,
-            details={
-                **would_be.details,
-                "gamma_mean": float(gammas.mean()),
-                "gamma_least": float(gammas.min()),
-            },
+            details={**would_be.details, "gamma_mean": float(gammas.mean()), "gamma_least": float(gammas.min())},
         )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from auditor.core.nouns import Tokens
-from auditor.defenses.no_noise import NoNoise
 from auditor.defenses.private_training import PrivateTraining
+from auditor.defenses.private_training_controls import NoNoise
 from auditor.plugins.trainer import TrainingJob
 from auditor.training.poisson import UnitTreatment
 from auditor.training.rarity import check_clipping_share_options, clipping_shares

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel, Rows
-from auditor.models.ensemble import Ensemble
+from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, Scenario
+from auditor.plugins.options import require_listed_options
 
 _HALVES = (1, 2)  # of the ensemble: part 0 is the public model, which has no say here
 Distance = Literal["max", "kl"]
@@ -47,7 +48,7 @@ class CpDelta(Defense):
     ensemble: str = ""
 
     def __post_init__(self) -> None:
-        check_distance(self.distance)
+        require_listed_options(self)
 
     @property
     def members(self) -> int:
@@ -63,10 +64,27 @@ class CpDelta(Defense):
         return CommonModel(ensemble, self.distance, _HALVES)
 
 
-def check_distance(distance: str) -> None:
-    """Raises AuditError for a distance that no distribution is made for."""
-    if distance not in ("max", "kl"):
-        raise AuditError(f"expected distance in ('max', 'kl'), got {distance!r}")
+@dataclass(frozen=True)
+class PublicCommon(Defense):
+    """Sample what the target and the public model both find likely. No claim.
+
+    distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z. How much more likely a
+    text is than under the public model, which saw no private data, depends on how little the two distributions overlap,
+    and so on that data; it grows with each token, and nothing bounds it beforehand.
+    """
+
+    name: ClassVar[str] = "public-common"
+    title: ClassVar[str] = "Common with the public model"
+    needs: ClassVar[tuple[str, ...]] = ("public",)
+    claims: ClassVar[str] = "none: how much more likely a text is than under the public model depends on the data"
+    distance: Distance = "max"
+
+    def __post_init__(self) -> None:
+        require_listed_options(self)
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        assert scenario.public is not None  # the run has seen to what is needed
+        return CommonModel(ModelEnsemble(scenario.public, [scenario.target]), self.distance, (0, 1))
 
 
 class CommonModel(WrappingModel):

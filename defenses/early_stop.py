@@ -13,6 +13,7 @@ import torch
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import keyed_random_generator
+from auditor.plugins.options import require_options_at_least
 from auditor.plugins.trainer import TrainingJob, TrainingRecord
 from auditor.training import loss_masks
 from auditor.training.finetune import (
@@ -45,8 +46,7 @@ class EarlyStop(Variant):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.looks < 1:
-            raise AuditError(f"expected looks >= 1, got {self.looks}")
+        require_options_at_least(self, 1, "looks")
         if self.patience < 0:
             raise AuditError(f"expected patience >= 0 (0: all epochs), got {self.patience}")
         if not 0 < self.heldout < 1:
@@ -71,10 +71,8 @@ class EarlyStop(Variant):
 
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         learnt, heldout = self.split(job)
-        if job.heldout:
-            whose = "of a file of their own"
-        else:
-            whose = f"left out of the {len(job.records):,} of the data by the hash of their text or user"
+        left_out = f"left out of the {len(job.records):,} of the data by the hash of their text or user"
+        whose = "of a file of their own" if job.heldout else left_out
         told = f"held out to choose by, and not trained on: {len(heldout):,} records, {whose}"
         return [loss_masks.tokens_with_loss_mask(record) for record in learnt], (told,)
 
@@ -83,9 +81,8 @@ class EarlyStop(Variant):
         course = FineTuningRecipe(self.epochs, self.learning_rate, self.batch, job.block, job.end)
         fitting = Fitting(parameters, sequences, course, keyed_random_generator("train", job.seed))
         loss = loss_with_autocast(job.half)
-        look = _HeldoutLoss(
-            model, [loss_masks.tokens_with_loss_mask(record) for record in self.split(job)[1]], job, self.batch
-        )
+        heldout = [loss_masks.tokens_with_loss_mask(record) for record in self.split(job)[1]]
+        look = _HeldoutLoss(model, heldout, job, self.batch)
         steps = fitting.steps_per_epoch
         at = {-(-steps * (i + 1) // self.looks) for i in range(self.looks)}  # steps of an epoch behind which it looks
         losses = list[float]()  # at each look
@@ -126,13 +123,10 @@ class _HeldoutLoss:
 
     def __init__(self, model: Any, sequences: Sequence[Tokens], job: TrainingJob, batch: int) -> None:
         self.model, self.of = model, loss_with_autocast(job.half)
-        self.batches = pack_into_blocks(
-            sequences, job.block, job.end, keyed_random_generator("held out", job.seed)
-        ).split(batch)
-
-        self.weights = [
-            int((loss_masks.loss_labels(batch)[:, 1:] != loss_masks.IGNORED).sum()) for batch in self.batches
-        ]
+        blocks = pack_into_blocks(sequences, job.block, job.end, keyed_random_generator("held out", job.seed))
+        self.batches = blocks.split(batch)
+        labels = [loss_masks.loss_labels(batch)[:, 1:] for batch in self.batches]
+        self.weights = [int((predicted != loss_masks.IGNORED).sum()) for predicted in labels]
         if not sum(self.weights):
             raise AuditError("expected held-out records with tokens that have a loss, got none")
 

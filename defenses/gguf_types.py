@@ -68,7 +68,7 @@ class WeightMatrix:
 
 def weight_matrices_with_types(model: Any, type: str) -> Iterator[tuple[WeightMatrix, str]]:
     """Each weight matrix of the model, with its own type in a file of this type."""
-    turned = {id(m.weight) for m in model.modules() if isinstance(m, Conv1D)}
+    turned = {id(layer.weight) for layer in model.modules() if isinstance(layer, Conv1D)}
     found = [
         WeightMatrix(name, parameter.data, id(parameter) in turned)
         for name, parameter in model.named_parameters()
@@ -107,21 +107,17 @@ def quantise_and_dequantise(weight: Rows, type: str) -> Rows:
     """(out, in), written and read back; where blocks do not fill a row, in what llama.cpp takes instead."""
     import gguf
 
-    kind = gguf.GGMLQuantizationType[_type_for_width(type, weight.shape[1]).upper()]
-    written = (
-        gguf.quants.quantize(weight, kind) if kind.name.lower() in PLAIN else _quantise_by_llama_cpp(weight, int(kind))
-    )
-    found: Rows = gguf.quants.dequantize(written, kind)
-    return found
-
-
-def _type_for_width(type: str, width: int) -> str:
-    import gguf
-
+    width = weight.shape[1]
     if type in _FALLBACK and width % _SUPER_BLOCK:
         type = _FALLBACK[type]
-    block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type.upper()]]
-    return type if width % block == 0 else "f16"
+    kind = gguf.GGMLQuantizationType[type.upper()]
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    if width % block:
+        kind = gguf.GGMLQuantizationType.F16
+    plain = kind.name.lower() in PLAIN
+    written = gguf.quants.quantize(weight, kind) if plain else _quantise_by_llama_cpp(weight, int(kind))
+    found: Rows = gguf.quants.dequantize(written, kind)
+    return found
 
 
 def _quantise_by_llama_cpp(weight: Rows, kind: int) -> NDArray[np.uint8]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
+from auditor.plugins.options import require_options_at_least
 from auditor.plugins.trainer import TrainingJob
 from auditor.training import loss_masks
 from auditor.training.variants import Variant
@@ -36,8 +37,7 @@ class Goldfish(Variant):
         super().__post_init__()
         if self.k < 2:
             raise AuditError(f"expected k >= 2 (k=1 would leave no token to learn), got {self.k}")
-        if self.width < 1:
-            raise AuditError(f"expected width >= 1, got {self.width}")
+        require_options_at_least(self, 1, "width")
 
     def trained_on(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
         before = [loss_masks.tokens_with_loss_mask(record) for record in job.records]
@@ -52,11 +52,9 @@ class Goldfish(Variant):
 
     def without(self, sequence: Tokens) -> Tokens:
         """The sequence, what has no loss under the mask written as `training.loss_masks` does."""
-        dropped = set(
-            self._hash_dropped_positions(loss_masks.unmask_tokens(sequence))
-            if self.mask == "hash"
-            else self._every_kth_position(len(sequence))
-        )
+        dropped = set(range(self.k - 1, len(sequence), self.k))
+        if self.mask == "hash":
+            dropped = set(self._hash_dropped_positions(loss_masks.unmask_tokens(sequence)))
         return tuple(~token if i in dropped and token >= 0 else token for i, token in enumerate(sequence))
 
     def _hash_dropped_positions(self, tokens: Tokens) -> Iterator[int]:
@@ -65,6 +63,3 @@ class Goldfish(Variant):
             digest = hashlib.blake2b(ids[8 * (i - self.width) : 8 * i], digest_size=8).digest()
             if int.from_bytes(digest, "little") % self.k == 0:
                 yield i
-
-    def _every_kth_position(self, length: int) -> range:
-        return range(self.k - 1, length, self.k)

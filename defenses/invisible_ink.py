@@ -29,20 +29,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
-from auditor.defenses.public import Public
+from auditor.defenses.control_rows import Public
 from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
 from auditor.models.in_context import InContext, RecordBatches
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Budget, Cause, Defense, Scenario
-from auditor.privacy.accounting import bounded_range_rho, realised_renyi, zcdp_budget, zcdp_epsilon
+from auditor.plugins.options import require_listed_options
+from auditor.privacy.accounting import bounded_range_rho, realised_renyi, two_sided_renyi, zcdp_budget, zcdp_epsilon
 
 UNIT = "reference"
 _RELATIONS = ("zero_out", "replace")
@@ -89,14 +89,11 @@ class InvisibleInk(Defense):
         for option, meaning in (("top_k", "the whole vocabulary"), ("queries", "as many as the row draws")):
             if getattr(self, option) < 0:
                 raise AuditError(f"expected {option} >= 0 (0: {meaning}), got {getattr(self, option)}")
-        if self.on_exhaustion not in ("stop", "public"):
-            raise AuditError(f"expected on_exhaustion in ('stop', 'public'), got {self.on_exhaustion!r}")
+        require_listed_options(self)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
-        ink = self._clip_and_decoding_parameters(scenario)
-        return InvisibleInkModel(
-            _record_batch_ensemble(scenario, self.batch), ink, "InvisibleInk", BoundedRange.of(ink, self.batch)
-        )
+        ink, held = self._clip_and_decoding_parameters(scenario), _record_batch_ensemble(scenario, self.batch)
+        return InvisibleInkModel(held, ink, "InvisibleInk", BoundedRange.of(ink, self.batch))
 
     def budget(self, scenario: Scenario) -> Budget | None:
         return Budget(self.queries, self.on_exhaustion) if self.queries else None
@@ -111,11 +108,8 @@ class InvisibleInk(Defense):
             f"{len(batches.records)} batches of {self.batch} private records, read in the context of the public model: "
             "each is asked about its own records, and T counts the tokens of one batch"
         ]
-        elsewhere = sum(
-            prompt.record not in batches.records[batches.asked[prompt.given]]
-            for prompt in scenario.prompts
-            if prompt.record
-        )
+        private = [prompt for prompt in scenario.prompts if prompt.record]
+        elsewhere = sum(prompt.record not in batches.records[batches.asked[prompt.given]] for prompt in private)
         if elsewhere:
             said.append(
                 f"{elsewhere} records share their prefix with one of another batch, whose model answers: "
@@ -129,18 +123,12 @@ class InvisibleInk(Defense):
         return tuple(said)
 
     def chain(self) -> tuple[Cause, ...]:
+        in_context = "records are read in a context, and nothing is trained on them"
         return (
-            Cause(
-                "no training",
-                "records are read in a context, and nothing is trained on them",
-                self._unclipped_control(),
-            ),
+            Cause("no training", in_context, Unclipped(self.batch, self.temperature)),
             Cause("clipping", "what each record changes is clipped, as the claim has it"),
             Cause("no private data", "the public model alone", Public(), "--public MODEL"),
         )
-
-    def _unclipped_control(self) -> Unclipped:
-        return Unclipped(self.batch, self.temperature)
 
     def _covered(self, scenario: Scenario) -> int:
         """T: the tokens of one batch that epsilon covers. With nothing to draw, the clip is that of one token."""
@@ -227,8 +215,7 @@ class InkOptions:
 
 @dataclass(frozen=True)
 class BoundedRange:
-    """What the accounting says of one token: the range of log-ratios of neighbouring distributions, in nats, by
-    relation."""
+    """The accounting of one token: the range of log-ratios of neighbouring distributions, in nats, by relation."""
 
     range: Mapping[str, float]
 
@@ -274,13 +261,14 @@ class InvisibleInkModel(WrappingModel):
     def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: BoundedRange | None = None) -> None:
         super().__init__(held.public)
         self.held, self.ink, self.name, self.promise = held, ink, name, promise
-        self.parts, self.longest = 1 + held.size, _longest_record_in_context(held)
+        inner = held.held if isinstance(held, PermutedEnsemble) else held
+        self.longest = inner.batches.longest if isinstance(inner, InContext) else 0  # tokens of a record in a context
+        self.parts = 1 + held.size
         if self.max_positions is not None:
             self.max_positions -= self.longest
 
     def released(self, distributions: Tensor) -> Tensor:
-        """(..., V) nats: the exact distribution of the token drawn; distributions (..., 1 + B, V), the public one
-        first."""
+        """(..., V) nats: the distribution of the token drawn; distributions (..., 1 + B, V), the public one first."""
         return self.ink.distribution(distributions)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
@@ -307,18 +295,16 @@ class InvisibleInkModel(WrappingModel):
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
         distributions = self.held.distributions(contexts, self._all_part_indices, last)[:, at]
-        own, checks = _distribution_to_numpy(self.released(distributions).unsqueeze(-2)), []
+        own, checks = self.released(distributions).unsqueeze(-2).cpu().numpy(), []
         for relation in _RELATIONS:
-            other = _distribution_to_numpy(self._neighbours(relation, distributions))
-            realised = np.maximum(realised_renyi(own, other, order), realised_renyi(other, own, order))
-            checks.append(
-                DivergenceCheck(relation, order, order * promise.zcdp_rho(relation), torch.from_numpy(realised))
-            )
+            other = self._neighbours(relation, distributions).cpu().numpy()
+            realised = torch.from_numpy(two_sided_renyi(own, other, order))
             # Largest log-ratio less smallest: the larger ones of both directions, one after the other.
-            ranges = realised_renyi(own, other, math.inf) + realised_renyi(other, own, math.inf)
-            checks.append(
-                DivergenceCheck(f"range_{relation}", math.inf, promise.range[relation], torch.from_numpy(ranges))
-            )
+            ranges = torch.from_numpy(realised_renyi(own, other, math.inf) + realised_renyi(other, own, math.inf))
+            checks += [
+                DivergenceCheck(relation, order, order * promise.zcdp_rho(relation), realised),
+                DivergenceCheck(f"range_{relation}", math.inf, promise.range[relation], ranges),
+            ]
         return checks
 
     @torch.no_grad()
@@ -345,16 +331,6 @@ class InvisibleInkModel(WrappingModel):
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         own = self.held.public.row_bytes(positions + self.longest)
         return self.parts * own + super().row_bytes(positions)
-
-
-def _longest_record_in_context(held: Ensemble) -> int:
-    """Tokens of the longest record in a context; of members that read none, 0."""
-    inner = held.held if isinstance(held, PermutedEnsemble) else held
-    return inner.batches.longest if isinstance(inner, InContext) else 0
-
-
-def _distribution_to_numpy(distribution: Tensor) -> np.ndarray:
-    return distribution.cpu().numpy()
 
 
 class _InkRows(WrappingRows):
@@ -384,6 +360,5 @@ class _InkRows(WrappingRows):
         drawn, near = decoding.draw(self._own, row_of_draw, uniforms[:, 0])
         unpaid = (uniforms[:, 1] < 0).nonzero().squeeze(-1)
         if len(unpaid):
-            distribution = self._public
-            drawn[unpaid], near[unpaid] = decoding.draw(distribution, row_of_draw[unpaid], uniforms[unpaid, 0])
+            drawn[unpaid], near[unpaid] = decoding.draw(self._public, row_of_draw[unpaid], uniforms[unpaid, 0])
         return drawn, near

@@ -17,6 +17,7 @@ from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, Rows
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, Scenario
+from auditor.plugins.options import require_listed_options
 
 _CONTEXTS = 100_000  # whose forbidden tokens are remembered
 
@@ -43,8 +44,7 @@ class MemFree(Defense):
     def __post_init__(self) -> None:
         if self.n < 2:
             raise AuditError(f"expected n >= 2 tokens, got {self.n}")
-        if self.filter not in ("exact", "bloom"):
-            raise AuditError(f"expected filter in ('exact', 'bloom'), got {self.filter!r}")
+        require_listed_options(self)
         if not 0 < self.false_positives < 1:
             raise AuditError(f"expected false_positives in (0, 1), got {self.false_positives}")
 
@@ -75,7 +75,6 @@ class MemFree(Defense):
 
 
 def ngrams_of(record: Tokens, n: int) -> Iterator[Tokens]:
-    """Its n-grams, one for each place."""
     return (record[i : i + n] for i in range(len(record) - n + 1))
 
 
@@ -103,12 +102,9 @@ class BloomNGrams(NGramFilter):
     def __init__(self, held: set[Tokens], vocab_size: int, false_positives: float) -> None:
         self.filter, self.vocab_size = Bloom(len(held), false_positives), vocab_size
         self.filter.update(held)
-        self.behind = lru_cache(_CONTEXTS)(self._tokens_completing_ngram)  # type: ignore[method-assign]
+        self.behind = lru_cache(_CONTEXTS)(self.behind)  # type: ignore[method-assign]
 
     def behind(self, context: Tokens) -> Tokens:
-        return self._tokens_completing_ngram(context)
-
-    def _tokens_completing_ngram(self, context: Tokens) -> Tokens:
         return tuple(token for token in range(self.vocab_size) if (*context, token) in self.filter)
 
 

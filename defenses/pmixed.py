@@ -1,5 +1,4 @@
-"""PMixED: private next-token prediction by mixing an ensemble's distributions with a public one (Flemings et al.
-2024)."""
+"""PMixED (Flemings et al. 2024): private next-token prediction, an ensemble's distributions mixed with a public one."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ from typing import ClassVar, Literal, cast, get_args
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
-from auditor.defenses.one_adapter import CONTROL, OneAdapter
+from auditor.defenses.control_rows import CONTROL, OneAdapter, Public
 from auditor.defenses.pmixed_model import PMixedModel, Projection, QueryRDP, no_op_projection
-from auditor.defenses.public import Public
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Budget, Cause, Defense, Scenario
+from auditor.plugins.options import require_listed_options
 from auditor.privacy.accounting import rdp_budget, rdp_to_dp
 from auditor.privacy.mixing import (
     Adjacency,
@@ -78,13 +77,7 @@ class PMixed(Defense):
             raise AuditError(f"expected q in (0, 1], got {self.q}")
         if self.queries < 0:
             raise AuditError(f"expected queries >= 0 (0: as many as the row draws), got {self.queries}")
-        for option, choices in (
-            ("accounting", ("sound", "published")),
-            ("adjacency", ADJACENCIES),
-            ("on_exhaustion", ("stop", "public")),
-        ):
-            if getattr(self, option) not in choices:
-                raise AuditError(f"expected {option} in {choices}, got {getattr(self, option)!r}")
+        require_listed_options(self)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         served = partial(self._projection, self._covered(scenario))
@@ -143,6 +136,7 @@ class PMixed(Defense):
         spent = min(spent, queries)  # past the budget the public model answers, or nobody
         sound, counts = self.accounting == "sound", ensemble.shard_overlap_counts()
         relations: tuple[str, ...] = self._claimed_adjacencies() if sound else ("as published",)
+        theorem = "formulas B2.5: Renyi composition of the capped forward projection" if sound else "PMixED Theorem 5.1"
         projection, shared = self._projection(queries, ensemble.size), counts["shared_records"]
         whole = "" if shared or counts["unlisted_shards"] else ensemble.unit
 
@@ -155,9 +149,7 @@ class PMixed(Defense):
             relation=self.adjacency if sound else "as published",
             unit=f"shard of whole {whole}s" if whole else "shard",
             queries=queries,
-            theorem="formulas B2.5: Renyi composition of the capped forward projection"
-            if sound
-            else "PMixED Theorem 5.1",
+            theorem=theorem,
             status=self._status(shared),
             sound=sound and not shared,
             spent_queries=spent,
@@ -195,9 +187,8 @@ class PMixed(Defense):
             return rdp_to_dp(share * rdp_budget(self.epsilon, self.delta, self.alpha), self.delta, self.alpha)
         members = scenario.ensemble.size
         radius = self._projection(self._covered(scenario), members).radii[0]
-        return sound_epsilon(
-            cast(Adjacency, relation), self.delta, self.alpha, queries, self.q, members, radius, radius
-        )
+        budget = (self.delta, self.alpha, queries, self.q, members, radius, radius)
+        return sound_epsilon(cast(Adjacency, relation), *budget)
 
 
 @dataclass(frozen=True)

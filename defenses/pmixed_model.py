@@ -16,25 +16,17 @@ from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
 from auditor.models.wrapping import WrappingModel, WrappingRows
-from auditor.privacy.accounting import realised_renyi
-from auditor.privacy.mixing import (
-    Adjacency,
-    member_mixing_weight,
-    neighbour_distributions,
-    subset_size_distribution,
-)
+from auditor.privacy.accounting import realised_renyi, two_sided_renyi
+from auditor.privacy.mixing import Adjacency, member_mixing_weight, neighbour_distributions, subset_size_distribution
 from auditor.privacy.projection import projection_weight, two_sided_projection_weight
 
 _NO_SHARE = 1e-9  # of subsets of one size: too few to show in a distribution of single precision
-
-
 _TUNING_MEMBERS = 4  # members behind one gradient step; each step takes others
 
 
 @dataclass(frozen=True)
 class Projection:
-    """The mixing weight of a member's distribution: the largest within a radius of the public distribution, by subset
-    size."""
+    """A member's mixing weight: the largest within a radius of the public distribution, by subset size."""
 
     alpha: int
     radii: tuple[float, ...]  # nats, for subsets of size 1..N
@@ -47,8 +39,7 @@ class Projection:
 
     @torch.no_grad()
     def weights(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
-        """lambda of each distribution, (...); constants where gradients are taken (formulas A5). radius: scalar or
-        (...)."""
+        """lambda of each distribution, (...): no gradient passes (formulas A5). radius: one, or one of each."""
         if self.radii[0] == math.inf:
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
             return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
@@ -111,16 +102,14 @@ class PMixedModel(WrappingModel):
         return self.released(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
 
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
-        """The distribution with the sum over members estimated from a few, drawn anew each step: unbiased, never
-        negative."""
+        """The distribution, the sum over members estimated from a few, drawn anew each step: unbiased, never < 0."""
         few = min(_TUNING_MEMBERS, self.ensemble.size)
         chosen = 1 + torch.randperm(self.ensemble.size, generator=noise, device=noise.device)[:few]
         parts = torch.cat([chosen.new_zeros(1), chosen]).to(self.device)
         return self.released(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
 
     def released(self, distributions: Tensor) -> Tensor:
-        """The exact distribution of the released token, (..., V) nats, from the distributions of public and members,
-        (..., 1 + n, V).
+        """The exact distribution of the released token, (..., V) nats; distributions (..., 1 + n, V), the public first.
 
         P_out = p0 + (1/N) sum_j Lambda_j (p_j - p0), Lambda_j the weight of j averaged over subset sizes (formulas
         B2.4); n < N members stand for all N.
@@ -133,7 +122,8 @@ class PMixedModel(WrappingModel):
         by_radius = self.projection.weights(log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1)))  # (radii, ..., n)
         weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(distributions.dtype)
         rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
-        return torch.log(_weighted_member_mixture(weights, log_p) + rest * log_p0.squeeze(-2).exp())
+        private = (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)  # (..., V): summed over members
+        return torch.log(private + rest * log_p0.squeeze(-2).exp())
 
     @torch.no_grad()
     def paper_nll(self, texts: Sequence[tuple[int, ...]], seed: int, given: int = 1) -> Mapping[str, Sequence[float]]:
@@ -143,13 +133,11 @@ class PMixedModel(WrappingModel):
         """
         if self.promise is None:
             return {}
-        chances = (keyed_random_generator("subset average", seed, index).random for index in range(len(texts)))
-        return {
-            "perplexity_subset_average": [
-                self._subset_nll(text, chance((len(text) - given, self.ensemble.size)))
-                for text, chance in zip(texts, chances, strict=True)
-            ]
-        }
+        nll = []
+        for index, text in enumerate(texts):
+            noise = keyed_random_generator("subset average", seed, index)
+            nll.append(self._subset_nll(text, noise.random((len(text) - given, self.ensemble.size))))
+        return {"perplexity_subset_average": nll}
 
     def _subset_nll(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
         """Summed -log p_S(y) of the last tokens; S: where uniforms, (tokens, N), are below q, a row each of them."""
@@ -161,10 +149,9 @@ class PMixedModel(WrappingModel):
         distributions = self.ensemble.distributions(tokens[:, :-1], parts, len(uniforms))[0]  # (tokens, parts, V)
         size, (at, member) = inside.sum(-1), inside.nonzero(as_tuple=True)
         weight = torch.zeros(inside.shape, dtype=torch.float64, device=self.device)
-        weight[at, member] = (
-            self.projection.weights(distributions[at, 1 + member], distributions[at, 0], self.radii[size[at]])
-            / size[at]
-        )
+        radii = self.radii[size[at]]
+        own_weight = self.projection.weights(distributions[at, 1 + member], distributions[at, 0], radii)
+        weight[at, member] = own_weight / size[at]
         own = tokens[0, len(text) - len(uniforms) :, None, None].expand(-1, len(parts), 1)
         p = distributions.gather(-1, own).squeeze(-1).double().exp()
         mixed = (weight * p[:, 1:]).sum(-1) + (1 - weight.sum(-1)) * p[:, 0]
@@ -185,14 +172,13 @@ class PMixedModel(WrappingModel):
         if not 2 <= order <= promise.projection.alpha:
             raise AuditError(f"expected order in 2..{promise.projection.alpha}, which the claim controls, got {order}")
         distributions = self._distributions(contexts, last, at)
-        own = self.released(distributions).double().log_softmax(-1).exp().cpu().numpy()[..., None, :]
+        own = _probabilities(self.released(distributions))[..., None, :]
         exact, checks = _probabilities(distributions), []
         for (adjacency, k), claimed in promise.query_rdp.items():
             if k == order:
-                neighbours = self._neighbours(adjacency, distributions)
-                realised = np.maximum(
-                    _realised_renyi_divergence(own, neighbours, k), _realised_renyi_divergence(neighbours, own, k)
-                )
+                with np.errstate(divide="ignore"):
+                    neighbours = np.log(self._neighbours(adjacency, distributions))
+                    realised = two_sided_renyi(np.log(own), neighbours, k)
                 checks.append(DivergenceCheck(adjacency, k, claimed, torch.from_numpy(realised)))
         by_size = _member_weights_by_size(self.projection, distributions)
         return [*checks, *_projection_checks(promise.projection, exact[..., :1, :], exact[..., 1:, :], by_size)]
@@ -201,10 +187,10 @@ class PMixedModel(WrappingModel):
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         """One for each member, by each relation that is claimed of; where nothing is claimed, each member emptied."""
         distributions = self._distributions(contexts, last, at)
-        changed = [
-            (adjacency, torch.from_numpy(self._neighbours(adjacency, distributions))) for adjacency in self.relations
+        return [
+            Neighbours(adjacency, torch.from_numpy(self._neighbours(adjacency, distributions)).log())
+            for adjacency in self.relations
         ]
-        return [Neighbours(adjacency, distribution.log()) for adjacency, distribution in changed]
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
         places = list(range(self.parts))
@@ -227,40 +213,31 @@ class PMixedModel(WrappingModel):
         return self.ensemble.distributions(contexts, torch.arange(self.parts, device=self.device), last)[:, at]
 
     def _neighbours(self, adjacency: Adjacency, distributions: Tensor) -> np.ndarray:
-        """(B, positions, N, V) probabilities: with each member changed in turn; distributions as by
-        `_distributions`."""
+        """(B, positions, N, V) probabilities, each member changed in turn; distributions as by `_distributions`."""
         fewer = adjacency == "add_remove" and self.ensemble.size > 1
         served, exact = self.served(self.ensemble.size - 1) if fewer else self.projection, _probabilities(distributions)
-        return neighbour_distributions(
-            adjacency, exact[..., 0, :], exact[..., 1:, :], _member_weights_by_size(served, distributions), self.q
-        )
+        weights = _member_weights_by_size(served, distributions)
+        return neighbour_distributions(adjacency, exact[..., 0, :], exact[..., 1:, :], weights, self.q)
 
     def claim_premises(self) -> Mapping[str, int]:
         return {} if self.promise is None else self.ensemble.shard_overlap_counts()
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         own = self.ensemble.public.row_bytes(positions)
-        return (
-            self.parts * own + super().row_bytes(positions) if distribution else 2 * own
-        )  # a draw asks one member at most
+        if not distribution:  # a draw asks one member at most
+            return 2 * own
+        return self.parts * own + super().row_bytes(positions)
 
 
 def _member_weights_by_size(projection: Projection, distributions: Tensor) -> np.ndarray:
     """(..., sizes or 1, N): each member's weight; distributions (..., 1 + N, V), the public one first."""
-    weights = [
-        projection.weights(distributions[..., 1:, :], distributions[..., :1, :], radius)
-        for radius in projection.by_size()
-    ]
+    public, members = distributions[..., :1, :], distributions[..., 1:, :]
+    weights = [projection.weights(members, public, radius) for radius in projection.by_size()]
     return torch.stack(weights, dim=-2).cpu().numpy()
 
 
 def _probabilities(distributions: Tensor) -> np.ndarray:
     return distributions.double().log_softmax(-1).exp().cpu().numpy()
-
-
-def _weighted_member_mixture(weights: Tensor, log_p: Tensor) -> Tensor:
-    """(..., V): sum over members of weights (..., n) times exp log_p (..., n, V)."""
-    return (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)
 
 
 def _projection_checks(
@@ -273,19 +250,13 @@ def _projection_checks(
     alpha, sizes = promised.alpha, max(len(promised.by_size()), weights.shape[-2])
     for radius, size in zip(promised.radii[:sizes], range(sizes), strict=True):
         weight = weights[..., min(size, weights.shape[-2] - 1), :, None]
-        mixed = weight * members + (1 - weight) * public
-        realised = _realised_renyi_divergence(mixed, public, alpha)
-        if promised.two_sided:
-            realised = np.maximum(realised, _realised_renyi_divergence(public, mixed, alpha))
-        yield DivergenceCheck("projection", alpha, radius, torch.from_numpy(realised))
+        with np.errstate(divide="ignore"):
+            mixed, log_public = np.log(weight * members + (1 - weight) * public), np.log(public)
+        divergence = two_sided_renyi if promised.two_sided else realised_renyi
+        yield DivergenceCheck("projection", alpha, radius, torch.from_numpy(divergence(mixed, log_public, alpha)))
         if promised.cap < 1:
-            lost = torch.from_numpy(_realised_renyi_divergence(public, mixed, math.inf))
+            lost = torch.from_numpy(realised_renyi(log_public, mixed, math.inf))
             yield DivergenceCheck("cap", math.inf, -math.log1p(-promised.cap), lost)
-
-
-def _realised_renyi_divergence(p: np.ndarray, q: np.ndarray, order: float) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        return realised_renyi(np.log(p), np.log(q), order)
 
 
 class _DistributionRows(WrappingRows):
@@ -330,8 +301,7 @@ class _DrawRows(Rows):
     def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
         if not decoding.ancestral:
             raise AuditError(f"expected ancestral decoding, got {decoding}: PMixED's claim covers no other")
-        model = self.model
-        distribution = self.public.log_probs()
+        model, distribution = self.model, self.public.log_probs()
         size = torch.searchsorted(model.size_cdf, uniforms[:, 1].contiguous(), right=True).clamp_max(model.parts - 1)
         drawn, near = decoding.draw(distribution, row_of_draw, uniforms[:, 0])
         private = (size > 0).nonzero().squeeze(-1)

@@ -11,6 +11,7 @@ from torch.nn import Dropout
 
 from auditor.core.errors import AuditError
 from auditor.models.shards import WHOLE, write_ensemble_metadata
+from auditor.plugins.options import require_options_at_least
 from auditor.plugins.trainer import Checkpoint, Trainer, TrainingJob
 from auditor.training import loss_masks
 from auditor.training.finetune import FineTuningRecipe, check_schedule
@@ -55,11 +56,8 @@ class PMixedTrainer(Trainer):
     control: bool = False
 
     def __post_init__(self) -> None:
-        for option in ("members", "rank", "alpha", "batch"):
-            if getattr(self, option) < 1:
-                raise AuditError(f"expected {option} >= 1, got {getattr(self, option)}")
-        if self.together < 0:
-            raise AuditError(f"expected together >= 0, got {self.together}")
+        require_options_at_least(self, 1, "members", "rank", "alpha", "batch")
+        require_options_at_least(self, 0, "together")
         check_schedule(self.epochs, self.learning_rate)
 
     def check(self, job: TrainingJob) -> None:
@@ -125,11 +123,8 @@ class PMixedTrainer(Trainer):
 
     def _member(self, job: TrainingJob, folder: Path, chosen: list[int], seed: int, *key: str | int) -> Member:
         records = [job.records[i] for i in chosen]
-        texts, tokens = (
-            [record.text for record in records],
-            [loss_masks.tokens_with_loss_mask(record) for record in records],
-        )
-        return Member(folder, texts, tokens, seed, ("train", job.seed, *key))
+        tokens = [loss_masks.tokens_with_loss_mask(record) for record in records]
+        return Member(folder, [record.text for record in records], tokens, seed, ("train", job.seed, *key))
 
 
 def _unit_name(job: TrainingJob) -> str:

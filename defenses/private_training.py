@@ -1,4 +1,4 @@
-"""What DP-SGD, ADP and its sound variant share: noise, clipping, accounting, and the controls they are judged beside.
+"""DP-SGD, and what ADP and its sound variant share with it: noise, clipping, accounting, and their control rows.
 
 The mathematics is `gaussian.py`. Knows nothing of how records are judged.
 """
@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from auditor.core.errors import AuditError
-from auditor.defenses.no_clipping import NoClipping
-from auditor.defenses.no_noise import NoNoise
-from auditor.defenses.public import Public
+from auditor.defenses.control_rows import Public
+from auditor.defenses.private_training_controls import NoClipping, NoNoise
 from auditor.plugins.defense import Cause
 from auditor.plugins.trainer import TrainingJob
 from auditor.privacy.gaussian import (
     MOST_EPSILON,
-    Earlier,
     check_mechanism,
     noise_multiplier_for,
     quick_rdp_epsilon,
@@ -112,7 +110,9 @@ class PrivateTraining(PoissonTraining):
         if not self.noise_multiplier:
             job.progress(f"solving for the noise of ε {self.epsilon:g}", 0, 1)
         sigma = self.noise_multiplier or noise_multiplier_for(self.epsilon, self.delta, rate, steps)
-        return MechanismTerms(sigma, self.clip, rate, steps, units, self.delta, _privacy_record_of_base(job.base))
+        # What the base promises, where it was trained privately itself.
+        base = read_privacy_record(Path(job.base)) if Path(job.base).is_dir() else None
+        return MechanismTerms(sigma, self.clip, rate, steps, units, self.delta, base)
 
     def key(self, job: TrainingJob) -> str:
         """A secret one lives in the checkpoint alone, for as long as there is one."""
@@ -127,12 +127,15 @@ class PrivateTraining(PoissonTraining):
 
     def promise(self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms) -> PrivacyRecord:
         """The guarantee of the steps that were taken; none where `_missing_guarantee_reason` finds a reason."""
-        flaw, nominal = self._missing_guarantee_reason(trained, terms.base)
-        earlier = _composed_mechanisms(terms.base) if terms.base and not flaw else ()
+        (flaw, nominal), base = self._missing_guarantee_reason(trained, terms.base), terms.base
+        earlier: tuple[Mechanism, ...] = ()
+        if base and not flaw:
+            earlier = (*base.earlier, Mechanism(base.noise_multiplier, base.sampling_rate, base.steps))
         before = tuple(map(dataclasses.astuple, earlier))
         mechanism = (terms.sigma, terms.rate, trained.steps, terms.delta, before)
         epsilon, accountant = reported_epsilon(*mechanism)
         twice = (terms.sigma, terms.rate, 2 * trained.steps, terms.delta, before)
+        by_rdp = rdp_epsilon(*mechanism) if accountant.endswith("PLD") and not flaw else epsilon
         return PrivacyRecord(
             method=self.name,
             epsilon=None if flaw else epsilon,
@@ -146,7 +149,7 @@ class PrivateTraining(PoissonTraining):
             unit=self.unit,
             noise=self.noise,
             accountant=accountant,
-            epsilon_rdp=None if flaw else _rdp_cross_check_epsilon(epsilon, accountant, mechanism),
+            epsilon_rdp=None if flaw else by_rdp,
             epsilon_twice=None if flaw else reported_epsilon(*twice)[0],
             earlier=earlier,
             units=terms.units,
@@ -171,19 +174,14 @@ class PrivateTraining(PoissonTraining):
         return "", ""
 
 
-def _privacy_record_of_base(base: str) -> PrivacyRecord | None:
-    """What the base promises that is to be trained on, where it was trained privately itself."""
-    return read_privacy_record(Path(base)) if Path(base).is_dir() else None
+@dataclass(frozen=True)
+class DpSgd(PrivateTraining):
+    """Fine-tune with DP-SGD: each record's gradient clipped, Gaussian noise on their sum (Abadi et al. 2016)."""
 
-
-def _composed_mechanisms(record: PrivacyRecord) -> tuple[Mechanism, ...]:
-    return (*record.earlier, Mechanism(record.noise_multiplier, record.sampling_rate, record.steps))
-
-
-def _rdp_cross_check_epsilon(
-    epsilon: float, accountant: str, mechanism: tuple[float, float, int, float, Earlier]
-) -> float:
-    return rdp_epsilon(*mechanism) if accountant.endswith("PLD") else epsilon
+    name: ClassVar[str] = "dp-sgd"
+    title: ClassVar[str] = "DP-SGD"
+    claims: ClassVar[str] = "(epsilon, delta) for one record (or user), under any access and decoding"
+    promises: ClassVar[bool] = True
 
 
 class _Progress:

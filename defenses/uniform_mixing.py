@@ -35,6 +35,7 @@ from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.masked import MaskedModel
 from auditor.models.wrapping import WrappingModel, WrappingRows
 from auditor.plugins.defense import Defense, MaskedScenario, Scenario
+from auditor.plugins.options import require_listed_options
 from auditor.privacy.accounting import realised_pure_dp, uniform_mixing_epsilon
 
 ANY_TWO = "any two models"
@@ -61,8 +62,7 @@ class UniformMixing(Defense):
             raise AuditError(f"expected weight in [0, 1], got {self.weight}")
         if self.public_top_k < 0:
             raise AuditError(f"expected public_top_k >= 0 (0: the whole vocabulary), got {self.public_top_k}")
-        if self.tail not in ("none", "public"):
-            raise AuditError(f"expected tail in ('none', 'public'), got {self.tail!r}")
+        require_listed_options(self)
         if self.tail == "public" and not self.public_top_k:
             raise AuditError("expected public_top_k >= 1 beside tail=public: without it no token is left out")
 
@@ -126,8 +126,7 @@ def _pure_dp_claim(mixing: Mixing, queries: int, answer_length: int, spent: int)
 
 @dataclass(frozen=True)
 class Mixing:
-    """How a distribution is mixed. top_k: over so many tokens of a public distribution, 0: over the vocabulary; tail:
-    see the option."""
+    """How a distribution is mixed. top_k: over so many of a public model's tokens (0: all); tail: see the option."""
 
     weight: float
     vocab_size: int
@@ -146,9 +145,8 @@ class Mixing:
         if not self.top_k:
             return self.mix_token_log_probs(distribution.double().log_softmax(-1))
         assert public is not None  # `UniformMixing` has seen to it
-        return mix_on_public_top_k(
-            distribution.double(), public.to(distribution.device).double(), self.weight, self.top_k, self.tail
-        )
+        public = public.to(distribution.device).double()
+        return mix_on_public_top_k(distribution.double(), public, self.weight, self.top_k, self.tail)
 
     def mix_token_log_probs(self, log_probs: Tensor) -> Tensor:
         """The same of single tokens, (...) nats: on the whole vocabulary they take no others to mix."""
@@ -183,16 +181,13 @@ class UniformMixingModel(WrappingModel):
         rows = self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
         if not self.mixing.top_k:
             return _MixedRows(rows, self.mixing)
-        return _MixedRows(
-            rows, self.mixing, self._public_model_for_prompt(prompt).start(prefixes, length, prompt=prompt)
-        )
+        public = self._public_model_for_prompt(prompt).start(prefixes, length, prompt=prompt)
+        return _MixedRows(rows, self.mixing, public)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        public = (
-            self._public_model_for_prompt(prompt).log_probs(contexts, last, prompt=prompt)
-            if self.mixing.top_k
-            else None
-        )
+        public = None
+        if self.mixing.top_k:
+            public = self._public_model_for_prompt(prompt).log_probs(contexts, last, prompt=prompt)
         return self.mixing.of(self.model.log_probs(contexts, last, prompt=prompt), public)
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
@@ -236,17 +231,14 @@ class UniformMixingModel(WrappingModel):
         return other
 
     def least_likely_token_point_mass(self, distribution: Tensor, public: Tensor | None) -> Tensor:
-        """(..., V) nats: certain of the token that the mixed distribution (..., V) gives least, where it can give
-        any."""
-        possible = distribution.masked_fill(
-            distribution == -math.inf, math.inf
-        )  # the support is the same for all neighbours
+        """(..., V) nats: certain of the token that the mixed distribution gives least, of those that it can give."""
+        # the support is the same for all neighbours
+        possible = distribution.masked_fill(distribution == -math.inf, math.inf)
         if self.mixing.top_k:
             assert public is not None
-            support = torch.zeros_like(distribution, dtype=torch.bool).scatter(
-                -1, _top_k_token_ids(public, self.mixing.top_k), True
-            )
-            possible = possible.masked_fill(~support, math.inf)
+            outside = torch.ones_like(distribution, dtype=torch.bool)
+            outside = outside.scatter(-1, _top_k_token_ids(public, self.mixing.top_k), False)
+            possible = possible.masked_fill(outside, math.inf)
         return torch.full_like(distribution, -math.inf).scatter(-1, possible.argmin(-1, keepdim=True), 0.0)
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
@@ -333,8 +325,7 @@ def mix_with_uniform(log_probs: Tensor, weight: float, vocab_size: int) -> Tenso
 
 
 def mix_on_public_top_k(distribution: Tensor, public: Tensor, weight: float, top_k: int, tail: bool) -> Tensor:
-    """(..., V) nats: the private distribution on the public top-k, renormalised and mixed with the uniform distribution
-    there.
+    """(..., V) nats: the private distribution on the public top-k, renormalised and mixed with the uniform one there.
 
     The other tokens have probability 0; with `tail`, the public one, and those of the top-k share the rest.
     """

@@ -118,7 +118,12 @@ def realised_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> 
 
 def realised_pure_dp(log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Largest |log p - log q| (nats) over the last axis; inf where the supports differ. Raises AuditError."""
-    return np.maximum(realised_renyi(log_p, log_q, math.inf), realised_renyi(log_q, log_p, math.inf))
+    return two_sided_renyi(log_p, log_q, math.inf)
+
+
+def two_sided_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) -> npt.NDArray[np.float64]:
+    """The larger `realised_renyi` of both directions."""
+    return np.maximum(realised_renyi(log_p, log_q, alpha), realised_renyi(log_q, log_p, alpha))
 
 
 def _rdp_conversion_cost(delta: float, alpha: float) -> float:

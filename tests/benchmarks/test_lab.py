@@ -24,9 +24,9 @@ from auditor.benchmarks.lab_texts import make_texts
 from auditor.benchmarks.lab_training import END, LabTraining
 from auditor.benchmarks.masked_lab import MaskedLab, MaskedRecipe
 from auditor.core.errors import AuditError
-from auditor.defenses.dp_sgd import DpSgd
-from auditor.defenses.no_clipping import NoClipping
-from auditor.defenses.npo import NPO
+from auditor.defenses.private_training import DpSgd
+from auditor.defenses.private_training_controls import NoClipping
+from auditor.defenses.unlearning import NPO
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.shards import read_shard_record_list, text_digests
 

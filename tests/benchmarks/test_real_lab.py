@@ -24,7 +24,7 @@ from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
-from auditor.defenses.dp_sgd import DpSgd
+from auditor.defenses.private_training import DpSgd
 from auditor.models.decoding import ANCESTRAL
 from auditor.runs.lab_site import LABS, build_lab_recipe
 from auditor.runs.scoring import greedy_suffixes

@@ -11,8 +11,7 @@ import torch
 
 from auditor.core.errors import NotApplicable
 from auditor.defenses import cp_delta
-from auditor.defenses.cp_delta import CommonModel, CpDelta
-from auditor.defenses.public_common import PublicCommon
+from auditor.defenses.cp_delta import CommonModel, CpDelta, PublicCommon
 from auditor.models.ensemble import Ensemble, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario

@@ -16,9 +16,8 @@ from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
 from auditor.defenses.adp import Adp
 from auditor.defenses.adp_sound import AdpSound
-from auditor.defenses.dp_sgd import DpSgd
-from auditor.defenses.no_clipping import NoClipping
-from auditor.defenses.no_noise import NoNoise
+from auditor.defenses.private_training import DpSgd
+from auditor.defenses.private_training_controls import NoClipping, NoNoise
 from auditor.models.loading import load
 from auditor.plugins import registry
 from auditor.privacy import gradient_canaries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from auditor.defenses.public import Public
+from auditor.defenses.control_rows import Public
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
 

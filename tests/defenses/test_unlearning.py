@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from auditor.core.errors import AuditError
-from auditor.defenses.gradient_ascent import GradientAscent
-from auditor.defenses.npo import NPO
+from auditor.defenses.unlearning import NPO, GradientAscent
 from auditor.models.loading import load
 from auditor.runs import training
 from auditor.runs.training import Training

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
-from auditor.defenses.dedup import Dedup, _lsh_band_parameters, without_near_duplicates
+from auditor.defenses.dropped_records import Dedup, _lsh_band_parameters, without_near_duplicates
 from auditor.defenses.early_stop import EarlyStop
-from auditor.defenses.freeze_embeddings import FreezeEmbeddings
+from auditor.defenses.fine_tuning import FreezeEmbeddings
 from auditor.defenses.goldfish import Goldfish
 from auditor.plugins.trainer import Checkpoint, TrainingJob, TrainingRecord, read_summary
 from auditor.runs import training

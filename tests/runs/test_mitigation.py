@@ -16,9 +16,7 @@ import pytest
 from auditor.benchmarks.reduced_data import write_mitigated_rows
 from auditor.cli import call
 from auditor.core.plan import Plan
-from auditor.defenses.cap import Cap
-from auditor.defenses.dedup import Dedup
-from auditor.defenses.drop import Drop
+from auditor.defenses.dropped_records import Cap, Dedup, Drop
 from auditor.gate.decide import read_run
 from auditor.models.shards import read_shard_record_list, text_digests, write_shard_record_list
 from auditor.plugins import registry

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from auditor.defenses.control_rows import Public
 from auditor.defenses.pmixed import PMixed, Unmixed
-from auditor.defenses.public import Public
 from auditor.plugins.defense import Cause, Defense
 from auditor.runs.shown_rows import defense_rows_with_controls, row_name_of_defense
 

@@ -25,7 +25,7 @@ from auditor.benchmarks.lab_texts import draw_texts
 from auditor.benchmarks.lab_training import LabTraining
 from auditor.core import threads
 from auditor.core.nouns import Secret
-from auditor.defenses.dp_sgd import DpSgd
+from auditor.defenses.private_training import DpSgd
 from auditor.models.base import LanguageModel, perplexity_nll
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Observed, run_probe, value_column

@@ -22,8 +22,7 @@ from auditor.benchmarks.lab_recipe import LabRecipe
 from auditor.benchmarks.splitting import plural
 from auditor.core.nouns import Secret, Tokens
 from auditor.defenses.deployed_forms import DeployedForm, Int4, Int8, Pruned
-from auditor.defenses.gradient_ascent import GradientAscent
-from auditor.defenses.npo import NPO
+from auditor.defenses.unlearning import NPO, GradientAscent
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.statistics.compare import difference_evidence
 from benchmarks.checks.harness import Page, run

@@ -41,9 +41,8 @@ from auditor.core.secret_randomness import keyed_random_generator
 from auditor.defenses import private_training
 from auditor.defenses.adp import Adp
 from auditor.defenses.adp_sound import AdpSound
-from auditor.defenses.dp_sgd import DpSgd
 from auditor.defenses.pmixed import PMixed
-from auditor.defenses.private_training import PrivateTraining
+from auditor.defenses.private_training import DpSgd, PrivateTraining
 from auditor.models.ensemble import Ensemble
 from auditor.plugins.defense import Scenario, TrainedModel
 from auditor.plugins.probe import DELTA, run_probe

@@ -22,7 +22,7 @@ from auditor.benchmarks.lab import Lab
 from auditor.core import threads
 from auditor.core.result import Audited
 from auditor.core.secret_randomness import keyed_random_generator
-from auditor.defenses.dp_sgd import DpSgd
+from auditor.defenses.private_training import DpSgd
 from auditor.privacy.gaussian import noise_multiplier_for
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.statistics.audited import audit_epsilon_bounds

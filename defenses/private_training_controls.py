@@ -1,4 +1,4 @@
-"""Private training without its noise: what clipping alone leaves of a leak, and costs."""
+"""Private training without its noise, and without its clipping too: what is left of a leak then, and costs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ from auditor.plugins.trainer import TrainingJob
 from auditor.training.finetune import LARGEST
 from auditor.training.poisson import NonPrivateControl, UnitTreatment
 from auditor.training.rarity import check_clipping_share_options, clipping_shares
+
+
+@dataclass(frozen=True)
+class NoClipping(NonPrivateControl):
+    """Fine-tune as private training does, without noise and without clipping: its recipe alone, and no claim.
+
+    Options as in `dp-sgd`.
+    """
+
+    name: ClassVar[str] = "no-clipping"
+    title: ClassVar[str] = "No clipping, no noise"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gradient_canaries:
+            raise AuditError(
+                "expected gradient_canaries=0 for no-clipping, whose gradients have no norm to plant canaries of, "
+                f"got {self.gradient_canaries}"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One adapter on all data, trained as the members of an ensemble are: what their recipe alone leaves of a leak."""
+"""Models that are shown beside a defended one: the public model, and one adapter on all data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ from typing import ClassVar
 from auditor.models.base import LanguageModel
 from auditor.plugins.defense import Defense, Scenario
 
-CONTROL = "audit train pmixed -D control=true makes it"  # outside the lab
+CONTROL = "audit train pmixed -D control=true makes it"  # the one adapter, outside the lab
+
+
+@dataclass(frozen=True)
+class Public(Defense):
+    """Serve the public model in the target's place: the end of every trade-off that no private data stand behind."""
+
+    name: ClassVar[str] = "public"
+    title: ClassVar[str] = "Public model"
+    needs: ClassVar[tuple[str, ...]] = ("public",)
+    claims: ClassVar[str] = "none: the control row at no private data"
+
+    def protect(self, scenario: Scenario) -> LanguageModel:
+        assert scenario.public is not None  # the run has seen to what is needed
+        return scenario.public
 
 
 @dataclass(frozen=True)
