@@ -127,15 +127,13 @@ class RunContext:
         prompt."""
         rows, prefix_token = self.selection.prompt_rows, len(self.prefix_token.tokens)
         prompt = torch.empty(rows, 0) if rows else None
-        model, public, reference = self.site.model, self.site.public, self.site.reference
+        asked = ((self.site.model, prompt), (self.site.public, prompt), (self.site.reference, None))
         for n_prefix, length in {(len(query.prefix), query.length) for query in self.challenge.queries}:
-            model.check_room(n_prefix, length, prompt, prefix_token)
-            if public is not None:
-                public.check_room(n_prefix, length, prompt, prefix_token)
-            if reference is not None:
-                reference.check_room(n_prefix, length, prefix_token=prefix_token)
+            for model, tuned in asked:
+                if model is not None:
+                    model.check_room(n_prefix, length, tuned, prefix_token)
         for n_prefix, length in {(len(canary.prefix), len(canary.suffix)) for canary in self.benchmark.canaries}:
-            model.check_room(n_prefix, length, prefix_token=prefix_token)
+            self.site.model.check_room(n_prefix, length, prefix_token=prefix_token)
 
 
 @dataclass(frozen=True)

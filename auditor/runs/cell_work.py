@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,7 +14,6 @@ from auditor.core.nouns import CellKey, Guesses, Observation, PrefixToken, Query
 from auditor.core.plan import Plan
 from auditor.engines.engine import WorkerStart
 from auditor.gate.comparability import secrets_digest
-from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, Meter, View
 from auditor.records.folder import batch_finished_secrets
@@ -64,47 +62,29 @@ class Workplace:
 
 
 @dataclass(frozen=True)
-class CellWork(ABC, Generic[Asked, Answer]):
+class CellWork(Generic[Asked, Answer]):
     """What one cell asks. allowance: tokens that each (recipe, secret) may still draw, shared out by the run's owner.
 
-    meter: what was drawn inside the target's claim until now, and what the claim was charged for it.
+    meter: what was drawn inside the target's claim until now, and what the claim was charged for it. state: what the
+    attack tuned; a probe sees the answers, and tunes nothing.
     """
 
     key: CellKey
     allowance: Mapping[tuple[str, str], int] | None
     meter: Meter
+    state: dict[str, Any] = field(default_factory=dict, repr=False)
     portion: ClassVar[int] = 64
-
-    @abstractmethod
-    def answers(self, method: Any, view: View, items: Sequence[Asked]) -> Iterator[Answer]:
-        """What the attack or probe of the cell finds, secret by secret."""
 
     def at(self, place: Workplace, items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
         view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
         view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent, self.meter.lots)
-        start, known, method = time.perf_counter(), len(drawn), place.scene.selection.named[self.key.attack]
-        for batch in batch_finished_secrets(self.answers(method, view, items), _AT_ONCE):
+        start, known = time.perf_counter(), len(drawn)
+        method: Any = place.scene.selection.named[self.key.attack]
+        answers = method.measure(view, items) if isinstance(method, Probe) else method.guess(view, self.state, items)
+        for batch in batch_finished_secrets(answers, _AT_ONCE):
             now = time.perf_counter()
             yield CellWorkResult(batch, dict(islice(drawn.items(), known, None)), now - start)
             start, known = time.perf_counter(), len(drawn)
-
-
-@dataclass(frozen=True)
-class AttackWork(CellWork[Query, Guesses]):
-    """state: what the attack tuned."""
-
-    state: dict[str, Any] = field(repr=False)
-
-    def answers(self, method: Attack, view: View, items: Sequence[Query]) -> Iterator[Guesses]:
-        return method.guess(view, self.state, items)
-
-
-@dataclass(frozen=True)
-class ProbeWork(CellWork[Secret, Observation]):
-    """It sees the answers, and tunes nothing."""
-
-    def answers(self, method: Probe, view: View, items: Sequence[Secret]) -> Iterator[Observation]:
-        return method.measure(view, items)
 
 
 @dataclass(frozen=True)

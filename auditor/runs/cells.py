@@ -20,14 +20,8 @@ from auditor.plugins.view import TEXT_ONLY, Setting, View
 from auditor.records.outcomes import PerSecret
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
 from auditor.runs.audit import Audit
-from auditor.runs.cell_work import Answer, Asked, AttackWork, CellWork, CellWorkResult, ProbeWork, Workplace
-from auditor.runs.per_secret_results import (
-    Collector,
-    Kinds,
-    make_token_decoder,
-    row_of_guesses,
-    row_of_observations,
-)
+from auditor.runs.cell_work import Answer, Asked, CellWork, CellWorkResult, Workplace
+from auditor.runs.per_secret_results import Collector, Kinds, make_token_decoder, row_of_guesses, row_of_observations
 from auditor.runs.selection import reason_method_is_skipped
 from auditor.runs.target import Target
 from auditor.runs.tuned_states import State
@@ -47,28 +41,15 @@ class TargetRun:
 
 
 @dataclass(frozen=True)
-class Cell(ABC):
+class Cell(TargetRun, ABC):
     """One cell; view: what the attacker of this target and setting sees."""
 
-    target_run: TargetRun
     setting: Setting
     method: Attack | Probe
 
     @property
-    def audit(self) -> Audit:
-        return self.target_run.audit
-
-    @property
-    def target(self) -> Target:
-        return self.target_run.target
-
-    @property
-    def collector(self) -> Collector:
-        return self.target_run.collector
-
-    @property
     def view(self) -> View:
-        return self.target_run.place.view(self.target.name, self.setting.name)
+        return self.place.view(self.target.name, self.setting.name)
 
     @property
     def key(self) -> CellKey:
@@ -104,7 +85,7 @@ class Cell(ABC):
 
     def _found(self, work: CellWork[Asked, Answer], items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
         """What the engine finds of them, as it comes in."""
-        for found in self.target_run.engine.stream(work, items):
+        for found in self.engine.stream(work, items):
             self.target.spending.meter.drawn |= found.drawn
             yield found
 
@@ -217,7 +198,7 @@ class AttackCell(Cell):
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
         queries = self.method.queries(self.view, known)
         self._refuse_others(done, {query.id for query in queries})
-        work = AttackWork(self.key, self.view.allowance, target.spending.meter, state)
+        work: CellWork[Query, Guesses] = CellWork(self.key, self.view.allowance, target.spending.meter, state)
 
         def ask(some: Sequence[Query]) -> None:
             for found in self._found(work, [query for query in some if query.id not in done]):
@@ -296,7 +277,7 @@ class ProbeCell(Cell):
         folder, probe, (seen_before, facts) = self.audit.folder, self.method, self._shared_undefended_observations()
         done = folder.observations.done(self.key)
         self._refuse_others(done, {secret.id for secret in secrets})
-        work = ProbeWork(self.key, self.view.allowance, self.target.spending.meter)
+        work: CellWork[Secret, Observation] = CellWork(self.key, self.view.allowance, self.target.spending.meter)
 
         def ask(some: Sequence[Secret]) -> None:
             if known := [seen_before[secret.id] for secret in some if secret.id in seen_before.keys() - done.keys()]:
@@ -367,8 +348,8 @@ def cells_of_target(target_run: TargetRun) -> Iterator[Cell]:
     for setting in selection.settings_for_row(target.companion):
         for method in selection.methods:
             if isinstance(method, Probe):
-                yield ProbeCell(target_run, setting, method)
+                yield ProbeCell(**vars(target_run), setting=setting, method=method)
             elif isinstance(method, CorpusAttack):
-                yield CorpusCell(target_run, setting, method)
+                yield CorpusCell(**vars(target_run), setting=setting, method=method)
             else:
-                yield AttackCell(target_run, setting, method)
+                yield AttackCell(**vars(target_run), setting=setting, method=method)

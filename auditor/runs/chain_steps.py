@@ -39,10 +39,8 @@ def build_cause_chain(
     the next one. None where the target's own row was not measured, or where no secret was answered in all rows.
     """
     start, answers = base
-    rows = {
-        start: answers,
-        **{chain_row.target: chain_row.answers for chain_row in chain_rows if chain_row.answers is not None},
-    }
+    measured = {chain_row.target: chain_row.answers for chain_row in chain_rows if chain_row.answers is not None}
+    rows = {start: answers, **measured}
     secrets, others = (ids_common_to_rows(rows.values(), name, members) for members in (True, False))
     if target not in rows or not secrets:
         return None
@@ -56,15 +54,14 @@ def build_cause_chain(
         waiting.append(chain_row)
         if chain_row.target in rows:
             moved = minus(chain_row.target, at) if chain_row.target != at else None
-            note = _not_separated_sentence(waiting) if moved else f"the {at} target is that row"
+            note = "" if moved else f"the {at} target is that row"
+            if moved and len(waiting) > 1:  # several causes are one step
+                note = f"not separated, for want of {_missing_rows_phrase(waiting[:-1])}"
             steps.append(ChainStep(_changes_by_cause(waiting), at, chain_row.target, moved, note))
             at, waiting = chain_row.target, []
     if waiting:
-        steps.append(
-            ChainStep(
-                _changes_by_cause(waiting), at, "", None, f"not measured, for want of {_missing_rows_phrase(waiting)}"
-            )
-        )
+        note = f"not measured, for want of {_missing_rows_phrase(waiting)}"
+        steps.append(ChainStep(_changes_by_cause(waiting), at, "", None, note))
     return Chain(tuple(steps), minus(target, start))
 
 
@@ -88,11 +85,6 @@ def mean_difference_between_rows(
 
 def _changes_by_cause(chain_rows: Sequence[ChainRow]) -> dict[str, str]:
     return {chain_row.cause.name: chain_row.cause.changes for chain_row in chain_rows}
-
-
-def _not_separated_sentence(chain_rows: Sequence[ChainRow]) -> str:
-    """That several causes are one step, and what would tell them apart."""
-    return f"not separated, for want of {_missing_rows_phrase(chain_rows[:-1])}" if len(chain_rows) > 1 else ""
 
 
 def _missing_rows_phrase(chain_rows: Sequence[ChainRow]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from auditor.core.nouns import UNDEFENDED
@@ -18,7 +18,7 @@ from auditor.runs.selection import Selection
 from auditor.runs.shown_rows import ShownRow
 from auditor.runs.site import Site
 
-Lookup = Callable[[str], PerSecret | None]  # what a target answered, by its name
+Answers = Mapping[str, PerSecret]  # by the name of the target
 
 
 @dataclass(frozen=True)
@@ -39,29 +39,25 @@ class Chains:
             return finding  # its steps have intervals of a fixed size
         if (main := finding.main) is None:
             return finding
-        answers = self.collector.answers
-
-        def of(target: str) -> PerSecret | None:
-            return answers.get(finding.key._replace(target=target))
-
-        return dataclasses.replace(finding, chain=self._cause_chain_of_row(row, of, main.name, main.unit))
+        alike = {key.target: held for key, held in self.collector.answers.items() if key[1:] == finding.key[1:]}
+        return dataclasses.replace(finding, chain=self._cause_chain_of_row(row, alike, main.name, main.unit))
 
     def with_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
         """With the steps that make its members' true tokens less likely."""
         row = next((row for row in self.selection.rows if row.name == target.name and not row.companion), None)
         if row is None:
             return target
-        chain = self._cause_chain_of_row(row, self.collector.likelihoods.get, LIKELIHOOD, "nats a token")
+        chain = self._cause_chain_of_row(row, self.collector.likelihoods, LIKELIHOOD, "nats a token")
         return dataclasses.replace(target, likelihood=chain)
 
-    def _cause_chain_of_row(self, row: ShownRow, answers: Lookup, name: str, unit: str) -> Chain | None:
-        base = answers(UNDEFENDED)
+    def _cause_chain_of_row(self, row: ShownRow, answers: Answers, name: str, unit: str) -> Chain | None:
+        base = answers.get(UNDEFENDED)
         if base is None or not (steps := row.defense.chain()):
             return None
         chain_rows = [self._chain_row_for_cause(row, cause, answers) for cause in steps]
         return chain_steps.build_cause_chain(row.name, (UNDEFENDED, base), chain_rows, name, unit)
 
-    def _chain_row_for_cause(self, row: ShownRow, cause: Cause, answers: Lookup) -> chain_steps.ChainRow:
+    def _chain_row_for_cause(self, row: ShownRow, cause: Cause, answers: Answers) -> chain_steps.ChainRow:
         control = cause.row
         if control is None:
             name = row.name
@@ -69,7 +65,7 @@ class Chains:
             name = UNDEFENDED
         else:
             name = shown_rows.row_name_of_defense(self.selection.rows, control)
-        found = answers(name)
+        found = answers.get(name)
         title = title_of(type(control or row.defense))
         absent = f"{title!r} ({'not measured' if name else cause.needs})"
         return chain_steps.ChainRow(cause, name, found, "" if found else absent)

@@ -119,7 +119,10 @@ class Loader:
         def fresh() -> LanguageModel:
             if provider.network:
                 safe_mode.refuse_in_safe_mode(f"{wanted.name or wanted.base_url} would be asked over the network")
-            _check_memory(provider, wanted)
+            needed, there = provider.memory(wanted), psutil.virtual_memory().total
+            if needed is not None and needed > there:
+                sizes = f"{needed / 1e9:.1f} GB at least, got a machine with {there / 1e9:.1f} GB"
+                raise AuditError(f"expected memory for {wanted.name}, {sizes}")
             first.append(provider.load(wanted))
             for note in first[0].notes:
                 self.reporter.note(note)
@@ -131,11 +134,3 @@ class Loader:
         if not first:
             provider.again(loaded, wanted)
         return loaded
-
-
-def _check_memory(provider: Provider, wanted: RequestedModel) -> None:
-    """Raises AuditError where this machine has less memory than the model takes at least."""
-    needed, there = provider.memory(wanted), psutil.virtual_memory().total
-    if needed is not None and needed > there:
-        sizes = f"{needed / 1e9:.1f} GB at least, got a machine with {there / 1e9:.1f} GB"
-        raise AuditError(f"expected memory for {wanted.name}, {sizes}")

@@ -54,13 +54,7 @@ def load_data(
 
 
 def _load_records(
-    asked: DataPlan,
-    data: str,
-    name: str,
-    seed: int,
-    model: LanguageModel,
-    held: TextForm | None,
-    form_rows: int,
+    asked: DataPlan, data: str, name: str, seed: int, model: LanguageModel, held: TextForm | None, form_rows: int
 ) -> Benchmark:
     common: dict[str, Any] = {
         "prefix_length": asked.prefix_length,

@@ -40,9 +40,11 @@ class PersonalDataOfSecrets:
             secret = secrets[answer.secret]
             right = answer.ranked[0].suffix == secret.suffix
             text = "" if right else _decoded_suffix(secret.prefix, answer.ranked[0].suffix, decode)
-            for kind, marks in _texts_by_kind(self.of[answer.secret]).items():
-                out = [right or any(pii.places_in_text(said, text)) for said in marks]
-                found.setdefault(kind, {})[answer.secret] = sum(out) / len(out)
+            out: dict[str, list[bool]] = {}
+            for kind, said in self.of[answer.secret]:
+                out.setdefault(kind, []).append(right or any(pii.places_in_text(said, text)))
+            for kind, held in out.items():
+                found.setdefault(kind, {})[answer.secret] = sum(held) / len(held)
         return dict(sorted(found.items()))
 
 
@@ -60,7 +62,10 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
         return PersonalDataOfSecrets({}, {})
     recognisers, said = _recognisers_and_limits(benchmark, regions)
     decode = make_token_decoder(benchmark.tokenizer)
-    worded = {secret.id: _wording_or_decoded_text(secret, decode) for secret in benchmark.secrets}
+    worded = {
+        one.id: one.wording or Wording(decode(one.prefix), _decoded_suffix(one.prefix, one.suffix, decode), ())
+        for one in benchmark.secrets
+    }
     found = {id: list(_personal_spans_with_fate(wording, recognisers)) for id, wording in worded.items()}
     members = {secret.id for secret in benchmark.secrets if secret.member}
     foreign = {text: True for id, spans in found.items() if id not in members for _, text, _ in spans}
@@ -105,13 +110,6 @@ def _recognisers_and_limits(
     return pii.Recognisers(regions), () if regions else (said,)
 
 
-def _wording_or_decoded_text(secret: Secret, decode: Decode) -> Wording:
-    """As its owner wrote it, or as its tokens are decoded."""
-    if secret.wording is not None:
-        return secret.wording
-    return Wording(decode(secret.prefix), _decoded_suffix(secret.prefix, secret.suffix, decode), ())
-
-
 def _decoded_suffix(prefix: Tokens, suffix: Tokens, decode: Decode) -> str:
     return decode_continuation(decode, prefix[-CONTEXT:], suffix)
 
@@ -129,10 +127,3 @@ def _personal_spans_with_fate(wording: Wording, recognisers: pii.Recognisers | N
             yield span.kind, text, "held"
         else:
             yield span.kind, text, "cut" if span.start < begin or span.end > end else "members"
-
-
-def _texts_by_kind(marks: Iterable[Mark]) -> dict[str, list[str]]:
-    texts: dict[str, list[str]] = {}
-    for kind, text in marks:
-        texts.setdefault(kind, []).append(text)
-    return texts

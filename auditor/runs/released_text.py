@@ -44,14 +44,7 @@ from auditor.statistics import extraction, judging, memorised, roc
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.membership import FALSE_POSITIVES
-from auditor.statistics.metrics import (
-    OF_TEXT,
-    RECALL,
-    auc_name,
-    nonmember_metric_name,
-    score_column_name,
-    tpr_name,
-)
+from auditor.statistics.metrics import OF_TEXT, RECALL, auc_name, nonmember_metric_name, score_column_name, tpr_name
 from auditor.statistics.ngram_scores import (
     NGramCounts,
     mean_jaccard_similarity,
@@ -342,9 +335,7 @@ def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Ro
         rates = (roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES)
         measured += [m for m in rates if m is not None]
     rows.observed(
-        _cell_key_of_attack(MEMBERS),
-        secrets,
-        {score_column_name(name): values for name, values in scores.items()},
+        _cell_key_of_attack(MEMBERS), secrets, {score_column_name(name): values for name, values in scores.items()}
     )
     notes = [
         "the main score was chosen beforehand; the others are the published ones (2502.14921): "

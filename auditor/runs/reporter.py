@@ -25,11 +25,17 @@ class Reporter(Protocol):
         """The first real number: greedy recall by repeat count."""
 
 
-class Silence(Reporter):
+class Silence:
     """A reporter that says nothing."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def progress(self, what: str, done: int, total: int) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def greedy(self, recall: Mapping[str, Measurement]) -> None: ...
 
 
 class Clock:

@@ -14,15 +14,7 @@ from datetime import UTC, datetime
 from auditor import __version__
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
-from auditor.core.result import (
-    AuditResult,
-    BenchmarkRecord,
-    Finding,
-    Measurement,
-    OwnSection,
-    TargetRecord,
-    Unlearning,
-)
+from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, OwnSection, TargetRecord, Unlearning
 from auditor.engines.choose import make_engine
 from auditor.engines.engine import Engine
 from auditor.gate.comparability import secrets_digest

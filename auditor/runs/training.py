@@ -125,7 +125,10 @@ def _build_job(asked: Training, progress: Callable[[str, int, int], None]) -> tu
     texts, units = training_texts(asked.data, asked.text_column, asked.user_column)  # before minutes of loading
     base = load(asked.model, asked.loading)
     records, notes = _tokenized(asked, base, texts, units)
-    heldout, forget = (_training_records_of_file(asked, base, path) for path in (asked.heldout, asked.forget))
+    heldout, forget = (
+        () if path is None else _tokenized(asked, base, training_texts(path, asked.text_column, None)[0], None)[0]
+        for path in (asked.heldout, asked.forget)
+    )
     _check_files_beside_records(heldout, forget, records)
     job = TrainingJob(
         base=asked.model,
@@ -232,11 +235,6 @@ def _tokenized(
     if units is not None:
         records = [replace(record, unit=unit) for record, unit in zip(records, units, strict=True)]
     return tuple(records), (f"{len(records):,} records of {len({r.unit for r in records}):,} {whose}", *said)
-
-
-def _training_records_of_file(asked: Training, base: HuggingFaceModel, path: str | None) -> tuple[TrainingRecord, ...]:
-    """What a file beside --data holds, read as the records are; nothing where none is given."""
-    return () if path is None else _tokenized(asked, base, training_texts(path, asked.text_column, None)[0], None)[0]
 
 
 def _check_files_beside_records(
