@@ -79,8 +79,11 @@ class CellWork(Generic[Asked, Answer]):
         view, drawn = place.view(self.key.target, self.key.setting), dict(self.meter.drawn)
         view.allowance, view.meter = self.allowance, Meter(drawn, self.meter.spent, self.meter.lots)
         start, known = time.perf_counter(), len(drawn)
-        method: Any = place.scene.selection.named[self.key.attack]
-        answers = method.measure(view, items) if isinstance(method, Probe) else method.guess(view, self.state, items)
+        method = place.scene.selection.named[self.key.attack]
+        asked: Any = items  # secrets of a probe, queries of an attack
+        answers: Iterator[Any] = (
+            method.measure(view, asked) if isinstance(method, Probe) else method.guess(view, self.state, asked)
+        )
         for batch in batch_finished_secrets(answers, _AT_ONCE):
             now = time.perf_counter()
             yield CellWorkResult(batch, dict(islice(drawn.items(), known, None)), now - start)

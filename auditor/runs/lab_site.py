@@ -69,11 +69,8 @@ class LabSite(Site):
         return self.shared.get("lab", self.key, make)
 
     def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[TrainablePiece]:
-        pieces = [
-            TrainablePiece("reference", i, asked)
-            for asked in references
-            for i in range(parse_reference_model_count(asked))
-        ]
+        counts = {asked: parse_reference_model_count(asked) for asked in references}
+        pieces = [TrainablePiece("reference", i, asked) for asked, count in counts.items() for i in range(count)]
         sizes = {d.members or self.recipe.members: name for name, d in defenses.items() if "ensemble" in d.needs}
         pieces += [TrainablePiece("member", i, of=name) for size, name in sizes.items() for i in range(size)]
         if not self.recipe.target_trained_like_members and any("whole" in d.needs for d in defenses.values()):

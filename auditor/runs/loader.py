@@ -45,11 +45,6 @@ class Loader:
         return self._provider_and_request[0].network
 
     @property
-    def network_forms(self) -> tuple[str, ...]:
-        """The forms that are asked over a network."""
-        return tuple(form for form in self.target.forms if "://" in form and self._form(form)[0].network)
-
-    @property
     def distribution(self) -> bool:
         """Whether the model gives whole next-token distributions."""
         if "model" in self.live:
@@ -75,7 +70,8 @@ class Loader:
             return
         provider, wanted = self._provider_and_request
         beside = self.target.public is not None or self.target.reference is not None
-        served = [name for form in self.network_forms for name in self._form(form)[0].takes]
+        forms = [self._form(form)[0] for form in self.target.forms if "://" in form]
+        served = [name for one in forms if one.network for name in one.takes]
         for name in given:
             if name not in (*provider.takes, *served) and not (beside and name in fields_with_rule(PLACED)):
                 taken = ", ".join(map(command_line_flag, provider.takes)) or "none of the kind"

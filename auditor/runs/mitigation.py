@@ -296,11 +296,8 @@ def run_training(what: Mitigation, run: RunOutcomes, reporter: Reporter, shared:
         _discard_refused_training(out)
         raise
     done = TrainingOutcome(told, seconds)
-    disk.replace_atomically(
-        out / RECORD,
-        json.dumps({"configuration": configuration, "done": dataclasses.asdict(done)}, indent=1),
-        sync=True,
-    )
+    record = {"configuration": configuration, "done": dataclasses.asdict(done)}
+    disk.replace_atomically(out / RECORD, json.dumps(record, indent=1), sync=True)
     return done
 
 

@@ -22,6 +22,7 @@ from auditor.models.vocabulary import check_tokens
 from auditor.plugins.benchmark import Benchmark
 from auditor.runs import making_audit_canaries, text_form
 
+_OF_ALL_KINDS = ("prefix_length", "suffix_length", "known", "known_fraction", "nonmembers", "limit")
 _COLUMNS, _OF_TEXT = ("group_column", "user_column"), ("knows", "turns", "windows", "template", "date")
 
 
@@ -56,15 +57,7 @@ def load_data(
 def _load_records(
     asked: DataPlan, data: str, name: str, seed: int, model: LanguageModel, held: TextForm | None, form_rows: int
 ) -> Benchmark:
-    common: dict[str, Any] = {
-        "prefix_length": asked.prefix_length,
-        "suffix_length": asked.suffix_length,
-        "known": asked.known,
-        "known_fraction": asked.known_fraction,
-        "nonmembers": asked.nonmembers,
-        "limit": asked.limit,
-        "seed": seed,
-    }
+    common: dict[str, Any] = {"seed": seed, **{name: getattr(asked, name) for name in _OF_ALL_KINDS}}
     benchmark: Benchmark
     if folder_has_extraction_arrays(Path(data)):
         _refuse_given(asked, _COLUMNS, f"names a column, which the arrays of {data!r} do not have")

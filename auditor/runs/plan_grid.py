@@ -76,10 +76,8 @@ def expand_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
 
     Raises AuditError for an unknown field, an empty list, a name used twice, and options for nobody.
     """
-    base = {
-        "attack": list(FIELDS["attack"].default),
-        **{name: value for name, value in raw.items() if name not in GRID},
-    }
+    base = {"attack": list(FIELDS["attack"].default)}
+    base |= {name: value for name, value in raw.items() if name not in GRID}
     variants = _checked_variants(raw.get("variant", []))
     common = _checked_sweep(raw.get("sweep", {}))
     swept = {name: {**common, **_checked_sweep(own.get("sweep", {}))} for name, own in variants}

@@ -55,6 +55,7 @@ from auditor.statistics.ngram_scores import (
 SETTING = "text-only"
 PASSAGES, MEMBERS, EPSILON = "passages", "membership", "canaries"
 METHODS = {PASSAGES: "verbatim", MEMBERS: "membership", EPSILON: "epsilon"}
+_CELLS = {attack: CellKey(UNDEFENDED, SETTING, attack) for attack in METHODS}
 DELTA = 1e-5
 _SHARES = 10  # of the level: each bound of epsilon has one, the other signals the rest
 WORDS = 10
@@ -71,10 +72,6 @@ class ReleasedText:
     written: tuple[str, ...]
     manifest: AuditManifest | None
     said: tuple[str, ...]
-
-    @property
-    def member(self) -> NDArray[np.bool_]:
-        return np.array([one.member for one in self.records])
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
@@ -197,15 +194,11 @@ class _Rows:
         self.shown, self.guesses[str(key)] = tuple(secrets), {one.secret: one for one in guesses}
 
 
-def _cell_key_of_attack(attack: str) -> CellKey:
-    return CellKey(UNDEFENDED, SETTING, attack)
-
-
 def _finding_of_release(
     attack: str, measurements: Sequence[Measurement], notes: Sequence[str], **more: object
 ) -> Finding:
     access = ("the released text alone",)
-    none = Finding(*_cell_key_of_attack(attack), {}, access, "as released", None, "it claims nothing")
+    none = Finding(*_CELLS[attack], {}, access, "as released", None, "it claims nothing")
     return replace(none, measurements=tuple(measurements), notes=tuple(notes), **more)  # type: ignore[arg-type]
 
 
@@ -233,8 +226,8 @@ def _find_copied_passages(
     by_id = {one.id: i for i, one in enumerate(asked)}
     of_kinds = {kind: [shares[by_id[id]] for id in outcome.ids] for kind, shares in parts.items()}
     kept = PerSecret.of(outcome, of_kinds)
-    rows.add_guesses(_cell_key_of_attack(PASSAGES), asked, guesses)
-    rows.columns += kept.columns(_cell_key_of_attack(PASSAGES))
+    rows.add_guesses(_CELLS[PASSAGES], asked, guesses)
+    rows.columns += kept.columns(_CELLS[PASSAGES])
     members = outcome.only(outcome.member)
     finding = _finding_of_release(
         PASSAGES,
@@ -283,13 +276,10 @@ def _personal_data_shares(
     What members and non-members both hold is left out: it may come from either.
     """
     recognisers = pii.Recognisers() if pii.pii_packages_installed() else None
+    found_in = [pii.find_personal_data(one.text, one.marks, recognisers) for one in records]
     spans = [
-        list(
-            dict.fromkeys(
-                (s.kind, one.text[s.start : s.end]) for s in pii.find_personal_data(one.text, one.marks, recognisers)
-            )
-        )
-        for one in records
+        list(dict.fromkeys((span.kind, one.text[span.start : span.end]) for span in found))
+        for one, found in zip(records, found_in, strict=True)
     ]
     of_members, of_others = (
         {said for own, one in zip(spans, records, strict=True) if one.member == side for _, said in own}
@@ -327,16 +317,14 @@ def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Ro
         "bigrams": model.laplace(records),
         "likeness": mean_jaccard_similarity(records, held.texts, kinds),
     }
-    measured, member = list[Measurement](), held.member
+    measured, member = list[Measurement](), np.array([one.member for one in held.records])
     for name, values in scores.items():
         own, others = values[member], values[~member]
         note = "n-grams of the released text against those of other records" if not name else ""
         measured.append(roc.auc_estimate(auc_name(name), own, others, note))
         rates = (roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES)
         measured += [m for m in rates if m is not None]
-    rows.observed(
-        _cell_key_of_attack(MEMBERS), secrets, {score_column_name(name): values for name, values in scores.items()}
-    )
+    rows.observed(_CELLS[MEMBERS], secrets, {score_column_name(name): values for name, values in scores.items()})
     notes = [
         "the main score was chosen beforehand; the others are the published ones (2502.14921): "
         + ", ".join(OF_TEXT.values())
@@ -367,7 +355,7 @@ def _epsilon_lower_bound_finding(
         Secret(one.id, (), text, manifest.times if one.included else 0, one.included, alias=one.id)
         for one, text in zip(manifest.canaries, whole, strict=True)
     )
-    rows.observed(_cell_key_of_attack(EPSILON), subjects, {"score": scores})
+    rows.observed(_CELLS[EPSILON], subjects, {"score": scores})
     main = audits[0]
     notes = [
         f"{main.canaries:,} canaries, in or out by a fair coin each; {main.guesses:,} guessed, {main.right:,} right",

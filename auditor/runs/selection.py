@@ -116,28 +116,22 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
     site.check_model(plan.given(PROVIDED | PLACED))
     check_submission(plan)
     methods = _build_attacks_and_probes(plan.attacks, plan.is_canary_only, site, objects)
+    asked, known, parts = plan.defenses, registry.defenses(), site.defense_parts
     defenses: list[Defense] = _built_plugins(
-        "defense",
-        plan.defenses.defense,
-        plan.defenses.defense_options,
-        registry.defenses(),
-        site.defense_parts.defaults,
-        objects,
+        "defense", asked.defense, asked.defense_options, known, parts.defaults, objects
     )
-    refuse_unused_options("-D", plan.defenses.defense_options, _option_names_by_plugin(defenses))
+    refuse_unused_options("-D", asked.defense_options, _option_names_by_plugin(defenses))
     for defense in defenses:
-        site.defense_parts.check(defense)
+        parts.check(defense)
 
     def can_be_shown(control: Defense) -> bool:
-        return plan.defenses.controls and not (
-            site.defense_parts.lacks(control) or site.defense_parts.is_undefended(control)
-        )
+        return asked.controls and not (parts.lacks(control) or parts.is_undefended(control))
 
-    if plan.defenses.relearn is not None or any(one.float32 for one in (*methods, *defenses)):
+    if asked.relearn is not None or any(one.float32 for one in (*methods, *defenses)):
         site.ask_float32()
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both"))
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
-    controls = [registry.defenses()[name]() for name in wanted]
+    controls = [known[name]() for name in wanted]
     beside, models = unlearning.unlearning_rows(plan, defenses)
     rows = (*shown_rows.defense_rows_with_controls(defenses, can_be_shown, controls), *beside)
     return Selection(tuple(methods), (*rows, *rows_of_model_forms(plan.target, rows)), settings, models)

@@ -184,10 +184,8 @@ class Site(ABC):
         benchmark, key = copy.copy(self.data()), load_alias_salt()
         benchmark.notes += self.notes()
         limit_known_pairs(benchmark, self.plan.data.known_limit, self.plan.seed)
-        benchmark.secrets, benchmark.canaries = (
-            with_aliases(benchmark.secrets, key),
-            with_aliases(benchmark.canaries, key),
-        )
+        benchmark.secrets = with_aliases(benchmark.secrets, key)
+        benchmark.canaries = with_aliases(benchmark.canaries, key)
         return benchmark
 
     @property

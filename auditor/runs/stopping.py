@@ -95,16 +95,14 @@ def with_betting_bounds(finding: Finding, row: PerSecret, stopped: StoppedEarly)
     def each(kinds: Mapping[str, Measurement]) -> dict[str, Measurement]:
         return {kind: found for kind, m in kinds.items() if (found := again(m, kind=kind))}
 
+    note = f"{stopped.said}: intervals hold at every look (betting), and what has none is left out"
     return replace(
         finding,
         measurements=tuple(found for m in finding.measurements if (found := again(m))),
         by_repeats={n: found for n, m in finding.by_repeats.items() if (found := again(m, int(n)))},
         by_kind=each(finding.by_kind),
         by_kind_nonmembers=each(finding.by_kind_nonmembers),
-        notes=(
-            *finding.notes,
-            f"{stopped.said}: intervals hold at every look (betting), and what has none is left out",
-        ),
+        notes=(*finding.notes, note),
         stopped=stopped,
     )
 
