@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,6 @@ class Metric:
     number: int = 0  # of a family's member
     scores: str = ""  # the column of scores by which members are told from non-members; this is how well
     rate: float = 0.0  # of false positives, at which it is the share of members found; 0: it is the AUC
-
     below: float = 0.0  # it is the mean of those shares over all rates up to this one
 
     @property
@@ -192,8 +191,11 @@ def _generation_metrics() -> Iterator[Metric]:
 
 _NEAR = "at most a fifth of the tokens edited"
 
-DISCOVERABLE = Metric("discoverable_{n}_{p}", "({n}, {p})-discoverable", exact=True, per_secret=True)
-EXPECTED_ANY_OF = Metric("expected_any_of_{n}", "Expected recall of any of {n}", "probability", per_secret=True)
+_share_of_secrets = partial(Metric, exact=True, per_secret=True)
+_share_of_nonmembers = partial(Metric, exact=True, members=False)
+_mean_probability = partial(Metric, unit="probability", per_secret=True)
+DISCOVERABLE = _share_of_secrets("discoverable_{n}_{p}", "({n}, {p})-discoverable")
+EXPECTED_ANY_OF = _mean_probability("expected_any_of_{n}", "Expected recall of any of {n}")
 _AT_ERRORS = Metric("recall_at_{n}_errors", "Recall at {n} errors", errors=lambda n, number: number)
 _AT_SHARE = Metric(
     "recall_at_{n}pct_errors", "Recall at {n}% errors", errors=lambda n, percent: max(1, n * percent // 100)
@@ -203,14 +205,12 @@ FAMILIES = (
     _AT_SHARE,
     EXPECTED_ANY_OF,
     DISCOVERABLE,
-    Metric("extraction_1_in_{n}", "Extraction probability of 1 in {n} or more", exact=True, per_secret=True),
-    Metric("near_verbatim_1_in_{n}", "Near-verbatim probability surely 1 in {n} or more", exact=True, per_secret=True),
-    Metric("rank_bound_1_in_{n}", "Extraction probability perhaps 1 in {n} or more", exact=True, per_secret=True),
-    Metric("window_bound_{n}", "Likeliest window of {n} tokens, at most", "probability", per_secret=True),
-    Metric(
-        "window_bound_{n}_1_in_{p}", "Some window of {n} tokens perhaps 1 in {p} or more", exact=True, per_secret=True
-    ),
-    Metric("greedy_windows_{n}", "Windows of {n} tokens that greedy decoding gives", "probability", per_secret=True),
+    _share_of_secrets("extraction_1_in_{n}", "Extraction probability of 1 in {n} or more"),
+    _share_of_secrets("near_verbatim_1_in_{n}", "Near-verbatim probability surely 1 in {n} or more"),
+    _share_of_secrets("rank_bound_1_in_{n}", "Extraction probability perhaps 1 in {n} or more"),
+    _mean_probability("window_bound_{n}", "Likeliest window of {n} tokens, at most"),
+    _share_of_secrets("window_bound_{n}_1_in_{p}", "Some window of {n} tokens perhaps 1 in {p} or more"),
+    _mean_probability("greedy_windows_{n}", "Windows of {n} tokens that greedy decoding gives"),
 )
 
 
@@ -227,58 +227,27 @@ def _metrics_for_right_and_wrong(
         yield Metric(f"{name}_{end}", title.format(end), unit, trait=trait, values=values, among=among)
 
 
-def _per_person_metric(name: str, title: str) -> Metric:
-    return Metric(
-        *(name, title, "probability"),
-        trait=people.USER,
-        values=lambda o: people.mean_per_person(o.hit, o.traits[people.USER]),
-    )
+def _recall_per_person(o: Outcome) -> NDArray[np.float64]:
+    return people.mean_per_person(o.hit, o.traits[people.USER])
 
+
+_mean_over_people = partial(Metric, unit="probability", trait=people.USER, values=_recall_per_person)
 
 # Those with `values` or `errors` are what every attack's row measures, in this order. From `recall_top_3` on: where the
 # true suffix ranks, and how right and wrong first guesses differ (Ethicist, Table 4, Figures 6 and 7).
 METRICS = (
-    Metric(
-        "recall",
-        "Recall (first guess, verbatim)",
-        exact=True,
-        per_secret=True,
-        short="recall",
-        place=1,
-        values=lambda o: o.hit,
+    _share_of_secrets("recall", "Recall (first guess, verbatim)", short="recall", place=1, values=lambda o: o.hit),
+    _share_of_secrets(
+        "near_verbatim_recall", "Near-verbatim recall (first guess)", note=_NEAR, values=lambda o: o.near
     ),
-    Metric(
-        "near_verbatim_recall",
-        "Near-verbatim recall (first guess)",
-        exact=True,
-        per_secret=True,
-        note=_NEAR,
-        values=lambda o: o.near,
-    ),
-    Metric(
-        "any_of_k",
-        "Any of the guesses",
-        exact=True,
-        per_secret=True,
-        short="any of K",
-        place=3,
-        values=lambda o: o.any_hit,
-    ),
+    _share_of_secrets("any_of_k", "Any of the guesses", short="any of K", place=3, values=lambda o: o.any_hit),
     replace(_AT_ERRORS.with_numbers("100"), short="recall@100", place=2),
     replace(_AT_SHARE.with_numbers("10"), title="Recall at n/10 errors"),
-    Metric(
-        "recall_nonmembers",
-        "Recall on non-members (the baseline)",
-        exact=True,
-        members=False,
-        note="the baseline",
-        values=lambda o: o.hit,
+    _share_of_nonmembers(
+        "recall_nonmembers", "Recall on non-members (the baseline)", note="the baseline", values=lambda o: o.hit
     ),
-    Metric(
-        "near_verbatim_recall_nonmembers",
-        "Near-verbatim recall on non-members (the baseline)",
-        exact=True,
-        members=False,
+    _share_of_nonmembers(
+        *("near_verbatim_recall_nonmembers", "Near-verbatim recall on non-members (the baseline)"),
         note=f"the baseline; {_NEAR}",
         values=lambda o: o.near,
     ),
@@ -301,24 +270,20 @@ METRICS = (
         "min_log_prob",
     ),
     Metric(
-        "right_against_likelihood",
-        "Right though another candidate is more likely",
+        *("right_against_likelihood", "Right though another candidate is more likely"),
         note="right first guesses that are not the likeliest candidate",
         trait="passed_over",
         values=_extracted_against_likelihood,
     ),
-    _per_person_metric("user_recall", "Recall by person: mean over people of the share of their records"),
-    replace(
-        _per_person_metric(
-            "user_recall_nonmembers", "The same of people of whom nothing was trained on (the baseline)"
-        ),
-        members=False,
+    _mean_over_people("user_recall", "Recall by person: mean over people of the share of their records"),
+    _mean_over_people(
+        "user_recall_nonmembers", "The same of people of whom nothing was trained on (the baseline)", members=False
     ),
     Metric(
         *("users_extracted", "People of whom some record was extracted"),
         exact=True,
         trait=people.USER,
-        values=lambda o: people.mean_per_person(o.hit, o.traits[people.USER]) > 0,
+        values=lambda o: _recall_per_person(o) > 0,
     ),
     Metric("recall_difference", "Difference from undefended, paired", signed=True),
     Metric("greedy", "Greedy decoding, no attack"),
@@ -327,30 +292,16 @@ METRICS = (
     Metric("document_recall", "Documents of which a part was extracted", exact=True),
     Metric("longest_block", "Longest extracted block of a document", "tokens"),
     # of the probes
-    Metric("extraction_probability", "Extraction probability, mean", "probability", per_secret=True, short="mean p"),
-    Metric(
-        "extraction_probability_ancestral",
-        "Extraction probability without truncation, mean",
-        "probability",
-        per_secret=True,
+    _mean_probability("extraction_probability", "Extraction probability, mean", short="mean p"),
+    _mean_probability(
+        *("extraction_probability_ancestral", "Extraction probability without truncation, mean"),
         short="mean p",
         place=4,
         varies=True,
     ),
-    Metric(
-        "rank_bound",
-        "Extraction probability at any temperature, top-k or top-p, at most",
-        "probability",
-        per_secret=True,
-    ),
+    _mean_probability("rank_bound", "Extraction probability at any temperature, top-k or top-p, at most"),
     Metric("conformal_share", "Members above the non-members' conformal threshold"),
-    Metric(
-        "near_verbatim_probability",
-        "Near-verbatim probability, mean, at least",
-        "probability",
-        per_secret=True,
-        short="mean p ≥",
-    ),
+    _mean_probability("near_verbatim_probability", "Near-verbatim probability, mean, at least", short="mean p ≥"),
     Metric("claim_violations", "Claim violations", "count"),
     Metric("epsilon_data_dependent", "Epsilon of the queries looked at, by their own distributions: no claim", "nats"),
     Metric("exposure", "Exposure of canaries, mean bits", "bits", per_secret=True),
