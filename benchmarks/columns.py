@@ -26,10 +26,8 @@ PLAIN = (("text",), ("prefix", "suffix"))  # layouts, beside those of conversati
 _CHAT = (*dict.fromkeys(column for layout in LAYOUTS for column in layout), *BESIDE)
 REPEATS, PII = "repeats", "pii"  # how often a row was trained on; the personal data in it
 COLUMNS = ("prefix", "suffix", "text", REPEATS, PII, *_CHAT)  # all that is ever looked at, but what the user names
-_USUAL = {
-    *(*COLUMNS, "id", "label", "content", "body", "sentence", "document", "messages", "conversations", "context"),
-    *("prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "title", "url"),
-}
+_OTHERS = ("id", "label", "content", "body", "sentence", "document", "context", "question", "answer", "response")
+_USUAL = {*COLUMNS, *_OTHERS, "title", "url"}
 
 
 def detect_column_layout(table: RecordTable) -> tuple[str, ...]:

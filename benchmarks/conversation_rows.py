@@ -17,10 +17,8 @@ LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("instru
 BESIDE = ("input", "system", "tools", "chat_template_kwargs")  # columns that are read where the layout has them
 REASONING = ("reasoning_content", "reasoning", "thinking")  # what a turn says before its content, by trainer
 MESSAGES, COMPLETION, INSTRUCTION = "messages", "completion", "instruction"
-_USUAL_ROLES = {  # ShareGPT's names, and others', as axolotl reads them
-    **dict.fromkeys(("human",), USER),
-    **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT),
-}
+# ShareGPT's names, and others', as axolotl reads them.
+_USUAL_ROLES = {"human": USER, **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT)}
 _SHAREGPT = {"from": "role", "value": "content"}
 
 Message = Mapping[str, Any]

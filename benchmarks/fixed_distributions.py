@@ -23,9 +23,8 @@ class FixedDistribution(LanguageModel):
     eos, device, max_positions, name = (), torch.device("cpu"), None, "fixed"
 
     def __init__(self, distributions: Tensor | Sequence[float]) -> None:
-        distributions = (
-            distributions if isinstance(distributions, Tensor) else torch.tensor(distributions, dtype=torch.float64)
-        )
+        if not isinstance(distributions, Tensor):
+            distributions = torch.tensor(distributions, dtype=torch.float64)
         self.distributions = distributions.view(-1, distributions.shape[-1]).log()
         self.vocab_size = distributions.shape[-1]
 

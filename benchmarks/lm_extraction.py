@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO
@@ -49,12 +48,11 @@ class LMExtraction(Benchmark):
         """
         check_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
-        load = partial(
-            _read_arrays_as_source, vocab_size=vocab_size, prefix_length=prefix_length, suffix_length=suffix_length
-        )
-        members = load("--data", folder)
-        others = None if nonmembers is None else load("--nonmembers", nonmembers)
-        parts = split_records(members, None if known is None else load("--known", known), others, split, _LABEL)
+        sizes = (vocab_size, prefix_length, suffix_length)
+        members = _read_arrays_as_source("--data", folder, *sizes)
+        others = None if nonmembers is None else _read_arrays_as_source("--nonmembers", nonmembers, *sizes)
+        pairs = None if known is None else _read_arrays_as_source("--known", known, *sizes)
+        parts = split_records(members, pairs, others, split, _LABEL)
         self._rows = {True: members.records, False: () if others is None else others.records}
         self.secrets, self.known, self.heldout = parts.secrets, parts.known, parts.heldout
         self.description = f"LM-Extraction arrays of {Path(folder).resolve().name}: {parts.counted()}"
@@ -116,9 +114,8 @@ def _complete_array_pair(where: str, folder: Path) -> tuple[str, set[str]]:
         got = ", ".join(sorted(others)) or "neither"
         raise AuditError(f"{where}: expected a pair *{_PREFIX} and *{_SUFFIX}, got {got}")
     if len(both) > 1:
-        raise AuditError(
-            f"{where}: expected one pair *{_PREFIX} and *{_SUFFIX}, got several: {', '.join(sorted(both))}"
-        )
+        got = ", ".join(sorted(both))
+        raise AuditError(f"{where}: expected one pair *{_PREFIX} and *{_SUFFIX}, got several: {got}")
     return both.pop(), others
 
 

@@ -64,13 +64,9 @@ class NGramIndex:
     def standing(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
         """Of each text, its n-grams that stand here."""
         windows, owner, at = self._known_ngram_windows(texts, n)
-        first = np.concatenate(
-            [np.empty(0, np.int64), *(self._suffix_array_bound(some, False) for some in _pieces(windows))]
-        )
-        here = np.concatenate([np.empty(0, bool), *map(self._places_matching_ngrams, _pieces(first), _pieces(windows))])
-        behind = np.concatenate(
-            [np.empty(0, np.int64), *(self._suffix_array_bound(some, True) for some in _pieces(windows[here]))]
-        )
+        first = np.concatenate([self._suffix_array_bound(some, False) for some in _pieces(windows)])
+        here = np.concatenate([*map(self._places_matching_ngrams, _pieces(first), _pieces(windows))])
+        behind = np.concatenate([self._suffix_array_bound(some, True) for some in _pieces(windows[here])])
         trained, heldout, record = self._texts_of_suffix_ranges(first[here], behind)
         owner, at = owner[here], at[here]
         ends = np.searchsorted(owner, np.arange(len(texts) + 1))  # windows come text by text
@@ -244,4 +240,5 @@ def _slices_of_bounded_size(sizes: Integers, most: int) -> Iterator[slice]:
 
 
 def _pieces(array: NDArray[Any], size: int = _AT_ONCE) -> Iterator[NDArray[Any]]:
-    return (array[start : start + size] for start in range(0, len(array), size))
+    """In so many rows at a time; of an empty array one, as empty."""
+    return (array[start : start + size] for start in range(0, max(1, len(array)), size))

@@ -123,19 +123,11 @@ def split_records(
     lost = _member_rows_to_forget(forget, unique) if forget is not None else set[int]()
     if known is not None:
         given = merge_duplicates(_require_records(known))
-        pairs = {record.pair for record in given}
-        if twice := [record.row for record in unique if record.row in lost and record.pair in pairs]:
-            raise AuditError(
-                f"expected {known.where} without what was to be forgotten, got {len(twice)} records of {members.where} "
-                f"that are in both ({row_numbers_text(twice)})"
-            )
-        attacked = [record for record in unique if record.pair not in pairs]
+        attacked = _records_not_known(members, unique, known, {record.pair for record in given}, lost)
         notes.append(f"the attacker knows the {plural(len(given), 'pair')} of {known.where}")
         if len(attacked) < len(unique):
             left_out = plural(len(unique) - len(attacked), "member")
             notes.append(f"left out {left_out} identical to an auxiliary record")
-        if not attacked:
-            raise AuditError(f"nothing is left to attack in {members.where}: every row is also in {known.where}")
     else:
         rows = [row for row in _distinct_row_numbers(unique) if row not in lost]
         chosen = split.pick("known", split.known_count(len(rows)), len(rows))
@@ -160,6 +152,21 @@ def split_records(
     secrets = secrets_with_user_membership(secrets, members)
     heldout = tuple(record.prefix + record.suffix for record in others)
     return SplitData(tuple(secrets), tuple(record.pair for record in given), heldout, tuple(notes), forgotten)
+
+
+def _records_not_known(
+    members: RecordSource, unique: Sequence[Record], known: RecordSource, pairs: set[Pair], lost: set[int]
+) -> list[Record]:
+    """Raises AuditError for a known record that was to be forgotten, and where nothing is left."""
+    if twice := [record.row for record in unique if record.row in lost and record.pair in pairs]:
+        raise AuditError(
+            f"expected {known.where} without what was to be forgotten, got {len(twice)} records of {members.where} "
+            f"that are in both ({row_numbers_text(twice)})"
+        )
+    attacked = [record for record in unique if record.pair not in pairs]
+    if not attacked:
+        raise AuditError(f"nothing is left to attack in {members.where}: every row is also in {known.where}")
+    return attacked
 
 
 def _member_rows_to_forget(forget: RecordSource, members: Sequence[Record]) -> set[int]:
