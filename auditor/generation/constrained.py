@@ -103,10 +103,7 @@ Pick = Callable[[NDArray[np.int64], int, Tensor, NDArray[np.float64]], NDArray[n
 def draw_constrained_texts(
     model: LanguageModel, guide: TokenGuide, context: Tokens, noise: NDArray[np.float64]
 ) -> ConstrainedDraws:
-    """One text a row of `noise`, (draws, guide.longest()) in [0, 1). context: ends in the guide's head.
-
-    A draw depends on its own noise only.
-    """
+    """One text a row of `noise`, (draws, guide.longest()) in [0, 1), and of no other. context: ends in the head."""
 
     def inverse_cdf(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
         return np.minimum(np.searchsorted(cdf, noise[who, at], side="right"), len(cdf) - 1)

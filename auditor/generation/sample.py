@@ -128,10 +128,7 @@ def sampling_batches_by_length(
 
 
 def _distinct_candidates(drawn: Completions, n_samples: int, lengths: Sequence[int]) -> list[Candidates]:
-    """Samples that share a path are one candidate; candidates come in the order of their first sample.
-
-    lengths: of the suffix of each prefix.
-    """
+    """Samples that share a path are one candidate, in the order of their first sample. lengths: of the suffixes."""
     result = []
     for start, length in zip(range(0, len(drawn.path), n_samples), lengths, strict=True):
         mine = slice(start, start + n_samples)

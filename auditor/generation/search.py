@@ -46,8 +46,7 @@ class TreeLeaves(SearchResult):
 
 @dataclass
 class _Paths:
-    """The live nodes: tokens (nodes, depth) and their log-probabilities, nats under the attacked distribution,
-    untruncated."""
+    """The live nodes: tokens (nodes, depth), and their nats under the attacked distribution, which is not truncated."""
 
     tokens: Tensor
     scores: Tensor

@@ -84,8 +84,7 @@ class _WholeRows(Rows):
 
 @dataclass(frozen=True)
 class DivergenceCheck:
-    """What is claimed of one query, and what came true of it: how far the distribution is from that of each
-    neighbour."""
+    """What is claimed of one query, and what came true of it: how far its distribution is from each neighbour's."""
 
     relation: str  # how neighbours differ: "add_remove"; or the step of the proof that was looked at
     order: float  # of the Renyi divergence; inf: pure
@@ -117,8 +116,7 @@ def implies_capability(capabilities: frozenset[str], capability: str) -> bool:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What a model would say, were one thing about its private data different: a distribution for each way to change
-    it."""
+    """What a model would say, were one thing about its private data different: a distribution for each such change."""
 
     relation: str  # how they differ from the model: "zero_out"
     log_probs: Tensor  # (B, positions, neighbours, V) nats, float64; `LanguageModel.neighbour(relation, i)` is the i-th
@@ -172,8 +170,7 @@ class LanguageModel(ABC):
         """
 
     def continues_read_texts(self, tokens: int) -> bool:
-        """Whether what stands before those positions is completed without being read again, of texts of so many tokens
-        in all."""
+        """Whether what stands before those positions is completed without being read anew, of so many tokens in all."""
         return False
 
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
@@ -258,8 +255,7 @@ class LanguageModel(ABC):
         )
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
-        """What can be told of each suffix token (B x L rows) without its whole distribution: itself and the likeliest
-        ones."""
+        """What can be told of each suffix token (B x L rows) short of its distribution: itself and the likeliest."""
         distributions = self.teacher_forced(prefixes, suffixes)
         return concatenate_answers(
             [
@@ -294,8 +290,7 @@ class LanguageModel(ABC):
     def teacher_forced(
         self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """A few texts at a time, so that memory stays bounded: suffixes (b, L) and the distribution of each token (b,
-        L, V)."""
+        """A few texts at a time, to bound memory: suffixes (b, L) and the distribution of each token (b, L, V)."""
         length = suffixes.shape[1]
         contexts = torch.cat([prefixes, suffixes[:, :-1]], dim=1)
         step = max(1, max_logits_at_once(self.device) // (length * self.vocab_size * self.parts))

@@ -1,5 +1,4 @@
-"""Decoding distributions and inverse-CDF draws. Knows rows and uniforms; neither what model stands behind them, nor who
-asks."""
+"""Decoding distributions and inverse-CDF draws. Knows rows and uniforms; no model, and nothing of who asks."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ class Decoding:
         return distribution
 
     def token_log_distribution(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        """`log_distribution` of one given token a row, without writing the distribution out. tokens: (rows,) -> (rows,)
-        float64 nats."""
+        """`log_distribution` of one given token a row, (rows,) -> (rows,) float64 nats; the rest is not written out."""
         if not self._truncates(log_probs.shape[-1]):
             scaled, log_total = self._temperature_scaled(log_probs)
             return (scaled.gather(-1, tokens.unsqueeze(-1)) - log_total).squeeze(-1).double()

@@ -366,10 +366,7 @@ class HuggingFaceModel(LanguageModel):
         return torch.log_softmax(self.logits(read, last, cache), dim=-1)
 
     def logits(self, read: Tensor, last: int, cache: Cache | OwnCache | None = None) -> Tensor:
-        """(B, last, V), float32. read: as `embed` gives it, behind what the cache holds.
-
-        Raises AuditError on NaN logits.
-        """
+        """(B, last, V), float32. read: as `embed` gives it, behind what the cache holds. AuditError on NaN logits."""
         if self._seen is not None and cache is None and not read.is_floating_point():
             return self._seen.logits(read, last)
         return self.logits_after_cached_prefix(read, last) if cache is None else self._logits(read, last, cache)

@@ -48,10 +48,7 @@ class RecordBatches:
 
 
 class InContext(Ensemble):
-    """The records of `RecordBatches` in front of what a public model reads.
-
-    Raises AuditError where they leave no room.
-    """
+    """The records of `RecordBatches` in front of what a public model reads. AuditError where they leave no room."""
 
     unit = "record"
 

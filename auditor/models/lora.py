@@ -314,9 +314,7 @@ def load_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:
 
 
 def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceModel:
-    """The control beside the members (`control_adapter_folder`). Raises AuditError where there is none, or of another
-    base.
-    """
+    """The control beside the members (`control_adapter_folder`). AuditError where there is none, or of another base."""
     adapter = control_adapter_folder(folder)
     if adapter is None:
         raise AuditError(f"expected the control of an ensemble in {str(folder / WHOLE)!r}, found no adapter there")

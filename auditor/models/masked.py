@@ -36,8 +36,7 @@ class MaskedModel(ABC):
 
     @abstractmethod
     def log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
-        """(B, m, V): the distribution of each hidden token in nats. The model hides them itself: no caller can forget
-        to."""
+        """(B, m, V): the distribution in nats of each hidden token. The model hides them: no caller can forget to."""
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
         """(B, m): the log-probability in nats of each token that was hidden."""

@@ -56,8 +56,7 @@ class PartialDistribution:
 
 
 def simulate_server_answer(distribution: Tensor, tokens: Tensor, count: int) -> PartialDistribution:
-    """What a server tells that has this distribution. distribution: (n, V) nats; tokens: (n,); count: of the
-    likeliest."""
+    """What a server with this distribution tells. distribution: (n, V) nats; tokens: (n,); count: of the likeliest."""
     own = distribution.gather(-1, tokens.unsqueeze(-1))
     top, likeliest = distribution.topk(min(count, distribution.shape[-1]), dim=-1)
     return PartialDistribution(

@@ -21,10 +21,7 @@ class References:
     saw: tuple[frozenset[str], ...]
 
     def check(self, attacked: Collection[str], where: str) -> None:
-        """Refuses what tells nothing of a record's being in training or not. Raises AuditError; where: for its words.
-
-        attacked: ids.
-        """
+        """AuditError for what tells nothing of membership. attacked: ids of records; where: the folder, in words."""
         if len(self.models) < 2:
             raise AuditError(f"expected at least 2 reference models in {where}, got {len(self.models)}")
         for model, saw in zip(self.models, self.saw, strict=True):

@@ -84,8 +84,7 @@ class _Trial:
         return distribution_distance(found, truth) <= self.tolerance
 
     def check_causality(self) -> None:
-        """An earlier token changes a distribution; a later one does not, nor does its being there; none is drawn by
-        lot."""
+        """An earlier token changes a distribution; a later one, or its being there, does not; none is drawn by lot."""
         first, second = self.own[:, :-1]
         if bool((self.own == self.own[:, :1]).all()):
             raise AuditError(
@@ -145,8 +144,7 @@ class _Trial:
             return
 
     def rows(self) -> None:
-        """Leaves the first way of serving rows, from the fastest on, whose distributions are those of whole
-        contexts."""
+        """Leaves the first way of serving rows, from the fastest on, whose distributions are those of whole texts."""
         ways = get_args(Served)
         first = self.model.served
         for served in ways[ways.index(first) :]:
@@ -178,8 +176,7 @@ class _Trial:
         self.model.can_join_rows = self.model.served == "slots" and _holds_without_error(self._joined_rows_are_exact)
 
     def _joined_rows_are_exact(self) -> bool:
-        """Whether rows behind a short text and a long one that are advanced and split together have the distributions
-        of their contexts."""
+        """Whether rows behind texts of two lengths, advanced and split together, have their contexts' distributions."""
         long = self.room - len(STEPS)
         if long < 2:
             return False
@@ -218,8 +215,7 @@ class _Trial:
         yield from sorted({n for n in (2, *before_marks, self.room - len(STEPS)) if 1 <= n <= self.room - 1})
 
     def _agree(self, begin: int, soft: bool = False) -> bool:
-        """Whether rows behind `begin` tokens have the distributions of their contexts while they are advanced and
-        split."""
+        """Whether rows behind `begin` tokens, advanced and split, have the distributions of their contexts."""
         prompt = None
         if soft:
             if "embeddings" not in self.model.capabilities or self.room < begin + 4:

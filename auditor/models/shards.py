@@ -29,10 +29,7 @@ def write_ensemble_metadata(folder: Path, *, method: str, promise: str, unit: st
 
 
 def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
-    """The unit and number of members that `write_ensemble_metadata` wrote; "" and None where nothing was.
-
-    Raises AuditError for another form.
-    """
+    """The unit and number of members that were written; "" and None where none were. AuditError for another form."""
     path = folder / ENSEMBLE
     if not path.is_file():
         return "", None
@@ -57,9 +54,7 @@ def write_shard_record_list(member: Path, texts: Iterable[str]) -> None:
 
 
 def read_shard_record_list(member: Path) -> list[str] | None:
-    """The names that `write_shard_record_list` wrote; None where nothing was written. Raises AuditError for another
-    form.
-    """
+    """The names that `write_shard_record_list` wrote, None where it wrote none. AuditError for another form."""
     path = member / SHARD
     if not path.is_file():
         return None

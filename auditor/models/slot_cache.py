@@ -137,8 +137,7 @@ class PaddedCache(Cache):
         self.empty = empty
 
     def where(self, length: int) -> dict[str, Tensor]:
-        """What a model must be told of `length` tokens behind what the slots hold: what to leave out, and how many
-        tokens are before each."""
+        """For `length` more tokens: what a model must leave out, and how many tokens stand before each of them."""
         end = self.get_seq_length() + length
         positions = torch.arange(end, device=self.empty.device) - self.empty.unsqueeze(-1)
         return {"attention_mask": (positions >= 0).long(), "position_ids": positions[:, -length:]}

@@ -1,7 +1,4 @@
-"""Whether tokens are those of a model, as a distribution says nothing of a token beyond its width; and what they write.
-
-Knows token ids and sizes.
-"""
+"""Whether tokens are those of a model, which a distribution tells by its width alone; and what they write."""
 
 from __future__ import annotations
 

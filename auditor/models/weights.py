@@ -1,5 +1,4 @@
-"""The weights of a model as they are saved, read whole: none missing, none of another model, in the
-precision that is asked for."""
+"""The weights of a saved model, read whole: none missing, none of another model, in the precision asked for."""
 
 from __future__ import annotations
 

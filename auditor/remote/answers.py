@@ -51,10 +51,7 @@ class ServerUsage:
 
 
 class AnswerStore:
-    """The file, for all threads of a process; several processes may use it at once.
-
-    Raises AuditError where it cannot be read or written.
-    """
+    """The file, for all threads and several processes at once. AuditError where it cannot be read or written."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, threading.Lock()

@@ -203,10 +203,7 @@ class ServerConnection:
         return dict(kept)
 
     def _answer_of_one_request(self, body: Mapping[str, Any] | None, read: Callable[[Any], Any]) -> Any:
-        """One request, None for the list of models, and what `read` makes of its JSON.
-
-        Raises _RetryableFailure, RequestRefused and AuditError.
-        """
+        """What `read` makes of the JSON that answers one request, None: for the list of models."""
         import openai
 
         with self.pace.slot() as of_round:
