@@ -138,13 +138,8 @@ class RayEngine:
             # What travels is private: not below the folder that Ray shares with everybody on this machine. Ray lets
             # everybody into its own folder, so that one lies in one of ours.
             scratch = self._held.enter_context(disk.scratch_folder(_find_short_socket_folder(), "r"))
-            where = {
-                "address": "local",
-                "num_cpus": self.workers,
-                "include_dashboard": False,
-                "object_store_memory": _STORE,
-            }
-            where |= {"_temp_dir": str(scratch / "r"), "_system_config": AS_NICE}
+            where = {"address": "local", "num_cpus": self.workers, "include_dashboard": False}
+            where |= {"object_store_memory": _STORE, "_temp_dir": str(scratch / "r"), "_system_config": AS_NICE}
         self._held.callback(_import_ray().shutdown)
         handler = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place, which knows nothing of runs
         try:

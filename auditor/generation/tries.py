@@ -136,11 +136,12 @@ def _levels_from_sorted_tokens(
         last = lengths[inside] == depth + 1
         child = ~last & (shared < depth + 1)[inside]  # the first text of each inner child
         count, own = int(node.max()) + 1, tokens[inside, depth]
+        bounds = np.arange(count + 1)  # `node` is sorted, as the texts are
         made.append(
             TrieLevel(
-                _child_range_starts(node[last], count),
+                torch.from_numpy(np.searchsorted(node[last], bounds)),
                 torch.from_numpy(own[last].astype(np.int64)),
-                _child_range_starts(node[child], count),
+                torch.from_numpy(np.searchsorted(node[child], bounds)),
                 torch.from_numpy(own[child].astype(np.int64)),
                 torch.bincount(torch.from_numpy(node), minlength=count),
                 torch.ones(count, dtype=torch.long),
@@ -152,17 +153,10 @@ def _levels_from_sorted_tokens(
     return tuple(made)
 
 
-def _child_range_starts(node: NDArray[np.int64], count: int) -> Tensor:
-    return torch.from_numpy(np.concatenate([[0], np.cumsum(np.bincount(node, minlength=count))]))
-
-
 def _save(path: Path, made: Trie) -> None:
     """Two processes may write it at once."""
-    arrays = {
-        f"{f.name}-{i}": getattr(level, f.name).numpy()
-        for i, level in enumerate(made.levels)
-        for f in fields(TrieLevel)
-    }
+    levels, columns = enumerate(made.levels), fields(TrieLevel)
+    arrays = {f"{f.name}-{i}": getattr(level, f.name).numpy() for i, level in levels for f in columns}
     with disk.atomic_replacement_file(path) as scratch, scratch.open("wb") as file:
         np.savez_compressed(file, head=np.array(made.head, dtype=np.int64), largest=made.largest, **arrays)
 

@@ -239,29 +239,19 @@ class LanguageModel(ABC):
 
     def token_log_probs(self, prefixes: Tensor, suffixes: Tensor, *, prompt: Tensor | None = None) -> Tensor:
         """(B, L): log-probability in nats of each suffix token behind its prefix, teacher-forced."""
-        distributions = self.teacher_forced(prefixes, suffixes, prompt=prompt)
-        return torch.cat(
-            [distribution.gather(-1, own.unsqueeze(-1)).squeeze(-1) for own, distribution in distributions]
-        )
+        read = self.teacher_forced(prefixes, suffixes, prompt=prompt)
+        return torch.cat([distribution.gather(-1, own.unsqueeze(-1)).squeeze(-1) for own, distribution in read])
 
     def token_ranks(self, prefixes: Tensor, suffixes: Tensor) -> Tensor:
         """(B, L): the place of each suffix token in its distribution, from 1 for the likeliest, teacher-forced."""
-        distributions = self.teacher_forced(prefixes, suffixes)
-        return torch.cat(
-            [
-                ANCESTRAL.ranks(distribution.flatten(0, 1), own.flatten()).view_as(own)
-                for own, distribution in distributions
-            ]
-        )
+        read = self.teacher_forced(prefixes, suffixes)
+        return torch.cat([ANCESTRAL.ranks(every.flatten(0, 1), own.flatten()).view_as(own) for own, every in read])
 
     def partial_distributions_of(self, prefixes: Tensor, suffixes: Tensor) -> PartialDistribution:
         """What can be told of each suffix token (B x L rows) short of its distribution: itself and the likeliest."""
-        distributions = self.teacher_forced(prefixes, suffixes)
+        read = self.teacher_forced(prefixes, suffixes)
         return concatenate_answers(
-            [
-                simulate_server_answer(distribution.flatten(0, 1), own.flatten(), LIKELIEST)
-                for own, distribution in distributions
-            ]
+            [simulate_server_answer(every.flatten(0, 1), own.flatten(), LIKELIEST) for own, every in read]
         )
 
     def digest(self) -> str:

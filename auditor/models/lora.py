@@ -48,13 +48,8 @@ class LoraEnsemble(Ensemble):
         self.size = len(adapters)
         self.shards = [read_shard_record_list(adapter) for adapter in adapters]
         self._routing = Routing()
-        self._model = HuggingFaceModel(
-            _replace_with_mixed_lora(copy_sharing_weights(public.model), adapters, self._routing),
-            public.tokenizer,
-            f"{public.name} ensemble",
-            served=public.served,
-            embeddings="embeddings" in public.capabilities,
-        )
+        mixed = _replace_with_mixed_lora(copy_sharing_weights(public.model), adapters, self._routing)
+        self._model = _model_served_like(public, mixed, f"{public.name} ensemble")
         if public.served == "cache":
             self._model.row_dimensions = public.row_dimensions  # the mixed forward cannot be asked for one row of it
 
@@ -133,10 +128,8 @@ class _CachedMembers(Members):
 
     def _extend_member_caches(self, read: Tensor, row: Tensor, part: Tensor, begin: int) -> Tensor:
         """Reads positions `begin` and on of the rows, with what is held of those before."""
-        layers, held = [SlotLayer(read.shape[1]) for _ in self.pool], self.slot[row, part]
-        if begin:
-            for layer, pool in zip(layers, self.pool, strict=True):
-                layer.take(pool, held, begin)
+        held = self.slot[row, part]
+        layers = [pool.first_positions(held, begin, read.shape[1]) for pool in self.pool]
         distribution = self.lora.member_next_log_probs(read[row, begin:], part, Cache(layers=list(layers)))
         self._keep_member_layers(layers, row, part)
         return distribution
@@ -326,13 +319,13 @@ def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceM
 def model_with_adapter(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
     """The public model with one adapter on it, over the same weights."""
     _require_single_device(public)
-    return HuggingFaceModel(
-        load_adapter_onto_base(copy_sharing_weights(public.model), str(adapter)),
-        public.tokenizer,
-        f"{public.name} with one adapter",
-        served=public.served,
-        embeddings="embeddings" in public.capabilities,
-    )
+    adapted = load_adapter_onto_base(copy_sharing_weights(public.model), str(adapter))
+    return _model_served_like(public, adapted, f"{public.name} with one adapter")
+
+
+def _model_served_like(public: HuggingFaceModel, model: Any, name: str) -> HuggingFaceModel:
+    embeddings = "embeddings" in public.capabilities
+    return HuggingFaceModel(model, public.tokenizer, name, served=public.served, embeddings=embeddings)
 
 
 def _require_single_device(public: HuggingFaceModel) -> None:

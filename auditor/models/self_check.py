@@ -89,8 +89,7 @@ class _Trial:
         if bool((self.own == self.own[:, :1]).all()):
             raise AuditError(
                 f"expected a distribution that depends on the text, but {self.model.name} has the same behind "
-                "every token: "
-                "the weights are zero or broken"
+                "every token: the weights are zero or broken"
             )
         at = self.short - 2
         alone = self.model.log_probs(self.twins[:1, :at], 1)[0, 0]

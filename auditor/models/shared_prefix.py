@@ -48,13 +48,14 @@ class SharedPrefixCache:
         if count > held:
             self._hold(texts[0], held, count)
         assert self._held is not None
-        return count, _repeat_cached_prefix(self._held[1], len(texts), count, length)
+        slot = torch.zeros(len(texts), dtype=torch.long)
+        return count, [layer.first_positions(slot, count, length) for layer in self._held[1]]
 
     def _hold(self, text: Tensor, held: int, count: int) -> None:
         """Reads the first `count` positions of a text, of which the first `held` are there."""
         layers = [SlotLayer(count) for _ in range(self._count)]
         if held and self._held is not None:
-            layers = _repeat_cached_prefix(self._held[1], 1, held, count)
+            layers = [layer.first_positions(torch.zeros(1, dtype=torch.long), held, count) for layer in self._held[1]]
         self._held = None  # where reading fails nothing is held
         self._read(text[None, held:count], 1, Cache(layers=list(layers)))
         self._held = text[:count].clone(), layers
@@ -69,11 +70,3 @@ def shared_prefix_length(texts: Tensor, text: Tensor) -> int:
     while same.ndim > 2:
         same = same.all(-1)
     return int(same.all(0).long().cumprod(0).sum())
-
-
-def _repeat_cached_prefix(layers: list[SlotLayer], rows: int, filled: int, length: int) -> list[SlotLayer]:
-    """Layers of `length` positions whose rows all begin with the first `filled` ones of a row of these."""
-    found = [SlotLayer(length) for _ in layers]
-    for new, layer in zip(found, layers, strict=True):
-        new.take(layer, torch.zeros(rows, dtype=torch.long), filled)
-    return found

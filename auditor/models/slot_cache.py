@@ -20,10 +20,9 @@ class SlotLayer(CacheLayerMixin):
     is_sliding = False
     supports_early_init = False
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, filled: int = 0) -> None:
         super().__init__()
-        self.length = length
-        self.filled = 0
+        self.length, self.filled, self.is_initialized = length, filled, filled > 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys = self._allocate_slots(key_states, len(key_states))
@@ -62,16 +61,15 @@ class SlotLayer(CacheLayerMixin):
             else:
                 held[destination, :, : self.filled] = held[source, :, : self.filled]
 
-    def take(self, pool: SlotLayer, slots: Tensor, filled: int) -> None:
-        """Starts with the first `filled` positions of these slots of another layer."""
-        assert pool.keys is not None and pool.values is not None
-        slots = slots.to(pool.keys.device)
-        for name in ("keys", "values"):
-            held = getattr(pool, name)
-            own = self._allocate_slots(held, len(slots))
-            own[:, :, :filled] = held[slots, :, :filled]
-            setattr(self, name, own)
-        self.filled, self.is_initialized = filled, True
+    def first_positions(self, slots: Tensor, filled: int, length: int) -> SlotLayer:
+        """A layer of `length` positions: the first `filled` ones of these slots, which may be none."""
+        new = SlotLayer(length, filled)
+        for name in ("keys", "values") if filled else ():
+            held = getattr(self, name)
+            own = new._allocate_slots(held, len(slots))
+            own[:, :, :filled] = held[slots.to(held.device), :, :filled]
+            setattr(new, name, own)
+        return new
 
     def put(self, layer: SlotLayer, rows: Tensor, slots: Tensor, capacity: int) -> None:
         """Takes rows of another layer into slots of this one, which grows to `capacity` of them."""
@@ -91,8 +89,7 @@ class SlotLayer(CacheLayerMixin):
     def joined(cls, layers: Sequence[SlotLayer], more: int) -> SlotLayer:
         """The slots of these layers one behind the other, what each holds moved to one end; `more` positions follow."""
         filled = max(layer.filled for layer in layers)
-        new = cls(filled + more)
-        new.filled, new.is_initialized = filled, True
+        new = cls(filled + more, filled)
         for name in ("keys", "values"):
             held = [getattr(layer, name) for layer in layers]
             own = held[0].new_zeros(sum(map(len, held)), held[0].shape[1], new.length, held[0].shape[3])
@@ -106,8 +103,7 @@ class SlotLayer(CacheLayerMixin):
     @classmethod
     def gather_slots(cls, rows: Sequence[tuple[SlotLayer, int]], filled: int, length: int) -> SlotLayer:
         """A layer of `length` positions: the first `filled` ones of a slot of each of these layers."""
-        new = cls(length)
-        new.filled, new.is_initialized = filled, True
+        new = cls(length, filled)
         for name in ("keys", "values"):
             own = new._allocate_slots(getattr(rows[0][0], name), len(rows))
             for place, (layer, slot) in zip(own, rows, strict=True):

@@ -50,9 +50,9 @@ class Asker:
         """The samples of each context, those of them asked for that were not answered before."""
         answers = self.wire.ledger.answers
         keys = list[list[bytes]]()
-        for context, own in zip(contexts, seeds, strict=True):
+        for context, of_context in zip(contexts, seeds, strict=True):
             body = self.dialect.draw(self.spelling.prompt(context), length, decoding, 1, None)
-            keys.append([self._key(body, seed, index) for index, seed in enumerate(own)])
+            keys.append([self._key(body, seed, index) for index, seed in enumerate(of_context)])
         found = {key: answer for own in keys for key in own if (answer := answers.get(key)) is not None}
         questions = [
             question

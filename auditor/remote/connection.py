@@ -290,13 +290,6 @@ class ServerConnection:
             tries = min(_NOBODY, patience.tries) if nobody(state) else patience.tries
             return bool(state.attempt_number >= tries)
 
-        attempts = 0
-
-        def counted() -> Any:
-            nonlocal attempts
-            attempts += 1
-            return attempt()
-
         given_up: Any = in_vain  # tenacity names a class where it takes any callable
         trying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_RetryableFailure),
@@ -306,11 +299,11 @@ class ServerConnection:
             reraise=True,
         )
         try:
-            return trying(counted)
+            return trying(attempt)
         except _RetryableFailure as error:
             if isinstance(error.__cause__, MalformedAnswer):
                 raise error.__cause__ from None
-            raise AuditError(f"cannot ask {self.url}: {error}, {attempts} times") from None
+            raise AuditError(f"cannot ask {self.url}: {error}, {trying.statistics['attempt_number']} times") from None
 
 
 def _withheld_answer(count: int) -> Mapping[str, Any]:

@@ -185,10 +185,10 @@ class _HandshakeInProgress:
     def _scored(self, dialect: Dialect, context: Tokens, greedy: WrittenAnswer) -> Dialect:
         """The way of asking for log-probabilities that can be believed, if there is one."""
         answer = self._tokens(greedy.text) if greedy.tokens is None else greedy.tokens
-        why = ""
+        whole, why = (*context, *answer), ""
         for asked in self._scoring_dialects(dialect):
             try:
-                given = self._given(asked, (*context, *answer))
+                given = self._given(asked, whole)
             except RequestRefused as error:
                 why = f"{asked.scored} is refused with {error.status}"
                 continue
@@ -201,7 +201,7 @@ class _HandshakeInProgress:
             self._record_check(SCORED, True)
             first, rest = given.log_probs[: 1 + asked.hidden], given.log_probs[1 + asked.hidden :]
             self._record_check(FIRST, set(first) == {None}, "it has a number")
-            fault = _log_prob_fault_sentence(rest, given.tokens, (*context, *answer), greedy.log_probs)
+            fault = _log_prob_fault_sentence(rest, given.tokens, whole, greedy.log_probs)
             if greedy.log_probs and len(answer) != len(greedy.log_probs):
                 fault = "its answer is text of other tokens than it drew, so that they cannot be compared"
             self._record_check(SAME, not fault, fault)
@@ -213,11 +213,7 @@ class _HandshakeInProgress:
             )
             if not dialect.ids:
                 asked = self._dialect_with_end_of_text(asked, context, answer)
-            return (
-                self._dialect_with_likeliest_tokens(replace(asked, ranked=ranked), (*context, *answer))
-                if ranked
-                else asked
-            )
+            return self._dialect_with_likeliest_tokens(replace(asked, ranked=True), whole) if ranked else asked
         self._record_check(SCORED, False, why)
         return dialect
 

@@ -52,7 +52,9 @@ def withheld_kind_from_server(choice: Mapping[str, Any]) -> str:
     reason = str(choice.get("finish_reason") or "").lower()
     message = choice.get("message")
     refusal = choice.get("refusal") or (message.get("refusal") if isinstance(message, Mapping) else None)
-    if reason in _FILTERS or _has_filtered_category(choice.get("content_filter_results")):
+    azure = choice.get("content_filter_results")  # {"hate": {"filtered": false, ...}, ...}
+    categories = azure.values() if isinstance(azure, Mapping) else ()
+    if reason in _FILTERS or any(isinstance(one, Mapping) and one.get("filtered") for one in categories):
         return FILTERED
     if reason in _CALLS:
         return CALLED
@@ -90,10 +92,3 @@ def leak_hiding_answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
     every = sum(counts.values())
     many = {kind: counts[kind] for kind, share in MANY.items() if counts.get(kind, 0) > share * every}
     return {kind: counts[kind] for kind in HIDDEN if counts.get(kind)} | many
-
-
-def _has_filtered_category(results: Any) -> bool:
-    """Azure's: {"hate": {"filtered": false, ...}, ...}."""
-    if not isinstance(results, Mapping):
-        return False
-    return any(isinstance(one, Mapping) and bool(one.get("filtered")) for one in results.values())
