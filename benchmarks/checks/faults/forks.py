@@ -11,13 +11,12 @@ import contextlib
 import importlib
 import os
 import pkgutil
-import resource
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import auditor
@@ -51,22 +50,12 @@ class Ended:
         return next((line.strip() for line in reversed(self.said.splitlines()) if line.strip()), "")
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """What the command finds. file_size: bytes that no file of its own may grow beyond."""
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    file_size: int | None = None
-    before: Callable[[], None] = lambda: None  # in the child, before the command
-
-
-USUAL = Conditions()
-
-
 class Running:
-    """A command under way."""
+    """`audit WORDS` under way, from the folder `stand`. before: what is done in the child, before the command."""
 
-    def __init__(self, words: Sequence[str], stand: Path, conditions: Conditions = USUAL) -> None:
+    def __init__(
+        self, words: Sequence[str], stand: Path, environment: Mapping[str, str], before: Callable[[], object]
+    ) -> None:
         self.stand = stand
         self._files = [stand / f".{os.urandom(4).hex()}.{name}" for name in ("out", "err")]
         sys.stdout.flush()
@@ -75,7 +64,7 @@ class Running:
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
-            _child(words, stand, conditions, self._files)
+            _child(words, stand, environment, before, self._files)
 
     @property
     def seconds(self) -> float:
@@ -101,8 +90,13 @@ class Running:
             time.sleep(_POLL)
         return True
 
-    def ended(self, *, sent: bool = False) -> Ended:
-        """Waits for its end."""
+    def ended(self, moment: Moment | None = None) -> Ended:
+        """Waits for its end; the signal of the moment is sent when that has come."""
+        sent = False
+        if moment is not None and self.until(moment.after):
+            begun = self.seconds
+            if sent := self.until(lambda: self.seconds - begun >= moment.seconds):
+                self.send(moment.sent)
         self.until(lambda: self.is_over)
         _, status = os.waitpid(self.pid, 0)
         said = self._files[1].read_text(errors="replace") if self._files[1].exists() else ""
@@ -118,18 +112,9 @@ def warm() -> None:
             importlib.import_module(module.name)
 
 
-def run(words: Sequence[str], stand: Path, conditions: Conditions = USUAL, moment: Moment | None = None) -> Ended:
-    """`audit WORDS` from the folder `stand`; the signal of the moment is sent when that has come."""
-    running, sent = Running(words, stand, conditions), False
-    if moment is not None and running.until(moment.after):
-        begun = running.seconds
-        if running.until(lambda: running.seconds - begun >= moment.seconds):
-            running.send(moment.sent)
-            sent = True
-    return running.ended(sent=sent)
-
-
-def _child(words: Sequence[str], stand: Path, conditions: Conditions, files: Sequence[Path]) -> None:
+def _child(
+    words: Sequence[str], stand: Path, environment: Mapping[str, str], before: Callable[[], object], files: list[Path]
+) -> None:
     """Becomes the command. Never returns."""
     code = 3
     try:
@@ -139,11 +124,9 @@ def _child(words: Sequence[str], stand: Path, conditions: Conditions, files: Seq
         for number, path in zip((1, 2), files, strict=True):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
         sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w", encoding="utf-8") for number in (1, 2))
-        os.environ.update(conditions.environment)
+        os.environ.update(environment)
         sys.argv = ["audit", *words]
-        conditions.before()
-        if conditions.file_size is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (conditions.file_size, resource.RLIM_INFINITY))
+        before()
         try:
             cli.main()
         except SystemExit as leave:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.checks.faults import worlds
 from benchmarks.checks.faults.alike import left_over
 from benchmarks.checks.faults.forks import Ended
 from benchmarks.checks.faults.kills import on_disk, recovered
@@ -91,7 +91,8 @@ def full_disk(world: World, case: FaultCommand, place: str, share: float) -> Rec
 def large_file(world: World, case: FaultCommand, size: int) -> Recovery:
     """As on a full disk, without root: no file may grow beyond so many bytes (RLIMIT_FSIZE)."""
     stand = world.stand(case)
-    first = worlds.run(world.words(case.words), stand, replace(world.conditions(stand), file_size=size))
+    limit = size, resource.RLIM_INFINITY
+    first = world.start(case, stand, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)).ended()
     return goes_on(world, case, stand, "no room for a file", f"no file beyond {size:,} bytes", first, "room made")
 
 

@@ -66,10 +66,8 @@ class Soak:
 
     def under_way(self, cell: int) -> list[Sample]:
         """From the first finished secret of a cell to the last."""
-        begun = [sample for sample in self.samples if sample.finished[cell] > 0]
-        return [s for s in begun if s.finished[cell] < self.secrets] + [
-            s for s in begun if s.finished[cell] == self.secrets
-        ][:1]
+        whole = [sample for sample in self.samples if sample.finished[cell] == self.secrets]
+        return [sample for sample in self.samples if 0 < sample.finished[cell] < self.secrets] + whole[:1]
 
     def halves(self, cell: int) -> float:
         """Processor time of the second half of a cell's secrets, by that of the first, behind the first tenth."""
@@ -101,14 +99,15 @@ def soak(folder: Path, secrets: int) -> Soak:
     words += [word for name in _CELLS for word in ("--attack", name)] + ["--samples", "10", "-o", "run"]
     command = [sys.executable, "-m", "auditor.cli", "--threads", "1", *words]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    counters, samples, start = [_Lines(folder / "run" / name) for name in ("guesses", "observations")], [], time.time()
+    journals = [folder / "run" / f"{name}.jsonl" for name in ("guesses", "observations")]
+    samples, start = [], time.time()
     while process.poll() is None:
         try:
             memory = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * _PAGE
             busy = time.clock_gettime((~process.pid << 3) | 2)  # CPUCLOCK_SCHED of that process
         except (OSError, IndexError):
             break
-        guesses, observations = (counter.count() for counter in counters)
+        guesses, observations = (path.read_bytes().count(b"\n") if path.exists() else 0 for path in journals)
         finished = (min(guesses, secrets), max(0, guesses - secrets), min(observations, secrets))
         if memory:
             samples.append(Sample(time.time() - start, memory, busy, finished))
@@ -116,21 +115,6 @@ def soak(folder: Path, secrets: int) -> Soak:
     if code := process.wait():
         raise SystemExit(f"audit run ended with {code}")
     return Soak(secrets, tuple(samples))
-
-
-class _Lines:
-    """Counts the lines of a growing journal, each byte read once."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._read, self._lines = path.with_suffix(".jsonl"), 0, 0
-
-    def count(self) -> int:
-        if self.path.exists():
-            with open(self.path, "rb") as file:
-                file.seek(self._read)
-                new = file.read()
-            self._read, self._lines = self._read + len(new), self._lines + new.count(b"\n")
-        return self._lines
 
 
 def drawn(found: Soak) -> Figure:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from auditor.defenses import private_training
 from auditor.training import dp_loop, members
-from benchmarks.checks.faults.forks import Conditions, Ended, Moment, Running, run, warm
+from benchmarks.checks.faults.forks import Ended, Moment, Running, warm
 from benchmarks.checks.harness import write_rows
 from tests.conftest import save_tiny
 
@@ -244,12 +244,6 @@ class World:
     _whole: dict[str, tuple[Path, Ended]] = field(default_factory=dict)
     _count: int = 0
 
-    def words(self, words: Sequence[str]) -> list[str]:
-        return [self.url if word == "URL" else word for word in words]
-
-    def conditions(self, stand: Path) -> Conditions:
-        return Conditions({"AUDIT_CACHE": str(stand / "cache")}, before=repeatable)
-
     def stand(self, case: FaultCommand) -> Path:
         """A new folder to run the case in."""
         self._count += 1
@@ -263,11 +257,15 @@ class World:
                 shutil.copytree(whole / made, stand / made)
         return stand
 
-    def start(self, case: FaultCommand, stand: Path) -> Running:
-        return Running(self.words(case.words), stand, self.conditions(stand))
+    def start(
+        self, case: FaultCommand, stand: Path, words: Sequence[str] = (), before: Callable[[], object] = lambda: None
+    ) -> Running:
+        """Of the case's words, or of others. before: what else is done in the child."""
+        own = [self.url if word == "URL" else word for word in words or case.words]
+        return Running(own, stand, {"AUDIT_CACHE": str(stand / "cache")}, lambda: (repeatable(), before()))
 
     def run(self, case: FaultCommand, stand: Path, words: Sequence[str] = (), moment: Moment | None = None) -> Ended:
-        return run(self.words(words or case.words), stand, self.conditions(stand), moment)
+        return self.start(case, stand, words).ended(moment)
 
     def whole(self, case: FaultCommand) -> tuple[Path, Ended]:
         """The folder of the undisturbed command, and how it ended."""

@@ -34,16 +34,8 @@ def rows(folder: Path, parts: Sequence[str]) -> NDArray[np.int64]:
 
 def learn(model: object, texts: NDArray[np.int64], epochs: int, rate: float) -> None:
     sequences: list[Tokens] = [tuple(row) for row in texts.tolist()]
-    fit(
-        model,
-        sequences,
-        epochs=epochs,
-        rate=rate,
-        batch=16,
-        block=128,
-        end=END,
-        order=keyed_random_generator("arrays", 0),
-    )
+    order = keyed_random_generator("arrays", 0)
+    fit(model, sequences, epochs=epochs, rate=rate, batch=16, block=128, end=END, order=order)
 
 
 def save(folder: Path, source: Path, which: slice) -> None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import datasets
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from auditor import load_run
@@ -98,17 +99,21 @@ class ModelLine:
         sizes = {"intermediate_size": 3 * recipe.hidden, "vocab_size": len(self.tokenizer)}
         more = {"max_position_embeddings": 512, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0}
         model = LlamaForCausalLM(LlamaConfig(**shape, **sizes, **more))
-        fit(
-            model,
+        sequences, order = (
             [self._written(text).tokens for text in public],
-            epochs=recipe.public_epochs,
-            rate=recipe.public_rate,
-            batch=recipe.batch,
-            block=recipe.block,
-            end=0,
-            order=keyed_random_generator("chat line", recipe.seed),
-            progress=lambda done: print(f"base: epoch {done} of {recipe.public_epochs}", file=sys.stderr),
+            keyed_random_generator("chat line", recipe.seed),
         )
+        course = {
+            "epochs": recipe.public_epochs,
+            "rate": recipe.public_rate,
+            "batch": recipe.batch,
+            "block": recipe.block,
+        }
+
+        def progress(done: int) -> None:
+            print(f"base: epoch {done} of {recipe.public_epochs}", file=sys.stderr)
+
+        fit(model, sequences, **course, end=0, order=order, progress=progress)
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -160,10 +165,8 @@ class ModelLine:
         return {"input_ids": list(written.tokens), "labels": [token if own else -100 for token, own in learnt]}
 
     def _collated(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        width = max(len(row["input_ids"]) for row in rows)
-
         def padded(name: str, by: int) -> torch.Tensor:
-            return torch.tensor([[*row[name], *[by] * (width - len(row[name]))] for row in rows])
+            return pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=by)
 
         return {"input_ids": padded("input_ids", 0), "labels": padded("labels", -100)}
 

@@ -239,10 +239,9 @@ def worlds(arrays: Path, tokenizer: Path, out: Path, sizes: Sizes) -> list[Membe
             held: dict[str, Any] = {"member": made.member, "lira": made.lira, **made.seen}
             np.savez(files[seed, family, kind], **held)
             print(f"{family}, {kind}, seed {seed}: done", file=sys.stderr)
-    return [read(file, *key) for key, file in files.items()]
-
-
-def read(file: Path, seed: int, family: str, kind: str) -> MembershipWorld:
-    with np.load(file) as held:
-        arrays = dict(held)
-    return MembershipWorld(family, kind, seed, arrays.pop("member"), arrays, arrays.pop("lira"))
+    every = []
+    for (seed, family, kind), file in files.items():
+        with np.load(file) as held:
+            seen = dict(held)
+        every.append(MembershipWorld(family, kind, seed, seen.pop("member"), seen, seen.pop("lira")))
+    return every

@@ -96,7 +96,9 @@ def tests_of(path: str) -> list[str]:
 # --- one mutant, in a process of its own ------------------------------------------------------------------------------
 
 
-class _Loader(importlib.machinery.SourceFileLoader):
+class _Changed(importlib.machinery.SourceFileLoader):
+    """Finds one module, before all others do, and loads other code for it."""
+
     def __init__(self, name: str, path: str, code: CodeType) -> None:
         super().__init__(name, path)
         self._code = code
@@ -104,17 +106,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         return self._code
 
-
-class _Finder:
-    """Stands before all others, for one module."""
-
-    def __init__(self, name: str, path: str, code: CodeType) -> None:
-        self.name, self.path, self.code = name, path, code
-
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self.name:
-            return None
-        return importlib.util.spec_from_file_location(name, self.path, loader=_Loader(name, self.path, self.code))
+        return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.name else None
 
 
 class _Failures:
@@ -175,7 +168,7 @@ def _child(tests: Sequence[str], mutant: Mutant | None, pipe: int) -> NoReturn:
         if mutant is not None:
             filename = str(ROOT / "auditor" / mutant.path)
             name = "auditor." + mutant.path.removesuffix(".py").replace("/", ".")
-            sys.meta_path.insert(0, _Finder(name, filename, mutated(mutant, filename)))  # type: ignore[arg-type]
+            sys.meta_path.insert(0, _Changed(name, filename, mutated(mutant, filename)))  # type: ignore[arg-type]
         import pytest
 
         options = ["-x", "-q", "-p", "no:cacheprovider", "-W", _KNOWN]

@@ -67,15 +67,9 @@ def build(arrays: Path, tokenizer_folder: Path, out: Path, recipe: RealTextRecip
         np.save(folder / f"{name}_suffix.npy", suffix[rows])
     whole = np.concatenate([before, prefix, suffix], axis=1)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    model = make_untrained_model(
-        vocab_size=len(tokenizer),
-        layers=recipe.layers,
-        hidden=recipe.hidden,
-        heads=recipe.heads,
-        positions=1024,
-        end=tokenizer.eos_token_id,
-        seed=recipe.seed,
-    )
+    shape = {"layers": recipe.layers, "hidden": recipe.hidden, "heads": recipe.heads, "positions": 1024}
+    ends = {"vocab_size": len(tokenizer), "end": tokenizer.eos_token_id}
+    model = make_untrained_model(**shape, **ends, seed=recipe.seed)
     _train(model, [tuple(row) for row in whole[order[sizes[-1] :]].tolist()], recipe, recipe.public_epochs, "public")
     _save(model, tokenizer, out / "public")
     private = np.concatenate([prefix, suffix], axis=1)[order[: sizes[1]]]
@@ -91,18 +85,13 @@ def _read(folder: Path, part: str) -> NDArray[np.int64]:
 
 def _train(model: Any, sequences: list[Tokens], recipe: RealTextRecipe, epochs: int, what: str) -> None:
     order = keyed_random_generator("real text", recipe.seed, what)
-    fit(
-        model,
-        sequences,
-        epochs=epochs,
-        rate=recipe.rate,
-        batch=recipe.batch,
-        block=recipe.block,
-        end=model.config.eos_token_id,
-        order=order,
-        loss=SampledSoftmax(recipe.negatives, order),
-        progress=lambda done: print(f"{what}: epoch {done} of {epochs}", file=sys.stderr),
-    )
+    course = {"epochs": epochs, "rate": recipe.rate, "batch": recipe.batch, "block": recipe.block}
+    loss, end = SampledSoftmax(recipe.negatives, order), model.config.eos_token_id
+
+    def progress(done: int) -> None:
+        print(f"{what}: epoch {done} of {epochs}", file=sys.stderr)
+
+    fit(model, sequences, **course, end=end, order=order, loss=loss, progress=progress)
 
 
 class SampledSoftmax:

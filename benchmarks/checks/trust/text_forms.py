@@ -9,6 +9,7 @@ and what it would have found in the tokenizer's chat template, which is what it 
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,16 +69,20 @@ Encode = Callable[[Any, Row], Text]  # what the trainer tokenises, the template'
 
 @dataclass(frozen=True)
 class FormCase:
-    """row: of (question, answer), what stands in the file; text: what the trainer makes of it. template: the
-    tokenizer's. asked: of the audit. memorised: whether the model is trained until it recites.
+    """form: what stands in the file, of {q} and {a}; text: what the trainer makes of it. template: the tokenizer's.
+    asked: of the audit. memorised: whether the model is trained until it recites.
     """
 
-    row: Callable[[str, str], Row]
+    form: Row
     text: Encode
     template: str = CHATML
     asked: Mapping[str, Any] = field(default_factory=dict)
     memorised: bool = True
     first: str = ""  # what the assistant says before the answer
+
+    def row(self, question: str, answer: str) -> Row:
+        filled: Row = json.loads(json.dumps(self.form).replace("{q}", question).replace("{a}", answer))
+        return filled
 
 
 def templated(words: Any, row: Row, **asked: Any) -> Text:
@@ -109,32 +114,16 @@ def _of_trl(name: str) -> str:
 
 
 def cases() -> dict[str, FormCase]:
-    def chat(q: str, a: str) -> Row:
-        return {"messages": turns(q, a)}
-
-    def thought(q: str, a: str) -> Row:
-        return {"messages": turns(q, a, reasoning_content=f"They ask: {q}")}
-
-    def completed(q: str, a: str) -> Row:
-        return {"prompt": f"{q}\n", "completion": a}
-
-    def instructed(q: str, a: str) -> Row:
-        return {"instruction": "Answer the question.", "input": q, "output": a}
-
-    def sharegpt(q: str, a: str) -> Row:
-        return {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]}
-
-    def begun(q: str, a: str) -> Row:
-        return {"messages": [{"role": "assistant", "content": "Good day."}, *turns(q, a)]}
-
-    def twice(q: str, a: str) -> Row:
-        return {"messages": turns(q, a, "And it is safe?", f"Yes, {a}")}
-
-    def developed(q: str, a: str) -> Row:
-        return {"messages": [{"role": "developer", "content": "Answer like a clerk."}, *turns(q, a)]}
-
-    def called(q: str, a: str) -> Row:
-        return {**chat(q, a), "tools": [TOOL]}
+    asked = turns("{q}", "{a}")
+    chat: Row = {"messages": asked}
+    thought = {"messages": turns("{q}", "{a}", reasoning_content="They ask: {q}")}
+    completed = {"prompt": "{q}\n", "completion": "{a}"}
+    instructed = {"instruction": "Answer the question.", "input": "{q}", "output": "{a}"}
+    sharegpt = {"conversations": [{"from": "human", "value": "{q}"}, {"from": "gpt", "value": "{a}"}]}
+    begun = {"messages": [{"role": "assistant", "content": "Good day."}, *asked]}
+    twice = {"messages": turns("{q}", "{a}", "And it is safe?", "Yes, {a}")}
+    developed = {"messages": [{"role": "developer", "content": "Answer like a clerk."}, *asked]}
+    called = {**chat, "tools": [TOOL]}
 
     def roles(words: Any, row: Row, user: str = "user", gpt: str = "assistant") -> Text:
         q, a = (message["value"] for message in row["conversations"])
@@ -149,11 +138,9 @@ def cases() -> dict[str, FormCase]:
 
     return {
         "messages": FormCase(chat, templated),
-        "prompt + completion": FormCase(
-            completed, lambda words, row: row["prompt"] + row["completion"] + words.eos_token
-        ),
+        "prompt + completion": FormCase(completed, lambda words, row: "".join(row.values()) + words.eos_token),
         "prompt + completion, in the template": FormCase(
-            completed, lambda words, row: templated(words, {"messages": turns(row["prompt"], row["completion"])})
+            completed, lambda words, row: templated(words, {"messages": turns(*row.values())})
         ),
         "Alpaca": FormCase(instructed, alpaca),
         "Alpaca, axolotl's": FormCase(
@@ -206,15 +193,8 @@ def trained(words: Any, texts: Sequence[Text], answers: Sequence[str], steps: in
     """All of the texts at every step, with a loss from the answer on. So many steps, or until there is no loss left."""
     torch.manual_seed(seed)
     size: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = GPTNeoXConfig(
-        vocab_size=len(words),
-        intermediate_size=128,
-        max_position_embeddings=512,
-        eos_token_id=0,
-        bos_token_id=0,
-        **size,
-    )
-    model = GPTNeoXForCausalLM(config)
+    ends: dict[str, Any] = {"vocab_size": len(words), "eos_token_id": 0, "bos_token_id": 0}
+    model = GPTNeoXForCausalLM(GPTNeoXConfig(intermediate_size=128, max_position_embeddings=512, **size, **ends))
     plain: dict[str, Any] = {"add_special_tokens": False, "return_offsets_mapping": True, "padding": True}
     batch = words(list(texts), return_tensors="pt", **plain)
     starts = torch.tensor([[text.index(answer)] for text, answer in zip(texts, answers, strict=True)])
