@@ -25,7 +25,7 @@ from auditor.gate.decision_log import KeptDecision, load_decisions
 from auditor.records.claims import assess_claim
 from auditor.records.leak_readings import PERSONAL
 from auditor.records.result_file import RESULT
-from auditor.records.signals import NOT_TESTED, Assessment, Signal, assess_signals
+from auditor.records.signals import NOT_TESTED, Assessment, assess_signals
 from auditor.reports import claims, personal, phrases, signals
 from auditor.reports.blocks import Document, Group, Paragraph, Section, Table
 from auditor.reports.topics import titled_row
@@ -147,21 +147,13 @@ def _leak_signals_section(e: EdpbEvidence) -> Section:
     seen = assess_signals(e.result)
     kinds = dict.fromkeys(doubt.kind for doubt in signals.all_doubts(seen))
     against = f"Something may hide a leak from this audit ({', '.join(kinds)}): the report of the run says what."
-    kept = replace(seen, signals=tuple(replace(s, why="", part=_publishable_part_label(s)) for s in seen.signals))
-    return Section(
-        "signals",
-        "What is shown, what is not, what was not tested",
-        (
-            *([Paragraph(against)] if kinds else []),
-            signals.signals_forest_table(e.result, kept),
-        ),
-    )
-
-
-def _publishable_part_label(signal: Signal) -> str:
-    """Kinds of personal data are named where the names are ours."""
-    own = signal.kind is not PERSONAL or signal.part in personal.TITLES
-    return signal.part if own else "other personal data"
+    named = []
+    for s in seen.signals:  # kinds of personal data where their names are ours
+        own = s.kind is not PERSONAL or s.part in personal.TITLES
+        named.append(replace(s, why="", part=s.part if own else "other personal data"))
+    table = signals.signals_forest_table(e.result, replace(seen, signals=tuple(named)))
+    title = "What is shown, what is not, what was not tested"
+    return Section("signals", title, (*([Paragraph(against)] if kinds else []), table))
 
 
 def _signal_counts(e: EdpbEvidence) -> str:
@@ -175,10 +167,8 @@ def _signal_count_sentence(result: AuditResult, seen: Assessment, target: str) -
     shown = [group[0].kind.title.lower() for group in signals.group_by_kind(seen.shown(target))]
     if shown:
         return f"{title}: leakage is shown by {', '.join(shown)}."
-    tested, untested = (
-        len(list(signals.group_by_kind(found)))
-        for found in (seen.tested(target), [s for s in seen.of(target) if s.status == NOT_TESTED])
-    )
+    none = [s for s in seen.of(target) if s.status == NOT_TESTED]
+    tested, untested = (len(signals.group_by_kind(found)) for found in (seen.tested(target), none))
     what = signals.no_leakage_phrase(seen, target) if seen.shows_no_leakage(target) else "inconclusive"
     return f"{title}: {what}, of {counted(tested, 'signal')} tested; {untested:,} not tested."
 
@@ -218,8 +208,8 @@ def _audit_scope_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _provenance_sentences(e: EdpbEvidence) -> list[str]:
-    weights = sorted(e.result.weights.values())
-    of = f"weights {_sha256_hex(json.dumps(weights).encode())}; " if weights else ""
+    weights = json.dumps(sorted(e.result.weights.values())).encode()
+    of = f"weights {hashlib.sha256(weights).hexdigest()}; " if e.result.weights else ""
     public = e.result.benchmark.digest.partition("-")[0]  # behind it stand bits of the answers
     secrets = f"secrets {public}; " if public else ""
     return [
@@ -234,16 +224,12 @@ def _defense_effect_sentences(e: EdpbEvidence) -> list[str]:
     for target in _targets_without_companions(e):
         seen = _valid_target_measurements(e, target, lambda f: {"recall": f.measurement("recall_difference")})
         if seen:
-            change, _, row = max(seen, key=lambda one: _recall_or_minus_one(one[2]))
+            recalls = [recall.value if (recall := f.measurement("recall")) else -1.0 for *_, f in seen]
+            change, _, row = seen[recalls.index(max(recalls))]
             lost = target.perplexity
             cost = f"; held-out perplexity {phrases.value_with_interval(lost)}" if lost else ""
             found.append(f"{titled_row(e.result, row)}: {phrases.points(change)} against no defense{cost}.")
     return found
-
-
-def _recall_or_minus_one(row: Finding) -> float:
-    recall = row.measurement("recall")
-    return recall.value if recall else -1.0
 
 
 def _personal_data_kind_sentences(e: EdpbEvidence) -> list[str]:
@@ -262,17 +248,16 @@ _SHOWN = 5  # rulings, with what each would have missed
 
 
 def _gate_verdict_sentences(e: EdpbEvidence) -> list[str]:
-    return [f"Gate {one.decision.verdict}, decided {one.decided}: {_ruling_counts_sentence(one)}." for one in e.gates]
-
-
-def _ruling_counts_sentence(one: KeptDecision) -> str:
-    counts = [
-        (what, sum(r.verdict == what for r in one.decision.rulings)) for what in ("failed", "inconclusive", "held")
-    ]
-    missed = [f"{r.row}: {r.metric} {r.missed:.4g}" for r in one.decision.rulings if r.missed is not None]
-    more = f" (and {len(missed) - _SHOWN} more)" if len(missed) > _SHOWN else ""
-    from_on = f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}" if missed else ""
-    return (", ".join(f"{n} {what}" for what, n in counts if n) or "nothing was judged") + from_on
+    found = []
+    for one in e.gates:
+        rulings = one.decision.rulings
+        counts = ((sum(r.verdict == what for r in rulings), what) for what in ("failed", "inconclusive", "held"))
+        said = ", ".join(f"{n} {what}" for n, what in counts if n) or "nothing was judged"
+        if missed := [f"{r.row}: {r.metric} {r.missed:.4g}" for r in rulings if r.missed is not None]:
+            more = f" (and {len(missed) - _SHOWN} more)" if len(missed) > _SHOWN else ""
+            said += f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}"
+        found.append(f"Gate {one.decision.verdict}, decided {one.decided}: {said}.")
+    return found
 
 
 def _empty_answer(e: EdpbEvidence) -> list[str]:
@@ -416,7 +401,7 @@ def document_from_run_folder(folder: Path) -> Document:
     run = read_run(folder)
     for row, why in find_result_contradictions(run.result, run.outcomes):
         raise AuditError(f"{folder}: the result contradicts itself ({row.title}: {why}), so it is evidence of nothing")
-    digest = _sha256_hex((folder / RESULT).read_bytes())
+    digest = hashlib.sha256((folder / RESULT).read_bytes()).hexdigest()
     return edpb_document(EdpbEvidence(phrases.clean_result(run.result), digest, load_decisions(folder)))
 
 
@@ -444,7 +429,3 @@ def _question_table_rows(e: EdpbEvidence, questions: Iterator[EdpbQuestion]) -> 
         answer = question.answer(e)
         said = " ".join(answer) or f"{_NOT}: {question.left(e)}."
         yield question.where, question.asked, said, question.limit if answer else phrases.NOTHING
-
-
-def _sha256_hex(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -26,9 +26,8 @@ def _limitations_blocks(result: AuditResult) -> list[Block]:
     n, claims = fewest_members_attacked(result), [target.claim for target in result.targets if target.claim]
     unseen = (
         f"Zero hits is not zero leakage. Where {counted(n, 'member was', 'members were')} attacked, the fewest of any "
-        f"target here, none extracted still leaves up to "
-        f"{phrases.format_percent(phrases.zero_hits_bound(n))}% possible (upper "
-        "end of the 95% interval)."
+        f"target here, none extracted still leaves up to {phrases.format_percent(phrases.zero_hits_bound(n))}% "
+        "possible (upper end of the 95% interval)."
     )
     limits = [
         *([unseen] if n else []),

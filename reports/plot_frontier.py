@@ -105,13 +105,10 @@ def frontier_legend_entries(blocks: Sequence[Block], paint: Callable[[str], str]
 
     names = distinct_in_order(s.label for block in blocks for s in block.series if s.kind != CORNERS)
     kinds = {s.label: s.kind for block in blocks for s in block.series if s.points}
-    shown = [name for name in names if name in kinds]
-    handles: list[Any] = []
-    for i, name in enumerate(names):
-        if name not in shown:
-            continue
+    shown, handles = [name for name in names if name in kinds], list[Any]()
+    for name in shown:
         hollow = {} if kinds[name] == PROVED else {"markerfacecolor": "none"}
-        handles.append(key(**target_style(i), **hollow, linewidth=0.9))
+        handles.append(key(**target_style(names.index(name)), **hollow, linewidth=0.9))
     ink: Any = {"color": INK, "marker": "o", "linestyle": ""}
     handles += [key(**ink), key(**ink, markerfacecolor="none"), key(**_CORNERS)]
     handles.append(Patch(color=paint(GRID), alpha=0.45, linewidth=0))

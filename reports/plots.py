@@ -10,11 +10,13 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from auditor.core.result import Finding
 from auditor.reports import escaping, phrases, plot_frontier
 from auditor.reports.blocks import Figure as Block
+from auditor.reports.blocks import PlotPoint, Series
 from auditor.reports.plot_style import (
     COLOURS,
     FLOOR,
@@ -29,7 +31,6 @@ from auditor.reports.plot_style import (
     error_bar_lengths,
     finding_styles,
     kind_style,
-    line_style,
     series_styles,
     set_percent_axis,
     styled_figure,
@@ -38,13 +39,17 @@ from auditor.reports.plot_style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-_THEME = [
-    (INK, "currentColor"),
-    (GRID, "var(--rule)"),
-    *((c, f"var(--series-{i + 1})") for i, c in enumerate(COLOURS)),
-]
+_THEME = [(INK, "currentColor"), (GRID, "var(--rule)")]
+_THEME += [(colour, f"var(--series-{i})") for i, colour in enumerate(COLOURS, 1)]
+_FLOOR: Any = {"color": INK, **FLOOR}
+_REFERENCES: dict[str, tuple[Any, str]] = {  # by plot, the line that it is read against: its style, and its name
+    "exposure": (_FLOOR, "nothing memorised: 2^-x and its band"),
+    "roc": ({"color": GRID}, "chance"),
+    "calibration": (_FLOOR, "a score that keeps its word"),
+    "any_of_n": (_FLOOR, "non-members"),
+    "insertions": (_FLOOR, "never inserted, on average"),
+}
 _TICKS = 5  # dates that find room beside each other under a plot
 
 
@@ -52,12 +57,13 @@ def render_plot_svg(block: Block, titles: Mapping[str, str]) -> str:
     """The block as one `<svg>` element. titles: of the targets, by name."""
     with styled_figure(STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
-        named = {**titles, **dict(block.labels)}
         if PLOTS[block.plot] is plot_frontier.draw_frontier:
             handles, labels = plot_frontier.frontier_legend_entries([block])
         else:
-            handles, labels = _series_legend_entries(block) if block.series else _finding_legend_entries(block, named)
-        _draw_legend_below(figure, handles, labels)
+            handles, labels = _legend_entries(block, {**titles, **dict(block.labels)})
+        shown = [" " + phrases.shorten(label, 60) for label in labels]  # matplotlib hides labels that open with `_`
+        columns = 2 if max(map(len, shown), default=0) <= 26 else 1  # wider than the axes, it would shrink them
+        figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, handlelength=2.6)
         text = io.StringIO()
         nothing = METADATA[".svg"]
         figure.savefig(text, format="svg", transparent=True, metadata=nothing, bbox_inches="tight", pad_inches=0.04)
@@ -74,17 +80,15 @@ def _draw_recall_by_errors(axes: Axes, block: Block) -> None:
         axes.plot(*zip(*points, strict=True), markevery=every, **style)
     draw_line_at_100(axes, GRID)
     axes.set_xlim(left=0)
-    axes.set_xlabel("Wrong guesses allowed")
-    axes.set_ylabel("Recall")
+    axes.set(xlabel="Wrong guesses allowed", ylabel="Recall")
     set_percent_axis(axes)
 
 
 def _draw_recall_by_copies(axes: Axes, block: Block) -> None:
     """One line a finding with its intervals, the findings a little apart so that error bars stand side by side."""
     _plot_numbers_by_copies(axes, block.findings)
-    axes.set_xlabel("Repetitions in the training data")
     shares = all(m.unit == "share" for f in block.findings for m in f.by_repeats.values())
-    axes.set_ylabel("Recall" if shares else "Mean")
+    axes.set(xlabel="Repetitions in the training data", ylabel="Recall" if shares else "Mean")
     set_percent_axis(axes)
 
 
@@ -104,26 +108,21 @@ def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
     for i, (finding, style) in enumerate(zip(findings, finding_styles(findings), strict=True)):
         shift = apart * (i - (len(findings) - 1) / 2)
         measured = phrases.sort_by_repeats(finding.by_repeats)
-        x = [names.index(name) + shift for name, _ in measured]
-        y = [m.value for _, m in measured]
-        reach = [[max(0.0, m.value - m.low) for _, m in measured], [max(0.0, m.high - m.value) for _, m in measured]]
-        axes.errorbar(x, y, yerr=reach, elinewidth=1.1, capsize=2, **style)
+        points = [PlotPoint(names.index(name) + shift, m.value, m.low, m.high) for name, m in measured]
+        _draw_with_error_bars(axes, points, style)
     axes.set_xticks(range(len(names)), [phrases.shorten(name, 10) for name in names])
 
 
 def _plot_any_of_n_samples(axes: Axes, block: Block) -> None:
     """Two lines a finding, members and non-members, over a logarithmic number of samples."""
     for finding, style in zip(block.findings, finding_styles(block.findings), strict=True):
-        for measured, own in (
-            (phrases.any_of_n_recall(finding), style),
-            (phrases.any_of_n_recall(finding, "_nonmembers"), {**style, **FLOOR}),
-        ):
+        members, others = phrases.any_of_n_recall(finding), phrases.any_of_n_recall(finding, "_nonmembers")
+        for measured, own in ((members, style), (others, {**style, **FLOOR})):
             axes.plot(list(measured), [m.value for m in measured.values()], **own)
     axes.set_xscale("log")
     axes.minorticks_off()
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlabel("Samples")
-    axes.set_ylabel("Expected recall")
+    axes.set(xlabel="Samples", ylabel="Expected recall")
     set_percent_axis(axes)
 
 
@@ -183,8 +182,7 @@ def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
     apart = min(0.12, 0.6 / len(block.series))
     for i, (series, style) in enumerate(zip(block.series, series_styles(block.series), strict=True)):
         shift = apart * (i - (len(block.series) - 1) / 2)
-        x, y = [p.x + shift for p in series.points], [p.y for p in series.points]
-        axes.errorbar(x, y, yerr=error_bar_lengths(series.points), elinewidth=1.1, capsize=2, **style)
+        _draw_with_error_bars(axes, [replace(p, x=p.x + shift) for p in series.points], style)
     every = -(-len(block.ticks) // _TICKS)
     shown = range((len(block.ticks) - 1) % every, len(block.ticks), every)  # the newest among them
     axes.set_xticks(list(shown), [phrases.shorten(block.ticks[i], 16) for i in shown])
@@ -208,7 +206,7 @@ def _draw_roc(axes: Axes, block: Block) -> None:
     lowest = min((p.y for s in block.series for p in s.points if p.y > 0), default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
     for series, style in zip(block.series, series_styles(block.series), strict=True):
-        points = series.points[:: max(1, len(series.points) * len(block.series) // POINTS)]
+        points = _thin_points(series, block)
         x, y = [max(p.x, least) for p in points], [max(p.y, lowest) for p in points]
         axes.step(x, y, where="post", markevery=max(1, len(x) // 8), **style)
     for axis, low, label in ((axes.xaxis, least, block.axes[0]), (axes.yaxis, min(least, lowest), block.axes[1])):
@@ -222,14 +220,22 @@ def _draw_roc(axes: Axes, block: Block) -> None:
 
 def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
     for series, style in zip(block.series, series_styles(block.series), strict=True):
-        points = series.points[:: max(1, len(series.points) * len(block.series) // POINTS)]
-        x, y = [p.x for p in points], [p.y for p in points]
+        points = _thin_points(series, block)
         if all(math.isnan(p.low) for p in points):
-            axes.plot(x, y, **{**style, **more}, markevery=max(1, len(x) // 12))
-            continue
-        axes.errorbar(x, y, yerr=error_bar_lengths(points), elinewidth=1.1, capsize=2, **{**style, **more})
-    axes.set_xlabel(block.axes[0])
-    axes.set_ylabel(block.axes[1])
+            every = max(1, len(points) // 12)
+            axes.plot([p.x for p in points], [p.y for p in points], **{**style, **more}, markevery=every)
+        else:
+            _draw_with_error_bars(axes, points, {**style, **more})
+    axes.set(xlabel=block.axes[0], ylabel=block.axes[1])
+
+
+def _thin_points(series: Series, block: Block) -> Sequence[PlotPoint]:
+    return series.points[:: max(1, len(series.points) * len(block.series) // POINTS)]
+
+
+def _draw_with_error_bars(axes: Axes, points: Sequence[PlotPoint], style: dict[str, Any]) -> None:
+    x, y = [p.x for p in points], [p.y for p in points]
+    axes.errorbar(x, y, yerr=error_bar_lengths(points), elinewidth=1.1, capsize=2, **style)
 
 
 def _thin_curve(curve: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
@@ -256,55 +262,25 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
 }
 
 
-def _series_legend_entries(block: Block) -> tuple[list[Any], list[str]]:
-    """Labels by colour and marker and, where there are several, kinds by line."""
+def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
+    """Labels of series, or targets, by colour and marker; where there are several, kinds, or attacks, by line."""
     from matplotlib.lines import Line2D
 
-    labels, kinds = distinct_in_order(s.label for s in block.series), distinct_in_order(s.kind for s in block.series)
+    drawn = [(s.label, s.kind) for s in block.series] or [(f.target, f.attack) for f in block.findings]
+    labels, kinds = (distinct_in_order(names) for names in zip(*drawn, strict=True))
+    labels = labels if block.series else [titles.get(name, name) for name in labels]
     line = {"linestyle": ""} if block.plot == "tradeoff" else {}
     handles = [Line2D([], [], **{**target_style(i), **line}) for i in range(len(labels))]
     if len(kinds) > 1:
         marked = {"marker": "o"} if line else {}
         handles += [Line2D([], [], color=INK, **{**kind_style(i), **line, **marked}) for i in range(len(kinds))]
         labels += kinds
-    if block.plot == "exposure":
-        handles.append(Line2D([], [], color=INK, **FLOOR))
-        labels.append("nothing memorised: 2^-x and its band")
-    if block.plot == "roc":
-        handles.append(Line2D([], [], color=GRID))
-        labels.append("chance")
-    if block.plot == "calibration":
-        handles.append(Line2D([], [], color=INK, **FLOOR))
-        labels.append("a score that keeps its word")
+    alone = block.plot == "any_of_n" and not any(phrases.any_of_n_recall(f, "_nonmembers") for f in block.findings)
+    if block.plot in _REFERENCES and not alone:
+        style, name = _REFERENCES[block.plot]
+        handles.append(Line2D([], [], **style))
+        labels.append(name)
     return handles, labels
-
-
-def _finding_legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
-    """Targets by colour and marker and, where there are several, attacks by line."""
-    from matplotlib.lines import Line2D
-
-    targets, attacks = (
-        distinct_in_order(names) for names in zip(*((f.target, f.attack) for f in block.findings), strict=True)
-    )
-    handles = [Line2D([], [], **target_style(i)) for i in range(len(targets))]
-    labels = [titles.get(name, name) for name in targets]
-    if len(attacks) > 1:
-        handles += [Line2D([], [], color=INK, linestyle=line_style(i)) for i in range(len(attacks))]
-        labels += attacks
-    if block.plot == "any_of_n" and any(phrases.any_of_n_recall(f, "_nonmembers") for f in block.findings):
-        handles.append(Line2D([], [], color=INK, **FLOOR))
-        labels.append("non-members")
-    if block.plot == "insertions":
-        handles.append(Line2D([], [], color=INK, **FLOOR))
-        labels.append("never inserted, on average")
-    return handles, labels
-
-
-def _draw_legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """Under the axes."""
-    shown = [" " + phrases.shorten(label, 60) for label in labels]  # matplotlib hides labels that open with `_`
-    columns = 2 if max(map(len, shown), default=0) <= 26 else 1  # wider than the axes, it would shrink them
-    figure.legend(handles, shown, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, handlelength=2.6)
 
 
 def _inline_svg_element(file: str, block: Block) -> str:
@@ -315,11 +291,7 @@ def _inline_svg_element(file: str, block: Block) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"<[^>]*>", lambda tag: _svg_tag_in_theme(tag.group(), block.id), body)
     body = re.sub(r">\s*\n\s*<", "><", body).strip()
-    id, title, description = (
-        block.id,
-        escaping.escape_for_html(block.title),
-        escaping.escape_for_html(block.description),
-    )
+    id, title, description = block.id, *map(escaping.escape_for_html, (block.title, block.description))
     labelled = f'role="img" aria-labelledby="{id}-title {id}-desc" {view_box.group()}'
     names = f'<title id="{id}-title">{title}</title><desc id="{id}-desc">{description}</desc>'
     return f'<svg class="plot" {labelled}>{names}{body}'

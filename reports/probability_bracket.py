@@ -21,29 +21,19 @@ _NOTE = (
 )
 
 
-def rows_with_rank_bound(result: AuditResult) -> list[Finding]:
-    """The rows that were asked for it."""
-    return [
-        f for f in phrases.findings_undefended_first(result) if f.options.get("bracket") and f.measurement("rank_bound")
-    ]
-
-
 def _probability_bracket_blocks(result: AuditResult) -> list[Block]:
-    shown = rows_with_rank_bound(result)
+    asked = [f for f in phrases.findings_undefended_first(result) if f.options.get("bracket")]
+    shown = [finding for finding in asked if finding.measurement("rank_bound")]
     if not shown:
         return []
     head = ("One sample is", "Members, mean", "Non-members, mean", "Members above", "Non-members above")
-    groups = tuple(
-        Group(_row_title_with_threshold(result, finding), tuple(_probability_bracket_rows(finding)))
-        for finding in shown
-    )
+    groups = []
+    for f in shown:
+        title = f"{titled_row(result, f)} · {phrases.decoding_label(f)} · 1 in {_one_in_n_threshold(f):,}"
+        groups.append(Group(title, tuple(_probability_bracket_rows(f))))
     caption = "Around the exact extraction probability; above: the secrets of which it is 1 in so many or more"
-    table = Table("bracket-table", caption, head, groups, frozenset({1, 2, 3, 4}))
+    table = Table("bracket-table", caption, head, tuple(groups), frozenset({1, 2, 3, 4}))
     return [*(Paragraph(_rank_bound_sentence(result, finding)) for finding in shown), table, Paragraph(_NOTE)]
-
-
-def _row_title_with_threshold(result: AuditResult, finding: Finding) -> str:
-    return f"{titled_row(result, finding)} · {phrases.decoding_label(finding)} · 1 in {_one_in_n_threshold(finding):,}"
 
 
 def _one_in_n_threshold(finding: Finding) -> int:
@@ -51,27 +41,22 @@ def _one_in_n_threshold(finding: Finding) -> int:
 
 
 def _rank_bound_sentence(result: AuditResult, finding: Finding) -> str:
-    ceiling, above = (
-        finding.measurement("rank_bound"),
-        finding.measurement(f"rank_bound_1_in_{_one_in_n_threshold(finding)}"),
-    )
-    floor, mean = finding.measurement(nonmember_metric_name("rank_bound")), phrases.value_with_interval(ceiling)
+    one_in, mean = _one_in_n_threshold(finding), phrases.value_with_interval(finding.measurement("rank_bound"))
+    above = phrases.format_share_with_interval(finding.measurement(f"rank_bound_1_in_{one_in}"))
+    floor = finding.measurement(nonmember_metric_name("rank_bound"))
     beside = f" (non-members: {phrases.value_with_interval(floor)})" if floor else ""
     return (
-        f"{titled_row(result, finding)}: whatever temperature, "
-        f"top-k or top-p the product uses, one sample is a member's "
-        f"suffix, token for token, with a probability of at most {mean} on average{beside}; for all but "
-        f"{phrases.format_share_with_interval(above)} of them it is below 1 in {_one_in_n_threshold(finding):,}."
+        f"{titled_row(result, finding)}: whatever temperature, top-k or top-p the product uses, one sample is a "
+        f"member's suffix, token for token, with a probability of at most {mean} on average{beside}; for all but "
+        f"{above} of them it is below 1 in {one_in:,}."
     )
 
 
 def _probability_bracket_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     windows = [part.strip() for part in str(finding.options["windows"]).split(",")]
+    near = finding.options["near_distance"]
     kinds = {
-        f"within {finding.options['near_distance']} token edits of it, at least": (
-            "near_verbatim_probability",
-            "near_verbatim",
-        ),
+        f"within {near} token edits of it, at least": ("near_verbatim_probability", "near_verbatim"),
         "the suffix, exactly": ("extraction_probability", "extraction"),
         "the suffix, whatever the decoding, at most": ("rank_bound", "rank_bound"),
         **{
@@ -83,11 +68,8 @@ def _probability_bracket_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
     for title, (mean, above) in kinds.items():
         share = f"{above}_1_in_{_one_in_n_threshold(finding)}"
         means = (phrases.value_with_interval(finding.measurement(name)) for name in (mean, nonmember_metric_name(mean)))
-        shares = (
-            phrases.format_share_with_interval(finding.measurement(name))
-            for name in (share, nonmember_metric_name(share))
-        )
-        yield (title, *means, *shares)
+        above_it = (finding.measurement(name) for name in (share, nonmember_metric_name(share)))
+        yield (title, *means, *map(phrases.format_share_with_interval, above_it))
 
 
 TOPICS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -61,38 +61,38 @@ def first_screen(result: AuditResult, folder: Path, width: int = WIDTH, remarks:
     remarks = remarks or CommandRemarks()
     result, width = phrases.clean_result(result), max(_NARROWEST, min(width, WIDTH))
     seen, known = assess_signals(result), detailed.read_details(folder)
-    above = _lines_of_entries((_result_entry(result, seen, width), _doubt_entry(seen)), width)
+    doubt = _Entry("DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(seen)), 3, " ")
+    above = _lines_of_entries((_result_entry(result, seen, width), doubt), width)
     shown = (
         _other_signals_entry(result, seen),
         _extraction_by_copies_entry(result, seen),
         _personal_data_entry(result, seen),
         _effect_of_changes_entry(result),
-        _unlearning_entry(result),
+        _Entry("FORGET", tuple(unlearning.forgetting_sentences(result, one) for one in result.unlearning), 3, " "),
     )
-    claimed, after = (
-        _claims_entry(result),
-        (_next_step_entry(result, seen, known, folder, remarks, width), _report_path_entry(folder)),
-    )
+    stand = sorted(claims.claims_to_report(result), key=lambda stands: stands.verdict != CONTRADICTED)
+    claimed = _Entry("CLAIM", tuple(map(claims.claim_summary_phrase, stand)), 2)
+    report = _Entry("report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3)
+    after = (_next_step_entry(result, seen, known, folder, remarks, width), report)
     whole = _verbatim_extraction_lines(result, seen, width, len(seen.signals) + LINES)
     for most in (3, 2):  # a third line of limits where it takes nothing from the rest
         below = _lines_of_entries((*shown, claimed, _limitations_entry(result, seen, remarks, most), *after), width)
         if len(above) + len(whole) + len(below) <= LINES:
             return Text("\n").join([*above, *whole, *below])
-    return Text("\n").join(
-        [*above, *_verbatim_extraction_lines(result, seen, width, LINES - len(above) - len(below)), *below]
-    )
+    rows = _verbatim_extraction_lines(result, seen, width, LINES - len(above) - len(below))
+    return Text("\n").join([*above, *rows, *below])
 
 
 # --- laying out -------------------------------------------------------------------------------------------------------
 
 
 def _lines_of_entries(entries: Sequence[_Entry], width: int) -> list[Text]:
-    return [line for entry in entries if entry.items for line in _entry_lines(entry, width)]
-
-
-def _entry_lines(entry: _Entry, width: int) -> Iterator[Text]:
-    for i, line in enumerate(_lines_that_fit(entry, width - _GUTTER)):
-        yield Text.assemble((f"{'' if i else entry.label:{_GUTTER}}", "bold"), (line, "bold" * (entry.label == RESULT)))
+    found = []
+    for entry in entries:
+        style = "bold" if entry.label == RESULT else ""
+        for i, line in enumerate(_lines_that_fit(entry, width - _GUTTER) if entry.items else ()):
+            found.append(Text.assemble((f"{'' if i else entry.label:{_GUTTER}}", "bold"), (line, style)))
+    return found
 
 
 def _lines_that_fit(entry: _Entry, width: int) -> list[str]:
@@ -168,23 +168,17 @@ def _leak_state_sentence(
     result: AuditResult, seen: Assessment, state: Sequence[object], targets: Sequence[str], names: int
 ) -> str:
     level, of = state[0], f" ({state[1]})" if len(state) > 1 and state[1] else ""
-    named, cost = (
-        _first_titles_label([signals.title_or_undefended(result, target) for target in targets], names),
-        _perplexity_cost_label(result, targets),
-    )
+    named = _first_titles_label([signals.title_or_undefended(result, target) for target in targets], names)
+    cost = _perplexity_cost_label(result, targets)
     if level == _LEAKS:
-        return f"{named} {'leak' if len(targets) > 1 else 'leaks'}{_severity_label(seen, targets)}{of}{cost}."
+        words = [severity.severity_of_target(seen, target).word for target in targets]
+        highest = max(words, key=severity.WORDS.index)  # of several the first that a reader must know
+        return f"{named} {'leak' if len(targets) > 1 else 'leaks'}, severity {highest}{of}{cost}."
     if level == _CLEAR:
         return f"{named}: {signals.no_leakage_phrase(seen, *targets)}{of}{cost}."
     if level == _OPEN:
         return f"{named}: inconclusive{of and f'{of[:-1]}: seen, not significant)'}{cost}."
     return f"{named}: nothing was measured."
-
-
-def _severity_label(seen: Assessment, targets: Sequence[str]) -> str:
-    """`, severity high`: of several the highest, as it is the first that a reader must know."""
-    found = [severity.severity_of_target(seen, target).word for target in targets]
-    return f", severity {max(found, key=severity.WORDS.index)}"
 
 
 def _first_titles_label(titles: Sequence[str], names: int) -> str:
@@ -201,21 +195,12 @@ def _perplexity_cost_label(result: AuditResult, targets: Sequence[str]) -> str:
     own, base = costs.get(targets[0]), costs.get(UNDEFENDED)
     if len(targets) > 1 or targets[0] == UNDEFENDED or own is None or base is None or not base.value > 0:
         return ""
-    told = explained_row(result, targets[0])
-    beyond = (
-        phrases.steps_to_target(told.chain, targets[0], beyond=True)
-        if told is not None and told.chain is not None
-        else ()
-    )
-    end = costs.get(beyond[-1].after) if beyond else None
-    beside = (
-        f" ({_short_title(result, beyond[-1].after)}: {phrases.format_number(end.value / base.value)}x)" if end else ""
-    )
+    told, beside = explained_row(result, targets[0]), ""
+    if told is not None and told.chain is not None:
+        for step in phrases.steps_to_target(told.chain, targets[0], beyond=True)[-1:]:
+            if end := costs.get(step.after):
+                beside = f" ({_short_title(result, step.after)}: {phrases.format_number(end.value / base.value)}x)"
     return f", at {phrases.format_number(own.value / base.value)}x the perplexity{beside}"
-
-
-def _doubt_entry(seen: Assessment) -> _Entry:
-    return _Entry("DOUBT", tuple(doubt.sentence for doubt in signals.all_doubts(seen)), 3, " ")
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -232,10 +217,9 @@ def _verbatim_extraction_lines(result: AuditResult, seen: Assessment, width: int
     below = _lines_of_entries((_Entry("", (_nonmember_baseline_label(result, found),), 2),), width)
     most = max(1, room - 1 - len(below))
     kept = found if len(found) <= most else sorted(found, key=_most_worrying_first_key)[: max(1, most - 1)]
-    rows = [
-        _verbatim_extraction_cells(result, s, first)
-        for s, first in _mark_first_of_target([s for s in found if s in kept])
-    ]
+    rows = []
+    for _, own in groupby((s for s in found if s in kept), key=lambda s: s.target):
+        rows += [_verbatim_extraction_cells(result, s, first=i == 0) for i, s in enumerate(own)]
     extracted, cost = "extracted verbatim", "perplexity" if any(row[6] for row in rows) else ""
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
     widths[6] = max(widths[6], len(cost))
@@ -251,12 +235,6 @@ def _verbatim_extraction_lines(result: AuditResult, seen: Assessment, width: int
 def _most_worrying_first_key(signal: Signal) -> tuple[bool, bool, float]:
     assert signal.measured is not None
     return signal.status != SHOWN, not signal.suspected, -signal.measured.value
-
-
-def _mark_first_of_target(found: Sequence[Signal]) -> Iterator[tuple[Signal, bool]]:
-    """Each with whether it is the first of its target."""
-    for _, rows in groupby(found, key=lambda s: s.target):
-        yield from ((row, i == 0) for i, row in enumerate(rows))
 
 
 def _verbatim_extraction_cells(result: AuditResult, signal: Signal, first: bool) -> tuple[str, ...]:
@@ -280,15 +258,12 @@ def _aligned_row_text(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def _attack_label(finding: Finding) -> str:
-    """An attack that ranks samples has one to rank where it decodes greedily: that is then what extracts."""
-    return f"{finding.attack}, greedy decoding" if finding.decodes_greedily else finding.attack
-
-
 def _nonmember_baseline_label(result: AuditResult, found: Sequence[Signal]) -> str:
     """`of non-members: 0/100 Undefended, 0/20 PMixED (ethicist; 95% intervals)`"""
     used = {s.row for s in found}
-    attacks = ", ".join(dict.fromkeys(_attack_label(finding) for finding in result.findings if finding.key in used))
+    # An attack that ranks samples has one to rank where it decodes greedily: that is then what extracts.
+    named = {f.key: f"{f.attack}{', greedy decoding' if f.decodes_greedily else ''}" for f in result.findings}
+    attacks = ", ".join(dict.fromkeys(name for key, name in named.items() if key in used))
     how = f"(attack {attacks}; 95% intervals)" if attacks else "(95% intervals)"
     floors = [(s.target, s.baseline) for s in found if isinstance(s.baseline, Measurement)]
     highest = {target: max((m for t, m in floors if t == target), key=lambda m: m.value) for target, _ in floors}
@@ -309,13 +284,8 @@ def _other_signals_entry(result: AuditResult, seen: Assessment) -> _Entry:
         for group in signals.group_by_kind(seen.tested(target)):
             listed = group[0].kind is PERSONAL and what is not None and what.by_kind and target == what.target
             if group[0].kind is not VERBATIM and not listed:
-                told.append(
-                    (
-                        min(map(_most_worrying_first_key, group))[:2],
-                        _short_title(result, target),
-                        signals.describe_kind(group),
-                    )
-                )
+                worst = min(map(_most_worrying_first_key, group))[:2]
+                told.append((worst, _short_title(result, target), signals.describe_kind(group)))
     alone = all(s.kind is not VERBATIM or s.measured is None for s in seen.signals)
     told.sort(key=lambda one: one[0])
     before = ["", *(title for _, title, _ in told)]
@@ -340,12 +310,9 @@ def _extraction_by_copies_entry(result: AuditResult, seen: Assessment) -> _Entry
         groups = phrases.sort_by_repeats(best.by_repeats)
         told = ", ".join(f"{name}: {phrases.hit_count_text(m)}" for name, m in groups)
         open_ = max((m for _, m in groups if m.unit == "share" and m.value == 0), key=lambda m: m.high, default=None)
-        left = (
-            f"; {phrases.hit_count_text(open_)} leaves up to {phrases.format_percent(open_.high)}% possible"
-            if open_
-            else ""
-        )
-        items.append(f"copies {told} {_target_and_access_label(result, best)}{left}")
+        items.append(f"copies {told} {_target_and_access_label(result, best)}")
+        if open_:
+            items[0] += f"; {phrases.hit_count_text(open_)} leaves up to {phrases.format_percent(open_.high)}% possible"
     for finding in result.findings:
         if finding.target == UNDEFENDED and (measured := phrases.exposure_by_insertions(finding)):
             told = ", ".join(f"{count}: {phrases.format_value(m)} bits" for count, m in measured)
@@ -363,9 +330,8 @@ def _personal_data_entry(result: AuditResult, seen: Assessment) -> _Entry:
         best = next(finding for finding in result.findings if finding.key in shown)
     none = not any(m.value for m in best.by_kind.values())
     remark = "" if shown else ": none extracted" if none else ", not significant"
-    return _Entry(
-        "WHAT", (f"{personal.extracted_counts_phrase(best)} {_target_and_access_label(result, best)}{remark}",), 2
-    )
+    counts = personal.extracted_counts_phrase(best)
+    return _Entry("WHAT", (f"{counts} {_target_and_access_label(result, best)}{remark}",), 2)
 
 
 def _effect_of_changes_entry(result: AuditResult) -> _Entry:
@@ -382,15 +348,6 @@ def _effect_of_changes_entry(result: AuditResult) -> _Entry:
     return _Entry("WHY", tuple(items), 2, ". ")
 
 
-def _unlearning_entry(result: AuditResult) -> _Entry:
-    return _Entry("FORGET", tuple(unlearning.forgetting_sentences(result, one) for one in result.unlearning), 3, " ")
-
-
-def _claims_entry(result: AuditResult) -> _Entry:
-    stand = sorted(claims.claims_to_report(result), key=lambda stands: stands.verdict != CONTRADICTED)
-    return _Entry("CLAIM", tuple(claims.claim_summary_phrase(stands) for stands in stand), 2)
-
-
 def _limitations_entry(result: AuditResult, seen: Assessment, remarks: CommandRemarks, most: int) -> _Entry:
     """What the smallest count that is zero leaves open, what was not tested, and what no run tells."""
     none = [s for s in seen.signals if s.measured and s.measured.value == 0]
@@ -402,15 +359,12 @@ def _limitations_entry(result: AuditResult, seen: Assessment, remarks: CommandRe
     items += dict.fromkeys(f"{_short_title(result, f.target)}, {f.attack}: {row.said}." for f, row in stopped)
     items += remarks.limits
     for targets, untested in signals.untested_kinds_by_targets(seen).items():
-        titles = list(
-            dict.fromkeys(signals.title_or_undefended(result, target) for target in targets)
-        )  # one of several weights
-        on = f" on {_first_titles_label(titles, 2)}" if titles else ""
+        titles = dict.fromkeys(signals.title_or_undefended(result, target) for target in targets)  # one of many weights
+        on = f" on {_first_titles_label(list(titles), 2)}" if titles else ""
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
     items += ["Synthetic lab data."] if result.benchmark.of_lab else [personal.unmarked_kinds_sentence(result)]
-    return _Entry(
-        "LIMITS", tuple(filter(None, items)) or ("An attack gives a lower bound.",), most + bool(remarks.limits), " "
-    )
+    told = tuple(filter(None, items)) or ("An attack gives a lower bound.",)
+    return _Entry("LIMITS", told, most + bool(remarks.limits), " ")
 
 
 def _next_step_entry(
@@ -423,10 +377,8 @@ def _next_step_entry(
     if remarks.deeper and command.startswith("audit gate"):
         command = remarks.deeper
     first = "resolve DOUBT first" if signals.all_doubts(seen) else advice.fewer_copies(result, known)
-    if not first:
-        return _Entry("NEXT", (command,), 2)
     between = " " if cell_len(f"{first} -> {command}") <= width - _GUTTER else "\n"
-    return _Entry("NEXT", (f"{first} ->{between}{command}",), 2)
+    return _Entry("NEXT", (f"{first} ->{between}{command}" if first else command,), 2)
 
 
 def next_command(seen: Assessment, folder: Path) -> str:
@@ -435,7 +387,3 @@ def next_command(seen: Assessment, folder: Path) -> str:
     if gated is None or signals.all_doubts(seen) or any(map(seen.shown, seen.targets)):
         return f"audit advise {where}"
     return signals.gate_command(seen, gated, where)
-
-
-def _report_path_entry(folder: Path) -> _Entry:
-    return _Entry("report", (escaping.to_printable_line(os.path.join(folder, "report.html")),), 3)

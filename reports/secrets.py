@@ -16,12 +16,12 @@ import numpy as np
 
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.records.outcomes import PerSecret
 from auditor.records.private_texts import SecretText
 from auditor.records.secret_details import Details
 from auditor.reports import escaping, phrases
 from auditor.reports.blocks import Secrets
 from auditor.reports.verdict import strongest_attack_row
+from auditor.statistics.judging import Outcome
 
 BUDGET = 2_000_000
 _ROWS = 1_300_000  # of these at most so many for the rows; what they leave is for the tokens
@@ -51,11 +51,8 @@ def secret_list_block(
     texts: the private text to show, by secret.
     """
     own = {secret.id for secret in details.secrets}  # rows of generations are about none of them
-    measured = [
-        f
-        for f in phrases.findings_undefended_first(result)
-        if f.key in details.rows and own.intersection(details.rows[f.key].ids)
-    ]
+    kept = [f for f in phrases.findings_undefended_first(result) if f.key in details.rows]
+    measured = [f for f in kept if own.intersection(details.rows[f.key].ids)]
     if not details.secrets or not measured:
         return None
     facts = _secret_columns(details)
@@ -88,16 +85,15 @@ def _json_byte_count(value: Any) -> int:
 
 def _secret_columns(details: Details) -> dict[str, Any]:
     told = details.secrets
-    groups = list(dict.fromkeys(escaping.to_printable_line(s.group) for s in told if s.group is not None))
+    own = [None if s.group is None else escaping.to_printable_line(s.group) for s in told]
+    groups = [name for name in dict.fromkeys(own) if name is not None]
     return {
         "ids": [phrases.shorten(escaping.to_printable_line(s.alias), _ID) for s in told],
         "members": "".join("1" if s.member else "0" for s in told),
         "repeats": [s.repeats for s in told],
         "lengths": [s.length for s in told],
         "groups": [phrases.shorten(name, _ID) for name in groups],
-        "group": [None if s.group is None else groups.index(escaping.to_printable_line(s.group)) for s in told]
-        if groups
-        else [],
+        "group": [None if name is None else groups.index(name) for name in own] if groups else [],
     }
 
 
@@ -105,32 +101,23 @@ def _row_outcomes_and_scores(result: AuditResult, details: Details, finding: Fin
     seen = details.rows[finding.key]
     place = {id: i for i, id in enumerate(seen.ids)}
     order = [place.get(secret.id) for secret in details.secrets]
-    title = {
+    found = seen.outcome
+    scores = next(iter(seen.values.values())) if found is None else found.score
+    lead = None if found is None else found.traits.get("lead")  # tokens of the suffix that are right from its start
+    return {
         "target": phrases.target_title(result, finding.target),
         "setting": finding.setting,
         "attack": finding.attack,
-    }
-    scores = next(iter(seen.values.values())) if seen.outcome is None else seen.outcome.score
-    return {
-        **title,
-        "outcome": "".join("-" if i is None else _outcome_code(seen, i) for i in order),
+        "outcome": "".join("-" if i is None else _outcome_code(found, i) for i in order),
         "score": [None if i is None else _three_significant_digits(float(scores[i])) for i in order],
-        "lead": _leading_tokens_right(seen, order),
+        "lead": [] if lead is None else [None if i is None else int(lead[i]) for i in order],
     }
 
 
-def _outcome_code(seen: PerSecret, i: int) -> str:
-    found = seen.outcome
+def _outcome_code(found: Outcome | None, i: int) -> str:
     if found is None:
         return "."
     return "3" if found.hit[i] else "2" if found.any_hit[i] else "1" if found.near[i] else "0"
-
-
-def _leading_tokens_right(seen: PerSecret, order: Sequence[int | None]) -> list[int | None]:
-    if seen.outcome is None or "lead" not in seen.outcome.traits:
-        return []
-    lead = seen.outcome.traits["lead"]
-    return [None if i is None else int(lead[i]) for i in order]
 
 
 def _three_significant_digits(value: float) -> float | int | None:
@@ -161,32 +148,16 @@ def _token_view_by_target(
             break
         shown.add(id)
     told = [s.id if s.id in shown else "" for s in details.secrets]
-    columns = [
-        _target_token_codes(t.title, distribution, told) for t, distribution in zip(targets, distributions, strict=True)
-    ]
-    return (
-        {"tokens": columns, "texts": [_visible_suffix_tokens(texts, id) for id in told] if texts else []},
-        len(shown),
-        len(ids),
-    )
-
-
-def _target_token_codes(title: str, distribution: Mapping[str, Sequence[float]], told: Sequence[str]) -> dict[str, Any]:
-    bits = [
-        _three_significant_digits(round(-sum(distribution[id]) / math.log(2), 1)) if id in distribution else None
-        for id in told
-    ]
-    return {
-        "target": title,
-        "codes": [encode_log_probs(distribution[id]) if id in distribution else "" for id in told],
-        "bits": bits,
-    }
+    columns = []
+    for target, of in zip(targets, distributions, strict=True):
+        bits = [round(-sum(of[id]) / math.log(2), 1) if id in of else math.nan for id in told]
+        codes = [encode_log_probs(of[id]) if id in of else "" for id in told]
+        columns.append({"target": target.title, "codes": codes, "bits": list(map(_three_significant_digits, bits))})
+    pieces = [_visible_suffix_tokens(texts, id) for id in told] if texts else []
+    return {"tokens": columns, "texts": pieces}, len(shown), len(ids)
 
 
 def _visible_suffix_tokens(texts: Mapping[str, SecretText], id: str) -> list[str]:
     """What each token of the suffix says, every character in sight."""
-    return (
-        [phrases.shorten(escaping.show_invisible_characters(piece), _ID) for piece in texts[id].pieces]
-        if id in texts
-        else []
-    )
+    pieces = texts[id].pieces if id in texts else ()
+    return [phrases.shorten(escaping.show_invisible_characters(piece), _ID) for piece in pieces]

@@ -13,8 +13,13 @@ _MOST = 80  # characters of a name: the line is a heading
 
 def audit_subject_line(result: AuditResult) -> str:
     """`Privacy audit of out/chat (adapter on org/base) with records of data/mails.jsonl; 1 June 2026, audit 0.1.0`"""
+    try:
+        made = datetime.fromisoformat(result.created)
+        date = f"{made.day} {made:%B %Y}"  # in UTC, as it was recorded
+    except ValueError:
+        date = phrases.shorten(result.created, _MOST) or "no date"
     audited = f"Privacy audit of {_model_phrase(result)} with {_data_phrase(result)}"
-    return f"{audited}; {_run_date_label(result)}, audit {result.tool_version}"
+    return f"{audited}; {date}, audit {result.tool_version}"
 
 
 def _model_phrase(result: AuditResult) -> str:
@@ -56,12 +61,3 @@ def _short_model_name(name: str) -> str:
     """A hub id whole, of a path what tells it from its neighbours: its last two parts."""
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     return phrases.shorten("/".join(parts[-2:]) or name, _MOST)
-
-
-def _run_date_label(result: AuditResult) -> str:
-    """`23 November 2026`, in UTC as it was recorded."""
-    try:
-        made = datetime.fromisoformat(result.created)
-    except ValueError:
-        return phrases.shorten(result.created, _MOST) or "no date"
-    return f"{made.day} {made:%B %Y}"

@@ -37,24 +37,9 @@ _NOTE = (
 )
 
 
-def rows_with_memorised_ngrams(result: AuditResult) -> list[Finding]:
-    """The rows whose texts were held against all that was trained on."""
-    return [finding for finding in phrases.findings_undefended_first(result) if finding.measurement(MEMORISED)]
-
-
-def _untargeted_blocks(result: AuditResult, details: Details) -> list[Block]:
-    shown = rows_with_memorised_ngrams(result)
-    if not shown:
-        return []
-    return [
-        *_rates_and_rankings_blocks(result),
-        *_extracted_by_copies_blocks(result, details, shown),
-        *_extracted_records_blocks(result, details, shown),
-    ]
-
-
-def _rates_and_rankings_blocks(result: AuditResult) -> list[Block]:
-    shown = rows_with_memorised_ngrams(result)
+def _untargeted_blocks(result: AuditResult, details: Details | None) -> list[Block]:
+    """Of the rows whose texts were held against all that was trained on. details: None: no table by record."""
+    shown = [finding for finding in phrases.findings_undefended_first(result) if finding.measurement(MEMORISED)]
     if not shown:
         return []
     return [
@@ -62,33 +47,26 @@ def _rates_and_rankings_blocks(result: AuditResult) -> list[Block]:
         _records_to_come_table(result, shown),
         *_ranking_precision_tables(result, shown),
         Paragraph(_NOTE),
+        *(_extracted_by_copies_blocks(result, details, shown) if details is not None else []),
+        *(_extracted_records_blocks(result, details, shown) if details is not None else []),
     ]
 
 
 def _memorised_rates_table(result: AuditResult, shown: list[Finding]) -> Table:
     names = (MEMORISED, nonmember_metric_name(MEMORISED), excess_metric_name(MEMORISED), COMMON)
+    known = [(f, main) for f in shown if (main := f.measurement(MEMORISED))]
     head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
     told = tuple(
         (
             titled_row(result, f),
-            _generation_count_label(f),
-            phrases.value_with_interval(f.measurement(GENERATIONS)),
-            *_measurement_cells(f, names),
+            f"{main.n:,}",
+            *(phrases.value_with_interval(f.measurement(name)) for name in (GENERATIONS, *names)),
         )
-        for f in shown
+        for f, main in known
     )
-    notes = dict.fromkeys(m.note.split(";")[0] for f in shown if (m := f.measurement(MEMORISED)))
+    notes = dict.fromkeys(main.note.split(";")[0] for _, main in known)
     caption = f"Memorised n-grams per {PER:,} generations, with 95% intervals ({', '.join(notes)})"
     return Table("untargeted-table", caption, head, (Group("", told),), frozenset(range(1, 7)))
-
-
-def _measurement_cells(finding: Finding, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(phrases.value_with_interval(finding.measurement(name)) for name in names)
-
-
-def _generation_count_label(finding: Finding) -> str:
-    main = finding.measurement(MEMORISED)
-    return f"{main.n:,}" if main else phrases.NOTHING
 
 
 def _records_to_come_table(result: AuditResult, shown: list[Finding]) -> Table:
@@ -98,7 +76,7 @@ def _records_to_come_table(result: AuditResult, shown: list[Finding]) -> Table:
             titled_row(result, f),
             _value_with_note_text(f, RECORDS),
             _value_with_note_text(f, nonmember_metric_name(RECORDS)),
-            *_measurement_cells(f, (NEW, RICHNESS)),
+            *(phrases.value_with_interval(f.measurement(name)) for name in (NEW, RICHNESS)),
         )
         for f in shown
     )
@@ -112,14 +90,12 @@ def _value_with_note_text(finding: Finding, name: str) -> str:
 
 
 def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iterator[Block]:
-    names = [name for name in RANKINGS if any(f.measurement(f"{PRECISION}_{name}") for f in shown)]
+    measured = [(f, {name: m for name in RANKINGS if (m := f.measurement(f"{PRECISION}_{name}"))}) for f in shown]
+    names = [name for name in RANKINGS if any(name in found for _, found in measured)]
     told = tuple(
-        (
-            titled_row(result, f),
-            *(phrases.format_share_with_interval(f.measurement(f"{PRECISION}_{name}")) for name in names),
-        )
-        for f in shown
-        if any(f.measurement(f"{PRECISION}_{name}") for name in names)
+        (titled_row(result, f), *(phrases.format_share_with_interval(found.get(name)) for name in names))
+        for f, found in measured
+        if found
     )
     if told:
         head = ("Target", *(RANKINGS[name].capitalize() for name in names))
@@ -148,20 +124,16 @@ def _extracted_by_copies_blocks(result: AuditResult, details: Details, shown: li
 
 
 def _extracted_records_blocks(result: AuditResult, details: Details, shown: list[Finding]) -> list[Block]:
-    groups = tuple(
-        Group(f"{titled_row(result, f)}{_shown_of_all_label(found)}", tuple(_record_rows(found)))
-        for f, found in _rows_with_records(details, shown)
-    )
+    groups = []
+    for f, found in _rows_with_records(details, shown):
+        n = len(found["generations"].ids)
+        title = titled_row(result, f) + (f" · {_SHOWN} of {n:,}" if n > _SHOWN else "")
+        groups.append(Group(title, tuple(_record_rows(found))))
     if not groups:
         return []
     head = ("Record", "Attacked as", "Repetitions", "Generations", "Longest run of tokens")
     caption = f"Training records extracted, those in most generations first; at most {_SHOWN} a row"
-    return [Table("records-table", caption, head, groups, frozenset({2, 3, 4}), folded=True)]
-
-
-def _shown_of_all_label(found: Mapping[str, Column]) -> str:
-    n = len(found["generations"].ids)
-    return f" · {_SHOWN} of {n:,}" if n > _SHOWN else ""
+    return [Table("records-table", caption, head, tuple(groups), frozenset({2, 3, 4}), folded=True)]
 
 
 def _record_rows(found: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
@@ -184,6 +156,6 @@ TOPICS = (
         MEND,
         5,
         15,
-        lambda m: _rates_and_rankings_blocks(m.result),
+        lambda m: _untargeted_blocks(m.result, None),
     ),
 )
