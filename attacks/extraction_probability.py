@@ -31,10 +31,10 @@ from auditor.plugins.probe import (
     value_column,
 )
 from auditor.plugins.view import View
-from auditor.statistics.calibration import conformal_p, conformal_threshold
 from auditor.statistics.extraction import any_sample_probability, greedy_window_share, least_window_bits
 from auditor.statistics.intervals import mean_probability, share_with_interval
 from auditor.statistics.metrics import AT_LEAST, AT_MOST, nonmember_metric_name
+from auditor.statistics.roc import conformal_p, conformal_threshold
 
 _SECRETS_AT_ONCE = 64
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution that are sorted and counted at once: 32 MiB of float64

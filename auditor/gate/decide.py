@@ -68,7 +68,8 @@ def apply_policy(
     """
     check_policy(policy, baseline)
     check_rule_metrics(policy.rules, {m.name for finding in run.result.findings for m in finding.measurements})
-    for name, given in (("target", target), ("setting", setting), ("attack", attack)):
+    narrowed = {"target": target, "setting": setting, "attack": attack}
+    for name, given in narrowed.items():
         if given == "":
             raise AuditError(f"expected the name of a {name} to judge, got an empty one")
     if baseline is not None:
@@ -76,13 +77,9 @@ def apply_policy(
     contradicted = _contradiction_rulings(run, "this run")
     rulings = [*_edited_run_rulings(run, "this run", True), *contradicted]
     if baseline is not None:
-        rulings += [
-            *_edited_run_rulings(baseline, "the baseline", False),
-            *_contradiction_rulings(baseline, "the baseline"),
-        ]
-    rulings += judge_rules(
-        run.result, policy.rules, run.outcomes, baseline, target=target, setting=setting, attack=attack
-    )
+        rulings += _edited_run_rulings(baseline, "the baseline", False)
+        rulings += _contradiction_rulings(baseline, "the baseline")
+    rulings += judge_rules(run.result, policy.rules, run.outcomes, baseline, **narrowed)
     if not contradicted:  # else its numbers may be such as no secrets make
         seen = assess_signals(run.result)
         rulings = [downgrade_doubtful_ruling(run.result, seen, ruling) for ruling in rulings]
@@ -181,11 +178,7 @@ def judge_rules(
     """
     cases: list[_Case] = []
     for rule in rules:
-        scope = {
-            "target": rule.target or target,
-            "setting": rule.setting or setting,
-            "attack": rule.attack or attack,
-        }
+        scope = {"target": rule.target or target, "setting": rule.setting or setting, "attack": rule.attack or attack}
         check_scope_names(tuple(scope.values()), [finding.key for finding in result.findings])
         for name in [scope["target"]] if scope["target"] else judged_targets(result, rule):
             rows = rows_in_scope(result, {**scope, "target": name})
@@ -198,9 +191,8 @@ def judge_rules(
                 row = CellKey(name, scope["setting"] or "", scope["attack"] or "")
                 why = "no row was measured" if name else "this run has no forms: --forms names them"
                 cases.append(_Case(row, rule, why))
-    level = adjusted_test_level(
-        [partial(_limit_exceeded_at_level, case) for case in cases if not isinstance(case.seen, str)], LEVEL
-    )
+    tests = [partial(_limit_exceeded_at_level, case) for case in cases if not isinstance(case.seen, str)]
+    level = adjusted_test_level(tests, LEVEL)
     return [_ruling_at_level(case, level) for case in cases]
 
 
@@ -377,13 +369,6 @@ def _ruling_at_level(case: _Case, level: float) -> Ruling:
     return Ruling(*case.row, metric, limit, low, high, verdict, reason, words, seen.value, seen.n, unmeasured, missed)
 
 
-_OF_A_CLAIM: dict[claims.Verdict, Verdict] = {
-    claims.CONTRADICTED: "failed",
-    claims.CONSISTENT: "held",
-    claims.TOO_WEAK: "inconclusive",
-}
-
-
 def _ruling_of_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
     """A number as the limit of a lower bound: held only where it could have shown more."""
     limit = rule.limit
@@ -412,7 +397,9 @@ def _ruling_of_claim(row: CellKey, rule: Rule, stands: claims.ClaimEvidence) -> 
     seen += [f"{other.row.attack} ({other.row.setting}) is {other.why}" for other in stands.unheld]
     missing = () if bounds else stands.unmeasured
     said = "; ".join((*stands.refuted, *seen, *missing)) or "no audit was run"
-    verdict: Verdict = _OF_A_CLAIM[stands.verdict] if stands.verdict else "inconclusive"
+    verdict: Verdict = "inconclusive"  # too weak to tell, or not audited
+    if stands.verdict in (claims.CONTRADICTED, claims.CONSISTENT):
+        verdict = "failed" if stands.verdict == claims.CONTRADICTED else "held"
     strongest, missed = stands.strongest if verdict == "held" else None, None
     if strongest is not None:
         missed = detectable_epsilon(strongest.audit, strongest.promised, SURE)

@@ -26,11 +26,10 @@ def pre_authentication_encoding(kind: str, payload: bytes) -> bytes:
 def sign_payload(payload: bytes, key: Path) -> str:
     """The envelope, as JSON. key: an Ed25519 private key, PEM without a password. Raises AuditError for another."""
     private = _load_ed25519_key(key, "private")
-    signature = {
-        "keyid": _public_key_digest(private.public_key()),
-        "sig": _encode_base64(private.sign(pre_authentication_encoding(IN_TOTO, payload))),
-    }
-    return json.dumps({"payload": _encode_base64(payload), "payloadType": IN_TOTO, "signatures": [signature]})
+    signed = base64.b64encode(private.sign(pre_authentication_encoding(IN_TOTO, payload))).decode()
+    signature = {"keyid": _public_key_digest(private.public_key()), "sig": signed}
+    body = base64.b64encode(payload).decode()
+    return json.dumps({"payload": body, "payloadType": IN_TOTO, "signatures": [signature]})
 
 
 def verify_envelope(envelope: str, key: Path) -> tuple[bytes, str]:
@@ -65,10 +64,8 @@ def _parse_envelope(text: str) -> dict[str, Any]:
         raise AuditError("expected a signed attestation, a DSSE envelope in JSON, got something else")
     if held.get("payloadType") != IN_TOTO:
         raise AuditError(f"expected an envelope of {IN_TOTO}, got {str(held.get('payloadType'))!r}")
-    signatures = held.get("signatures")
-    if not isinstance(signatures, list) or not all(
-        isinstance(s, dict) and isinstance(s.get("sig"), str) for s in signatures
-    ):
+    signed = held.get("signatures")
+    if not isinstance(signed, list) or not all(isinstance(s, dict) and isinstance(s.get("sig"), str) for s in signed):
         raise AuditError("expected an envelope with signatures, got none that can be read")
     return held
 
@@ -98,10 +95,6 @@ def _public_key_digest(public: Any) -> str:
 
     encoding, form = keys.Encoding.DER, keys.PublicFormat.SubjectPublicKeyInfo
     return hashlib.sha256(public.public_bytes(encoding, form)).hexdigest()
-
-
-def _encode_base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 def _decoded_base64(text: str) -> bytes:

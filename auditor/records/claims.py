@@ -106,9 +106,7 @@ def assess_claim(
     held: list[tuple[Finding, Audited, float]] = []
     unheld: list[UncomparableBound] = []
     for row, audit in _distinct_epsilon_bounds(rows):
-        promised = _promised_epsilon_or_reason(
-            target if claimed is not None else None, row, audit, target.nominal_epsilon
-        )
+        promised = _promised_epsilon_or_reason(None if claimed is None else claim, row, audit, target.nominal_epsilon)
         if isinstance(promised, str):
             unheld.append(UncomparableBound(row.key, audit, promised))
         else:
@@ -145,10 +143,9 @@ def _distinct_epsilon_bounds(rows: list[Finding]) -> list[tuple[Finding, Audited
 
 
 def _promised_epsilon_or_reason(
-    target: TargetRecord | None, row: Finding, audit: Audited, nominal: float | None
+    claim: Claim | None, row: Finding, audit: Audited, nominal: float | None
 ) -> float | str:
-    """The epsilon promised of the game that was played, or why none is. target: None where nothing is claimed."""
-    claim = None if target is None else target.claim
+    """The epsilon promised of the game that was played, or why none is. claim: None where nothing finite is claimed."""
     if claim is None:
         return math.inf if nominal is None else nominal
     if row.claim_applies is False:

@@ -48,9 +48,13 @@ def blind_scores(
     """
     from sklearn.feature_extraction.text import TfidfTransformer
 
-    sizes = np.log1p(np.column_stack([[len(text) for text in texts], lengths]))
+    counts = [len(text) for text in texts]
+    sizes = np.log1p(np.column_stack([counts, lengths]))
+    words, of = np.unique([token for text in texts for token in text], return_inverse=True)
+    at = np.repeat(np.arange(len(texts)), counts)
+    bag = csr_array((np.ones(len(at)), (at, of)), shape=(len(texts), len(words)))  # how often each word is in each text
     # Weights of words by how rare they are come from all texts: they tell no label.
-    bag = TfidfTransformer(sublinear_tf=True).fit_transform(_bag_of_tokens(texts))
+    bag = TfidfTransformer(sublinear_tf=True).fit_transform(bag)
     return _cross_fitted_log_odds(hstack([bag, csr_array(_standardise_columns(sizes))], format="csr"), member, group)
 
 
@@ -79,13 +83,6 @@ def _cross_fitted_log_odds(features: Any, member: NDArray[np.bool_], group: NDAr
 def cross_fit_fold_count(member: NDArray[np.bool_], group: NDArray[np.int64]) -> int:
     """Folds that members and non-members can be divided into, near duplicates together: at most 5."""
     return min(FOLDS, *(len(np.unique(group[member == one])) for one in (True, False)))
-
-
-def _bag_of_tokens(texts: Sequence[Tokens]) -> csr_array:
-    """(texts, distinct tokens) counts."""
-    at = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-    words, of = np.unique([token for text in texts for token in text], return_inverse=True)
-    return csr_array((np.ones(len(at)), (at, of)), shape=(len(texts), len(words)))
 
 
 def _standardise_columns(values: Floats) -> Floats:

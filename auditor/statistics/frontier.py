@@ -24,7 +24,7 @@ from auditor.statistics.bounds import (
     measurement_from_evidence,
     paired_share_difference,
 )
-from auditor.statistics.roc import allowed_false_positives, tpr_at_fpr
+from auditor.statistics.roc import allowed_false_positives, conformal_threshold
 
 RESAMPLES = 8000  # a pair among thirty points is told apart at 0.09%: seven of them lie beyond
 _COUNTS = 2**20  # of a block, as of members and of non-members at once
@@ -128,17 +128,17 @@ def _member_ahead_matrix(own: Floats, others: Floats) -> Floats:
 
 def _members_found_at_fpr(own: Floats, others: Floats, rate: float) -> NDArray[np.bool_]:
     """(members,): who is found, in the direction in which more are."""
-    upwards, downwards = (side * own > tpr_at_fpr(side * own, side * others, rate).threshold for side in (1, -1))
+    upwards, downwards = (side * own > conformal_threshold(side * others, rate) for side in (1, -1))
     return upwards if upwards.sum() >= downwards.sum() else downwards
 
 
 def _resampled_best_direction_tpr(
     own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws
 ) -> Values:
-    found: Values = np.maximum(
-        *(_resampled_tpr_at_fpr(side * own, side * others, rate, members, nonmembers) for side in (1, -1))
+    upwards, downwards = (
+        _resampled_tpr_at_fpr(side * own, side * others, rate, members, nonmembers) for side in (1, -1)
     )
-    return found
+    return np.maximum(upwards, downwards)
 
 
 def _resampled_tpr_at_fpr(own: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws) -> Values:

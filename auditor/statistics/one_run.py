@@ -193,25 +193,21 @@ def fdp_mu(m: int, r: int, v: int, level: float = 0.05) -> float:
     """The mu below which mu-GDP is refuted; 0 where none is."""
 
     def falsified(mu: float) -> bool:
-        return _is_trade_off_falsified(m, r, v, mu, level)
+        """Whether P[v right of r] >= level can be under no mechanism of this trade-off (formulas.md A10)."""
+        right, wrong = level * v / m, level * (r - v) / m  # both only grow
+        for i in range(v - 1, -1, -1):
+            raised = max(wrong, float(ndtr(ndtri(right) - mu)))
+            if raised == wrong:
+                break
+            right, wrong = min(1.0, right + i / (r - i) * (raised - wrong)), raised
+            if right + wrong > r / m:
+                return True
+        return right + wrong > r / m
 
     high = 1.0
     while high < _MOST_MU and falsified(high):
         high *= 2
     return largest_refuted_value(falsified, high)
-
-
-def _is_trade_off_falsified(m: int, r: int, v: int, mu: float, level: float) -> bool:
-    """Whether P[v right of r] >= level can be under no mechanism of this trade-off (formulas.md A10)."""
-    right, wrong = level * v / m, level * (r - v) / m  # both only grow
-    for i in range(v - 1, -1, -1):
-        raised = max(wrong, float(ndtr(ndtri(right) - mu)))
-        if raised == wrong:
-            break
-        right, wrong = min(1.0, right + i / (r - i) * (raised - wrong)), raised
-        if right + wrong > r / m:
-            return True
-    return right + wrong > r / m
 
 
 def binomial_upper_tail(v: int, r: int, q: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -136,10 +136,25 @@ def nonmembers_for_rate(rate: float) -> int:
     return math.ceil(1 / rate - 1 - _ROUNDING)
 
 
+def conformal_threshold(others: Floats, rate: float) -> float:
+    """The lowest score that no more non-members exceed than `allowed_false_positives`, +inf where there are too few.
+
+    A record exchangeable with them scores above it with probability at most `rate` (formulas.md A7).
+    """
+    may = allowed_false_positives(len(others), rate)
+    return float(np.sort(others)[::-1][may]) if may >= 0 else math.inf
+
+
+def conformal_p(scores: Floats, others: Floats) -> Floats:
+    """(1 + #{non-member >= score}) / (n + 1) of each score."""
+    below = np.searchsorted(np.sort(others), scores, side="left")
+    result: Floats = (1 + len(others) - below) / (len(others) + 1)
+    return result
+
+
 def tpr_at_fpr(own: Floats, others: Floats, rate: float) -> Rate:
     """The members above the threshold that these non-members set: none where they are too few to set one."""
-    may = allowed_false_positives(len(others), rate)
-    threshold = float(np.sort(others)[::-1][may]) if may >= 0 else math.inf
+    threshold = conformal_threshold(others, rate)
     found, false = int((own > threshold).sum()), int((others > threshold).sum())
     tied = int((own == threshold).sum()), int((others == threshold).sum())
     return Rate(rate, threshold, found, len(own), false, len(others), tied)

@@ -39,10 +39,10 @@ from auditor.models.ensemble import ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Prompt, Scenario, TrainedModel
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.statistics.calibration import conformal_p, conformal_threshold
 from auditor.statistics.extraction import any_sample_probability, greedy_window_share, least_window_bits
 from auditor.statistics.intervals import clopper_pearson, mean_excess_over_nonmembers, mean_probability
 from auditor.statistics.metrics import find_metric
+from auditor.statistics.roc import conformal_p, conformal_threshold
 from tests.conftest import DEFENSES, refuses
 
 MakeTiny = Callable[..., HuggingFaceModel]

@@ -56,7 +56,6 @@ MORE = {  # tests of what is tested through something else
     "gate/policy.py": ("tests/gate/test_values.py",),
     "gate/rule_scope.py": ("tests/gate/test_gate.py", "tests/gate/test_required_coverage.py"),
     "privacy/gradient_canaries.py": ("tests/attacks/test_gradient_audit.py",),
-    "statistics/calibration.py": ("tests/statistics/test_membership.py",),
     "statistics/extraction.py": ("tests/statistics/test_metrics.py",),
     "statistics/games.py": ("tests/statistics/test_audited.py", "tests/attacks/test_gradient_audit.py"),
     "statistics/judging.py": ("tests/statistics/test_metrics.py",),
