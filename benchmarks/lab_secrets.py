@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from auditor.benchmarks.lab_recipe import CANARY_SPACE, Recipe, canary_text
@@ -63,16 +62,9 @@ def _cut_text_into_secret(recipe: Recipe, texts: LabTexts, tokenizer: Any, id: s
     start, end = max(0, at - recipe.prefix_length), at + recipe.suffix_length
     if len(tokens) < end:
         raise AuditError(f"expected lab records of {at} + {end - at} tokens, got one of {len(tokens)}")
-    wording = wording_of_tokens(text, offsets, start, at, end)
-    return Secret(
-        id,
-        tokens[start:at],
-        tokens[at:end],
-        repeats,
-        member=repeats > 0,
-        group=texts.kinds.get(text),
-        wording=dataclasses.replace(wording, marks=texts.marks.get(text, ())),
-    )
+    wording = replace(wording_of_tokens(text, offsets, start, at, end), marks=texts.marks.get(text, ()))
+    halves, group = (tokens[start:at], tokens[at:end]), texts.kinds.get(text)
+    return Secret(id, *halves, repeats, member=repeats > 0, group=group, wording=wording)
 
 
 def _secret_ids_to_forget(recipe: Recipe, canaries: Sequence[Secret]) -> frozenset[str]:

@@ -184,10 +184,7 @@ def _member_rows_to_forget(forget: RecordSource, members: Sequence[Record]) -> s
 def _secret_of_record(label: str, record: Record, repeats: int | None, member: bool) -> Secret:
     row = f"{label}-{record.row:06d}"
     whole = Secret(
-        *(row, record.prefix, record.suffix, repeats, member),
-        group=record.group,
-        wording=record.wording,
-        user=record.user,
+        row, record.prefix, record.suffix, repeats, member, group=record.group, wording=record.wording, user=record.user
     )
     return whole if record.part is None else replace(whole, id=f"{row}-{record.part:04d}", document=row, at=record.at)
 

@@ -141,15 +141,9 @@ def _parse_claim_statement(raw: Mapping[str, Any], where: str) -> Statement:
     for name in ("id", "text", "paper", "of", "expect"):
         if name not in raw:
             raise AuditError(f"{where}: missing field {name!r}")
-    return Statement(
-        id=raw["id"],
-        text=raw["text"],
-        paper=raw["paper"],
-        of=_parse_claim_terms(raw["of"], raw.get("metric"), where),
-        minus=_parse_claim_terms(raw.get("minus", []), raw.get("metric"), where),
-        expect=parse_expectation(raw["expect"], where),
-        note=raw.get("note", ""),
-    )
+    of, minus = (_parse_claim_terms(raw.get(side, []), raw.get("metric"), where) for side in ("of", "minus"))
+    expect = parse_expectation(raw["expect"], where)
+    return Statement(raw["id"], raw["text"], raw["paper"], of, minus, expect, raw.get("note", ""))
 
 
 def _parse_claim_terms(raw: Any, metric: str | None, where: str) -> tuple[Term, ...]:
@@ -202,13 +196,8 @@ def ledger_row(plan: str, statement: Statement, places: Sequence[Place]) -> Ledg
     except (NotRun, AuditError) as why:
         return replace(base, note=str(why))
     about = sorted({place.about for _, _, found in chosen for place in found if place.about})
-    return replace(
-        base,
-        setting=describe_setting(about, parts, ours),
-        verdict=judge_claim(ours, statement.expect),
-        ours=ours,
-        note="; ".join(filter(None, [statement.note, ours.note])),
-    )
+    setting, note = describe_setting(about, parts, ours), "; ".join(filter(None, [statement.note, ours.note]))
+    return replace(base, setting=setting, verdict=judge_claim(ours, statement.expect), ours=ours, note=note)
 
 
 def describe_setting(about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement) -> str:

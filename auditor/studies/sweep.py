@@ -19,7 +19,7 @@ from auditor.core.plan import IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL
 from auditor.core.result import Frontier, Measurement
 from auditor.engines.choose import make_engine
-from auditor.engines.engine import Engine, WorkerStart
+from auditor.engines.engine import WorkerStart
 from auditor.records import frontier, result_file
 from auditor.records.contrasts import WeightedMetric, contrast_over_seeds
 from auditor.records.folder import RunFolder
@@ -57,33 +57,20 @@ def run_points(
         if point.name in plans:
             _check_run_unchanged(folder / point.folder, plans[point.name])
     with locks.locked_folder(folder, SWEEP), closing(make_engine(engines.pop())) as engine:
-        _run_unfinished_points(points, plans, failures, folder, reporter, command, engine)
+        _write_sweep_file(folder, points, failures, command)
+        waiting = []
+        for number, point in enumerate(points, 1):
+            path, called = folder / point.folder, f"{number} of {len(points)}: {point.name}"
+            if point.name in plans and not (path / result_file.RESULT).is_file():
+                waiting.append(_PendingPoint(called, point.name, plans[point.name], path))
+        engine.open(_PointRunner(reporter), _WorkerPointRunner())
+        for done, (name, failure) in enumerate(engine.each(_Points(), waiting), 1):
+            if failure:
+                failures[name] = failure
+                _write_sweep_file(folder, points, failures, command)
+            if engine.workers:  # who shows no progress of its own
+                reporter.progress(f"points run by {engine.said}", done, len(waiting))
     return failures
-
-
-def _run_unfinished_points(
-    points: Sequence[GridPoint],
-    plans: Mapping[str, Plan],
-    failures: dict[str, str],
-    folder: Path,
-    reporter: Reporter,
-    command: str,
-    engine: Engine,
-) -> None:
-    _write_sweep_file(folder, points, failures, command)
-    waiting = []
-    for number, point in enumerate(points, 1):
-        path = folder / point.folder
-        if point.name not in plans or (path / result_file.RESULT).is_file():
-            continue
-        waiting.append(_PendingPoint(f"{number} of {len(points)}: {point.name}", point.name, plans[point.name], path))
-    engine.open(_PointRunner(reporter), _WorkerPointRunner())
-    for done, (name, failure) in enumerate(engine.each(_Points(), waiting), 1):
-        if failure:
-            failures[name] = failure
-            _write_sweep_file(folder, points, failures, command)
-        if engine.workers:  # who shows no progress of its own
-            reporter.progress(f"points run by {engine.said}", done, len(waiting))
 
 
 @dataclass(frozen=True)
