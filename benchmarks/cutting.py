@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LENGTH = 50  # tokens of a prefix or suffix
-BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
+_BATCH = 1000  # rows tokenised at once: offsets of a whole data set need not fit in memory
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,13 @@ def cut_rows_into_parts(
         return _cut_conversations(cut, cut.form, conversations(table, layout), texts, remarks), how, texts
     said = joined_layout_texts(table, layout)
     if layout == ("prefix", "suffix"):
-        halves = _cut_pairs(cut.tokenizer, text_column_values(table, "prefix"), text_column_values(table, "suffix"))
-        pairs = (CutPart(row, half) for row, half in enumerate(halves))
-        return pairs, "prefix and suffix tokenised jointly and kept whole", said
+        encoded = encode_in_batches(cut.tokenizer, said)  # as one text, which they were in training
+        halves = zip(*(text_column_values(table, column) for column in layout), encoded, strict=True)
+        parts = (
+            CutPart(row, _cut_pair(cut.tokenizer, prefix, suffix, ids, offsets))
+            for row, (prefix, suffix, (ids, offsets)) in enumerate(halves)
+        )
+        return parts, "prefix and suffix tokenised jointly and kept whole", said
     prefix = cut.prefix_length or LENGTH
     how = f"text cut into its first {prefix} and the next {cut.suffix_length} tokens"
     if cut.windows is not None:
@@ -113,29 +117,16 @@ def cut_rows_into_parts(
 def _cut_texts(cut: Cutting, prefix: int, texts: Sequence[str]) -> Iterator[CutPart]:
     """(prefix,) and (suffix_length,) tokens of each text, once or at every stride; what is left over is not used."""
     total = prefix + cut.suffix_length
-    for first in range(0, len(texts), BATCH):
-        batch = texts[first : first + BATCH]
-        encoded = encode(cut.tokenizer, batch)
-        rows = zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        for row, (text, ids, offsets) in enumerate(rows, first):
-            if len(ids) < total:
-                yield CutPart(row, f"shorter than {prefix} + {cut.suffix_length} tokens")
-                continue
-            starts = [0] if cut.windows is None else range(0, len(ids) - total + 1, cut.windows)
-            for part, start in enumerate(starts):
-                middle, end = start + prefix, start + total
-                wording = wording_of_tokens(text, offsets, start, middle, end)
-                halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
-                yield CutPart(row, halves, None if cut.windows is None else part, middle)
-
-
-def _cut_pairs(tokenizer: Any, prefixes: Sequence[str], suffixes: Sequence[str]) -> Iterator[Halves]:
-    """The tokens of prefix + suffix, cut where the suffix starts: in training they were one text."""
-    for start in range(0, len(prefixes), BATCH):
-        batch = list(zip(prefixes[start : start + BATCH], suffixes[start : start + BATCH], strict=True))
-        encoded = encode(tokenizer, [prefix + suffix for prefix, suffix in batch])
-        for texts, ids, offsets in zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            yield _cut_pair(tokenizer, *texts, ids, offsets)
+    for row, (text, (ids, offsets)) in enumerate(zip(texts, encode_in_batches(cut.tokenizer, texts), strict=True)):
+        if len(ids) < total:
+            yield CutPart(row, f"shorter than {prefix} + {cut.suffix_length} tokens")
+            continue
+        starts = [0] if cut.windows is None else range(0, len(ids) - total + 1, cut.windows)
+        for part, start in enumerate(starts):
+            middle, end = start + prefix, start + total
+            wording = wording_of_tokens(text, offsets, start, middle, end)
+            halves = (tuple(ids[start:middle]), tuple(ids[middle:end]), wording)
+            yield CutPart(row, halves, None if cut.windows is None else part, middle)
 
 
 def _cut_pair(tokenizer: Any, prefix: str, suffix: str, ids: list[int], offsets: list[tuple[int, int]]) -> Halves:
@@ -198,15 +189,17 @@ def usual_form_of_table(tokenizer: Any, table: RecordTable) -> ChatRendering:
     return ChatRendering(chat_rendering.NONE)
 
 
-def encode(tokenizer: Any, texts: Sequence[str]) -> Any:
-    # verbose=False: a text longer than the model's positions is cut later, so the warning about it would mislead
-    return tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        padding=False,
-        truncation=False,
-        verbose=False,
-    )
+def encode_in_batches(tokenizer: Any, texts: Sequence[str]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    """The token ids of each text, and the characters that each token came from."""
+    for first in range(0, len(texts), _BATCH):
+        encoded = tokenizer(
+            list(texts[first : first + _BATCH]),
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            padding=False,
+            truncation=False,
+            verbose=False,  # a text longer than the model's positions is cut later, so the warning would mislead
+        )
+        yield from zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)

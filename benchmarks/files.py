@@ -13,19 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from auditor.benchmarks import chat, columns
+from auditor.benchmarks import chat, columns, cutting
 from auditor.benchmarks.chat_rendering import ChatRendering
 from auditor.benchmarks.conversation_rows import UnusableConversation
-from auditor.benchmarks.cutting import (
-    BATCH,
-    LENGTH,
-    Cutting,
-    cut_rows_into_parts,
-    encode,
-    fast_tokenizer,
-    tokenizer_note,
-    usual_form_of_table,
-)
+from auditor.benchmarks.cutting import LENGTH, Cutting
 from auditor.benchmarks.occurrences import last_word_continues, occurrences
 from auditor.benchmarks.splitting import (
     Record,
@@ -84,7 +75,7 @@ class Files(Benchmark):
         """
         check_lengths(prefix_length, suffix_length)
         split = SplitOptions(known_fraction, limit, seed)
-        self.tokenizer = fast_tokenizer(tokenizer)
+        self.tokenizer = cutting.fast_tokenizer(tokenizer)
         cut = Cutting(self.tokenizer, prefix_length, suffix_length or LENGTH, windows, knows, form, turns)
         named = (group_column, user_column)
         members = _read_file_as_source("--data", data, cut, *named)
@@ -103,7 +94,7 @@ class Files(Benchmark):
         self.framed = self.form is not None and self.form.source is not None
         if self.form is not None:  # of a conversation, what is answered: the rest need not have been learnt
             self.heldout_given = tuple(len(secret.prefix) for secret in self.secrets if not secret.member)
-        self.notes = (tokenizer_note(self.tokenizer), *parts.notes)
+        self.notes = (cutting.tokenizer_note(self.tokenizer), *parts.notes)
         self._given = {True: ("--data", data), False: ("--nonmembers", nonmembers)}
 
     def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
@@ -119,10 +110,8 @@ class Files(Benchmark):
                     if not isinstance(said, UnusableConversation):
                         yield chat.render_chat(self.tokenizer, said, self.form).tokens, times
             return
-        texts = columns.joined_layout_texts(table, layout)
-        for first in range(0, len(texts), BATCH):
-            encoded = encode(self.tokenizer, texts[first : first + BATCH])["input_ids"]
-            yield from zip(map(tuple, encoded), repeats[first : first + BATCH], strict=True)
+        encoded = cutting.encode_in_batches(self.tokenizer, columns.joined_layout_texts(table, layout))
+        yield from ((tuple(ids), times) for (ids, _), times in zip(encoded, repeats, strict=True))
 
 
 def _read_file_as_source(
@@ -131,9 +120,9 @@ def _read_file_as_source(
     """The rows of one file as records. Rows that cannot be cut are listed by reason."""
     table = require_rows(read_table(flag, name, (*columns.COLUMNS, *filter(None, (group_column, user_column)))))
     layout = columns.detect_column_layout(table)
-    form = None if layout in columns.PLAIN else cut.form or usual_form_of_table(cut.tokenizer, table)
+    form = None if layout in columns.PLAIN else cut.form or cutting.usual_form_of_table(cut.tokenizer, table)
     remarks = Counter[str]()
-    parts, how, texts = cut_rows_into_parts(table, replace(cut, form=form), remarks)
+    parts, how, texts = cutting.cut_rows_into_parts(table, replace(cut, form=form), remarks)
     if flag == "--data":  # nobody asks how often known pairs and non-members occur
         repeats = columns.row_repeat_counts(table)
         how += f"; repeat counts {_FROM_COLUMN if columns.REPEATS in table.columns else _FROM_ROWS}"
