@@ -30,8 +30,8 @@ _PAIRS_AT_ONCE = 32  # in one pass of tuning
 class Ethicist(SamplingAttack):
     """Extract by a tuned soft prompt, K samples and calibrated confidence (Ethicist, Eq. 1-4).
 
-    The defaults are the paper's (Section 4.2, Appendix B; means, not sums, as in the authors' code), the warm-up too: a
-    seventeenth of its 8,440 steps. Who knows few pairs takes fewer, and may say `warmup_steps`. `tune_on`: which
+    The defaults are the paper's (Section 4.2, Appendix B; means, not sums, as in the authors' code). `warmup_steps`:
+    0 takes the paper's share, 500 of its 8,440 steps: 500 would outlast a tuning on few pairs. `tune_on`: which
     model the prompt is tuned on; `auto` takes the target where gradients are to be had, else the public model, else no
     prompt. In a setting that gives no log-probabilities, candidates are ranked by their share of the samples, r_i/K;
     those of a tree by their exact probability under the decoding distribution; beams, and single candidates, by nll.
@@ -47,7 +47,7 @@ class Ethicist(SamplingAttack):
     smooth_tokens: int = 5
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
-    warmup_steps: int = 500
+    warmup_steps: int = 0
     batch: int = 32
     epochs: int = 20
     patience: int = 5
@@ -141,7 +141,8 @@ class Ethicist(SamplingAttack):
         prompt = model.embedding_rows(self.prompt_length).float().requires_grad_(True)
         optimizer = torch.optim.AdamW([prompt], lr=self.learning_rate, weight_decay=self.weight_decay, eps=1e-6)
         steps = self.epochs * -(-len(train) // self.batch)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_warmup_then_decay, self.warmup_steps, steps))
+        warmup = self.warmup_steps or paper_warmup_steps(steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_warmup_then_decay, warmup, steps))
         # The untouched initial prompt is not a candidate: the paper keeps the best *epoch*.
         best, best_epoch, best_loss, history = prompt, 0, np.inf, []
         at_once = BatchSizeLimit(_PAIRS_AT_ONCE)

@@ -143,7 +143,18 @@ def test_a_warm_up_that_outlasts_the_tuning_is_said() -> None:
     assert said(7).endswith(
         "the warm-up of 7 steps is longer than all 6: -A warmup_steps=1 is the paper's share of them"
     )
-    assert "warm-up" not in said(6) and paper_warmup_steps(8440) == 500
+    assert "warm-up" not in said(6) and "warm-up" not in said(0)
+
+
+def test_the_warm_up_is_the_papers_share_of_the_steps_unless_it_is_given() -> None:
+    view = View("target", tiny(7), WHITE_BOX, 0)
+    known = [Pair((i % 7, i % 3), (i % 5, i % 2)) for i in range(20)]  # 18 to learn from: 4 epochs of 9 steps
+    by_share, as_given, longer = (
+        Ethicist(prompt_length=2, epochs=4, batch=2, warmup_steps=steps).fit(view, known)["prompt"]
+        for steps in (0, 2, 9)
+    )
+    assert paper_warmup_steps(8440) == 500 and paper_warmup_steps(36) == 2
+    assert torch.equal(by_share, as_given) and not torch.equal(by_share, longer)
 
 
 def test_ranking_breaks_ties_by_count_then_by_first_draw() -> None:

@@ -25,11 +25,10 @@ VALIDATION = 0.1
 def variants(pairs: int) -> Iterator[tuple[str, Ethicist]]:
     """By what is said of each: the paper's warm-up and one of its share, in all epochs and in half of them."""
     for epochs in (20, 10):
-        plain = Ethicist(epochs=epochs, patience=epochs)
+        plain = Ethicist(epochs=epochs, patience=epochs, warmup_steps=500)
         yield f"{epochs} epochs, warm-up 500", plain
         steps = epochs * -(-round(pairs * (1 - VALIDATION)) // plain.batch)
-        warmup = paper_warmup_steps(steps)
-        yield f"{epochs} epochs, warm-up {warmup}", Ethicist(epochs=epochs, patience=epochs, warmup_steps=warmup)
+        yield f"{epochs} epochs, warm-up {paper_warmup_steps(steps)}", Ethicist(epochs=epochs, patience=epochs)
 
 
 def main(lab: Name = "small", pairs: int = 96, seed: int = 0, out: Path | None = None) -> None:
