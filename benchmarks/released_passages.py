@@ -134,7 +134,7 @@ def find_nearest_passages(
         some = texts[start : start + _AT_ONCE]
         for i, seen in enumerate(index.standing(some, n), start):
             every.append(memorised.count_memorised(seen, n))
-            for record, run in memorised.longest_run_by_text(seen, n).items():
+            for record, run in memorised.longest_run_by_record(seen, seen.trained | seen.heldout, n).items():
                 if record not in best or run.length > best[record].length:
                     out = texts[i][run.start : run.start + run.length]
                     best[record] = CopiedSpan(out, out, i, run.length)

@@ -39,8 +39,7 @@ def compare_deployed(
     in_memory = _MODEL in result.plan.get("objects", {})
     here = _MODEL in model_roles(result.weights) & model_roles(now) and not in_memory
     found = [f"{name} {how}" for name, how in changed_files(result.weights, now)] if here else []
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    differs = f"{', '.join(found[:_SHOWN])}{more}" if found else ""
+    differs = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
     name = "the built-in lab" if target.uses_builtin_lab else f"model {place}"
     date = f"judged {made:%Y-%m-%d %H:%M} UTC ({_age_label(age)})"
     asked = ANSWERS in result.weights

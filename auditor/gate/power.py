@@ -162,9 +162,8 @@ def secrets_to_fail_limit(limit: float, truth: float, level: float, power: float
 
 
 def secrets_to_hold_limit(limit: float, truth: float, level: float, power: float) -> int:
-    """Likewise for a limit to be held."""
-    # by symmetry: misses above 1 - limit; so few hits are what P[so few or fewer | limit] <= level
-    return _fewest_secrets_for_power(lambda n: binom.sf(binom.isf(level, n, 1 - limit), n, 1 - truth), power)
+    """Likewise for a limit to be held: by symmetry, where misses are above 1 - limit."""
+    return secrets_to_fail_limit(1 - limit, 1 - truth, level, power)
 
 
 def secrets_for_difference(truth: float, margin: float, discordant: float, level: float, power: float) -> int:

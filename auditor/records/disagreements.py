@@ -40,24 +40,19 @@ def member_mismatch_doubts(result: AuditResult) -> tuple[Doubt, ...]:
         return max((m for m in seen if m is not None and auc_beyond_chance(m)), key=lambda m: m.low, default=None)
 
     if blind := highest("blind"):
-        return (
-            Doubt(
-                "non-members",
-                "Members and non-members differ in kind: without any model, their tokens and lengths distinguish them "
-                f"({_auc_label(blind)}), so no membership number here means what it says, and what members leak beyond "
-                "non-members may be that difference.",
-            ),
+        why = (
+            "Members and non-members differ in kind: without any model, their tokens and lengths distinguish them "
+            f"({_auc_label(blind)}), so no membership number here means what it says, and what members leak beyond "
+            "non-members may be that difference."
         )
-    if reference := highest("reference_alone"):
-        return (
-            Doubt(
-                "non-members",
-                f"The reference alone distinguishes members from non-members "
-                f"({_auc_label(reference)}): it saw some of them, "
-                "or they differ in kind, and either way no membership number here means what it says.",
-            ),
+    elif reference := highest("reference_alone"):
+        why = (
+            f"The reference alone distinguishes members from non-members ({_auc_label(reference)}): it saw some of "
+            "them, or they differ in kind, and either way no membership number here means what it says."
         )
-    return ()
+    else:
+        return ()
+    return (Doubt("non-members", why),)
 
 
 def _auc_label(m: Measurement) -> str:
@@ -72,12 +67,11 @@ def find_contradicting_numbers(result: AuditResult, target: str, greedy: Measure
     rows = [f for f in result.findings if f.target == target and not f.not_applicable]
     drawn = [f for f in rows if is_measured(f.measurement(RECALL))]
     exact = [f for f in rows if any(m.name.startswith(EXACT) for m in f.measurements)]
-    said = dict.fromkeys(said for probe in exact for attack in drawn if (said := _too_few_hits_sentence(probe, attack)))
-    yield from (Doubt("contradiction", sentence) for sentence in said)
+    too_few = dict.fromkeys(_too_few_hits_sentence(probe, attack) for probe in exact for attack in drawn)
+    said = [sentence for sentence in too_few if sentence]
     if target == UNDEFENDED and greedy is not None:
-        yield from (
-            Doubt("contradiction", sentence) for sentence in _greedy_contradiction_sentences(greedy, rows, drawn)
-        )
+        said += _greedy_contradiction_sentences(greedy, rows, drawn)
+    yield from (Doubt("contradiction", sentence) for sentence in said)
 
 
 def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
@@ -99,11 +93,9 @@ def _too_few_hits_sentence(probe: Finding, attack: Finding) -> str:
     if hits > recall.n * p - 1 or (tail := float(binom.cdf(hits, recall.n, p))) >= _IMPROBABLE:
         return ""
     return (
-        f"{attack.attack} extracts {hits:,} of {recall.n:,}, and at "
-        f"the measured probability of {_percent_label(p)} a single "
-        f"sample of each would give about {recall.n * p:.0f} ({_tail_probability_label(tail)} by "
-        "chance): a filter, a truncation or another distribution stands between what the model knows and what was "
-        "drawn."
+        f"{attack.attack} extracts {hits:,} of {recall.n:,}, and at the measured probability of {_percent_label(p)} a "
+        f"single sample of each would give about {recall.n * p:.0f} ({_tail_probability_label(tail)} by chance): a "
+        "filter, a truncation or another distribution stands between what the model knows and what was drawn."
     )
 
 

@@ -155,9 +155,7 @@ class RunOutcomes:
     name: str
     result: AuditResult
     outcomes: Mapping[CellKey, PerSecret]  # empty: no table in the folder
-    listed: AnsweredSecretIds = field(
-        default=NOT_KEPT, repr=False
-    )  # who was attacked, as the rest of its folder has it
+    listed: AnsweredSecretIds = field(default=NOT_KEPT, repr=False)  # who was attacked, by the rest of its folder
     edits: FolderEdits | None = NO_EDITS  # of its folder since it ended; None: it has no manifest
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -73,9 +72,8 @@ def _perplexities_before_and_after(
 ) -> dict[str, Measurement]:
     found = {model: m for model, name in models.items() if (m := result.target(name).perplexity) is not None}
     held = read_heldout(folder)
-    both = [held.get(models[model]) for model in (BEFORE, AFTER)]
-    if all(both) and all(math.isfinite(x) for one in both if one for x in one["perplexity"]):
-        before, after = (np.array([one["perplexity"]], dtype=float) for one in both if one)
-        tokens = np.array([both[0]["tokens"]], dtype=float) if both[0] else before
-        found["ratio"] = perplexity_ratios(after[None], tokens, before)[0]
+    before, after = (held.get(models[model]) for model in (BEFORE, AFTER))
+    if before and after and np.isfinite(before["perplexity"] + after["perplexity"]).all():
+        base, nll, tokens = np.array([before["perplexity"], after["perplexity"], before["tokens"]], dtype=float)
+        found["ratio"] = perplexity_ratios(nll[None, None], tokens[None], base[None])[0]
     return found

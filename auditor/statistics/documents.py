@@ -59,13 +59,8 @@ def document_recall(secrets: Iterable[Secret], hit: Mapping[str, bool]) -> tuple
     )
     if not members:
         return ()
+    found = [share_with_interval(RECALL, np.array([block > 0 for block in members.values()]))]
+    if others:
+        found.append(share_with_interval(f"{RECALL}_nonmembers", np.array([block > 0 for block in others.values()])))
     longest = float(max(members.values()))
-    return (
-        share_with_interval(RECALL, np.array([block > 0 for block in members.values()])),
-        *(
-            [share_with_interval(f"{RECALL}_nonmembers", np.array([block > 0 for block in others.values()]))]
-            if others
-            else []
-        ),
-        Measurement(LONGEST, longest, longest, longest, len(members), "tokens"),
-    )
+    return (*found, Measurement(LONGEST, longest, longest, longest, len(members), "tokens"))

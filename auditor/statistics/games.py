@@ -58,9 +58,7 @@ def _best_guess_threshold(
     """The one that would have proved most on these games, counted as if there were as many as will count."""
     if included.all() or not included.any():
         return math.inf
-    tried = np.unique(
-        np.concatenate([_scores_dense_at_ends(scores[included]), _scores_dense_at_ends(scores[~included])])
-    )
+    tried = np.unique([*_scores_dense_at_ends(scores[included]), *_scores_dense_at_ends(scores[~included])])
 
     def proved(cut: float) -> float:
         tp, fn, fp, tn = (n * (_TAUGHT - 1) for n in confusion_matrix(scores >= cut, included))

@@ -66,7 +66,7 @@ class MemorisedTokens:
 
 def count_memorised(seen: NGramMatches, n: int) -> MemorisedTokens:
     own, other, alone = seen.trained & ~seen.heldout, seen.heldout & ~seen.trained, seen.record >= 0
-    records = _longest_run_by_record(seen, own, n)
+    records = longest_run_by_record(seen, own, n)
     strangers = tuple(np.unique(seen.record[other & alone]).tolist())
     memorised, common, heldout = (
         _most_disjoint_ngrams(seen.at[which], n) for which in (own, seen.trained & seen.heldout, other)
@@ -74,14 +74,14 @@ def count_memorised(seen: NGramMatches, n: int) -> MemorisedTokens:
     return MemorisedTokens(memorised, common, heldout, records, strangers)
 
 
-def longest_run_by_text(seen: NGramMatches, n: int) -> dict[int, TokenRun]:
-    """The longest run of each text, trained or held out, that some n-gram stands in and no other text has."""
-    return _longest_run_by_record(seen, seen.trained | seen.heldout, n)
-
-
-def _longest_run_by_record(seen: NGramMatches, which: NDArray[np.bool_], n: int) -> dict[int, TokenRun]:
-    of_one = np.unique(seen.record[which & (seen.record >= 0)]).tolist()
-    return {record: _longest_token_run(seen.at[which & (seen.record == record)], n) for record in of_one}
+def longest_run_by_record(seen: NGramMatches, which: NDArray[np.bool_], n: int) -> dict[int, TokenRun]:
+    """The longest run of each text that some of these n-grams, (k,) `which`, stand in and no other text has."""
+    found = {}
+    for record in np.unique(seen.record[which & (seen.record >= 0)]).tolist():
+        at = seen.at[which & (seen.record == record)]
+        longest = max(np.split(at, np.flatnonzero(np.diff(at) > 1) + 1), key=len)
+        found[record] = TokenRun(int(longest[0]), len(longest) + n - 1)
+    return found
 
 
 def _most_disjoint_ngrams(at: NDArray[np.int64], n: int) -> int:
@@ -91,12 +91,6 @@ def _most_disjoint_ngrams(at: NDArray[np.int64], n: int) -> int:
         if start >= free:
             count, free = count + 1, start + n
     return count
-
-
-def _longest_token_run(at: NDArray[np.int64], n: int) -> TokenRun:
-    parts = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
-    longest = max(parts, key=len)
-    return TokenRun(int(longest[0]), len(longest) + n - 1)
 
 
 @dataclass(frozen=True)

@@ -55,13 +55,10 @@ class NGramCounts:
         p_k(w|h) = (c(hw) + t(h) p_(k-1)(w|h')) / (c(h) + t(h)), t(h) different words behind h, p_0 uniform.
         """
         p = np.full(sum(map(len, texts)), 1 / self.kinds)
-        for (context, gram), grams, contexts in zip(
-            _context_and_ngram_hashes(texts, len(self.grams)), self.grams, self.contexts, strict=True
-        ):
-            count, behind, different = (
-                _values_of_hashes(gram, *grams),
-                *(_values_of_hashes(context, contexts[0], x) for x in contexts[1:]),
-            )
+        hashes = _context_and_ngram_hashes(texts, len(self.grams))
+        for (context, gram), grams, contexts in zip(hashes, self.grams, self.contexts, strict=True):
+            count = _values_of_hashes(gram, *grams)
+            behind, different = (_values_of_hashes(context, contexts[0], x) for x in contexts[1:])
             known = behind > 0
             p[known] = ((count + different * p) / np.where(known, behind + different, 1.0))[known]
         return np.log(p)
