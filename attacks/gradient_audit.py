@@ -16,11 +16,10 @@ from scipy.stats import binom, chi2
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
-from auditor.plugins.probe import Observed, Probe, member_mask, value_column
+from auditor.plugins.probe import DELTA, Observed, Probe, member_mask, value_column
 from auditor.plugins.view import View
 from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements
 
-_DELTA = 1e-5  # where nothing is claimed
 _STEPS = ("steps", "releases", "drawn", "sampling_rate", "unevenness", "noise_values", "noise_size", "noise_repeated")
 _FALSE_ALARM = 1e-9  # how often steps that are what they are said to be are taken for others
 _SAME = 0.9  # correlation of two steps' noise, at 64 coordinates: by chance less than once in 10^20
@@ -65,7 +64,7 @@ class GradientAudit(Probe):
 
     def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
         kept = view.recorded_gradient_canaries()
-        terms = {"delta": self.delta or kept.delta or _DELTA, "per_user": float(kept.unit == "user")}
+        terms = {"delta": self.delta or kept.delta or DELTA, "per_user": float(kept.unit == "user")}
         steps = {name: float(getattr(kept, name)) for name in _STEPS}
         return {**terms, **steps, "canaries": float(len(kept.scores))}
 

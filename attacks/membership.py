@@ -183,7 +183,7 @@ class Membership(Probe):
         texts = [secret.prefix + secret.suffix for secret in secrets]
         group = blind_classifier.near_duplicate_groups(texts)
         added = self._rmia_and_lira_scores(observations, member, group)
-        single = {name: _record_scores(name, observations, added) for name in _STACKED}
+        single = {name: added.get(name, _record_scores(name, observations)) for name in _STACKED}
         fit = [scores for name, scores in single.items() if not self._unusable_reason(name, scores, observations)]
         usable = [scores for scores in fit if np.isfinite(scores).all()]
         if usable:
@@ -356,19 +356,14 @@ def _auc_widening(observations: Sequence[Observation], member: NDArray[np.bool_]
     return defaultdict(lambda: 1.0, blind=learnt, stacked=learnt)
 
 
-def _record_scores(
-    name: str, observations: Sequence[Observation], added: Mapping[str, NDArray[np.float64]] | None = None
-) -> NDArray[np.float64]:
+def _record_scores(name: str, observations: Sequence[Observation]) -> NDArray[np.float64]:
     """(records,) of one score; NaN where it was not to be had."""
-    if added is not None and name in added:
-        return added[name]
     return np.array([seen.values.get(name, np.nan) for seen in observations], dtype=float)
 
 
 def _score_fault(scores: NDArray[np.float64]) -> str:
     """Why a score ranks nothing: it is not a number for somebody, or the same for all; "" where it does."""
-    missing = int(np.isnan(scores).sum())
-    if missing:
+    if missing := int(np.isnan(scores).sum()):
         return f"is no number for {missing} of {len(scores)} records"
     return f"is the same for all {len(scores)} records" if (scores == scores[0]).all() else ""
 

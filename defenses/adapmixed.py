@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from auditor.core.errors import AuditError
-from auditor.defenses.pmixed import mixed_ensemble_causes
+from auditor.defenses.pmixed import MOST_ORDER, mixed_ensemble_causes
 from auditor.defenses.pmixed_model import PMixedModel, Projection
 from auditor.models.base import DivergenceCheck, LanguageModel
 from auditor.plugins.defense import Cause, Defense, Scenario
 from auditor.privacy.accounting import two_sided_renyi
 
-_MOST_ORDER, _MOST_RADIUS = 256, 1000
+_MOST_RADIUS = 1000
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class AdaPMixed(Defense):
     ensemble: str = ""
 
     def __post_init__(self) -> None:
-        if not 2 <= self.alpha <= _MOST_ORDER:
-            raise AuditError(f"expected alpha in 2..{_MOST_ORDER}, got {self.alpha:,}")
+        if not 2 <= self.alpha <= MOST_ORDER:
+            raise AuditError(f"expected alpha in 2..{MOST_ORDER}, got {self.alpha:,}")
         if not 0 <= self.beta * self.alpha <= _MOST_RADIUS:
             raise AuditError(f"expected beta >= 0 and alpha beta of at most {_MOST_RADIUS:,} nats, got {self.beta:g}")
 

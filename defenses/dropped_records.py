@@ -99,7 +99,8 @@ def without_near_duplicates(texts: Sequence[str], threshold: float) -> list[str]
         own = shingles(text)
         sketch = MinHash(num_perm=_PERMUTATIONS)
         sketch.update_batch([shingle.encode() for shingle in own])
-        if any(jaccard_similarity(own, kept[other]) >= threshold for other in index.query(sketch)):
+        # Jaccard's similarity
+        if any(len(own & kept[other]) / len(own | kept[other]) >= threshold for other in index.query(sketch)):
             continue
         index.insert(number, sketch)
         kept[number] = own
@@ -123,10 +124,6 @@ def _lsh_band_parameters(threshold: float) -> tuple[int, int]:
 def shingles(text: str) -> frozenset[str]:
     """Its runs of 5 characters; a shorter text is one of its own."""
     return frozenset(text[i : i + _SHINGLE] for i in range(max(1, len(text) - _SHINGLE + 1)))
-
-
-def jaccard_similarity(first: frozenset[str], second: frozenset[str]) -> float:
-    return len(first & second) / len(first | second)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Claim
 from auditor.defenses.control_rows import Public
+from auditor.defenses.pmixed_model import places_in_neighbour
 from auditor.models.base import DivergenceCheck, LanguageModel, Neighbours, Rows
 from auditor.models.decoding import Decoding
 from auditor.models.ensemble import Ensemble, PermutedEnsemble
@@ -276,11 +277,11 @@ class InvisibleInkModel(WrappingModel):
         return _InkRows(self, self.held.start(prefixes, length, prompt=prompt), distribution)
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
-        return self.released(self.held.distributions(contexts, self._all_part_indices, last, prompt=prompt))
+        return self.released(self._distributions(contexts, last, prompt))
 
-    @property
-    def _all_part_indices(self) -> Tensor:
-        return torch.arange(self.parts, device=self.device)
+    def _distributions(self, contexts: Tensor, last: int, prompt: Tensor | None = None) -> Tensor:
+        """(B, last, 1 + B, V) nats, the public model's first."""
+        return self.held.distributions(contexts, torch.arange(self.parts, device=self.device), last, prompt=prompt)
 
     @torch.no_grad()
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
@@ -294,7 +295,7 @@ class InvisibleInkModel(WrappingModel):
         order = order or _ORDER
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
-        distributions = self.held.distributions(contexts, self._all_part_indices, last)[:, at]
+        distributions = self._distributions(contexts, last)[:, at]
         own, checks = self.released(distributions).unsqueeze(-2).cpu().numpy(), []
         for relation in _RELATIONS:
             other = self._neighbours(relation, distributions).cpu().numpy()
@@ -309,24 +310,19 @@ class InvisibleInkModel(WrappingModel):
 
     @torch.no_grad()
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
-        distributions = self.held.distributions(contexts, self._all_part_indices, last)[:, at]
+        distributions = self._distributions(contexts, last)[:, at]
         relations = _RELATIONS if self.promise else _RELATIONS[:1]
         return [Neighbours(relation, self._neighbours(relation, distributions)) for relation in relations]
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
-        other = PermutedEnsemble(self.held, self._places(relation, index))
+        other = PermutedEnsemble(self.held, places_in_neighbour(relation, index, self.held.size))
         return type(self)(other, self.ink, self.name, self.promise)
 
     def _neighbours(self, relation: str, distributions: Tensor) -> Tensor:
         """(..., B, V) nats: each as it would be served itself; distributions (..., 1 + B, V)."""
-        changed = [distributions[..., self._places(relation, j), :] for j in range(self.held.size)]
+        size = self.held.size
+        changed = [distributions[..., places_in_neighbour(relation, j, size), :] for j in range(size)]
         return torch.stack([self.released(distribution) for distribution in changed], dim=-2)
-
-    def _places(self, relation: str, index: int) -> list[int]:
-        """Which part answers in the place of each, where that record is none, or the next one."""
-        places = list(range(self.parts))
-        places[1 + index] = 0 if relation == "zero_out" else 1 + (index + 1) % self.held.size
-        return places
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         own = self.held.public.row_bytes(positions + self.longest)

@@ -25,7 +25,7 @@ from auditor.privacy.mixing import (
 )
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
-_MOST_EPSILON, _MOST_ORDER = 1000, 256  # more is no protection; higher orders buy nothing and take minutes to solve
+_MOST_EPSILON, MOST_ORDER = 1000, 256  # more is no protection; higher orders buy nothing and take minutes to solve
 
 
 def mixed_ensemble_causes(ensemble: str, mixing: str) -> tuple[Cause, ...]:
@@ -69,7 +69,7 @@ class PMixed(Defense):
     ensemble: str = ""
 
     def __post_init__(self) -> None:
-        for option, most in (("epsilon", _MOST_EPSILON), ("alpha", _MOST_ORDER)):
+        for option, most in (("epsilon", _MOST_EPSILON), ("alpha", MOST_ORDER)):
             if getattr(self, option) > most:
                 raise AuditError(f"expected {option} of at most {most:,}, got {getattr(self, option):,}")
         rdp_budget(self.epsilon, self.delta, self.alpha)  # refuses what leaves no budget

@@ -193,13 +193,9 @@ class PMixedModel(WrappingModel):
         ]
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
-        places = list(range(self.parts))
-        if relation == "add_remove":
-            del places[1 + index]
-            if not places[1:]:
-                return self.ensemble.public
-        else:  # as `neighbour_distributions` has it
-            places[1 + index] = 0 if relation == "zero_out" else 1 + (index + 1) % self.ensemble.size
+        places = places_in_neighbour(relation, index, self.ensemble.size)
+        if not places[1:]:
+            return self.ensemble.public
         return type(self)(PermutedEnsemble(self.ensemble, places), self.q, self.served, self.name, self.promise)
 
     @property
@@ -227,6 +223,16 @@ class PMixedModel(WrappingModel):
         if not distribution:  # a draw asks one member at most
             return 2 * own
         return self.parts * own + super().row_bytes(positions)
+
+
+def places_in_neighbour(relation: str, index: int, size: int) -> list[int]:
+    """Which part answers in the place of each where that member is absent, has learnt nothing, or is the next one."""
+    places = list(range(1 + size))
+    if relation == "add_remove":
+        del places[1 + index]
+    else:  # as `neighbour_distributions` has it
+        places[1 + index] = 0 if relation == "zero_out" else 1 + (index + 1) % size
+    return places
 
 
 def _member_weights_by_size(projection: Projection, distributions: Tensor) -> np.ndarray:

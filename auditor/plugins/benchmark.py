@@ -56,10 +56,7 @@ class Benchmark:
 
     def few(self, limit: int) -> tuple[Secret, ...]:
         """At most so many members, and as large a share of the non-members, evenly spaced: every repeat count stays."""
-        members = [secret for secret in self.secrets if secret.member]
-        others = [secret for secret in self.secrets if not secret.member]
+        members, others = ([secret for secret in self.secrets if secret.member == inside] for inside in (True, False))
         kept = min(limit, len(members))
-        return (
-            *evenly_spaced_secrets(members, kept),
-            *evenly_spaced_secrets(others, math.ceil(len(others) * kept / max(1, len(members)))),
-        )
+        as_many = math.ceil(len(others) * kept / max(1, len(members)))
+        return (*evenly_spaced_secrets(members, kept), *evenly_spaced_secrets(others, as_many))

@@ -180,8 +180,7 @@ class View:
     def candidates(
         self, queries: Sequence[Query], sampling: Sampling, soft_prompt: Tensor | None = None, prompt: str = ""
     ) -> Iterator[Batch]:
-        """Candidates for each query, in batches of one shape; those of rare shapes are drawn together. A pass with this
-        recipe that was run before is reused."""
+        """Candidates for each query, in batches of one shape. A pass with this recipe that was run before is reused."""
         self.require_capability("draw" if sampling.search == "sample" else "distribution")
         name = self.recipe(sampling, prompt)
         done = self._shared.setdefault(name, CandidatesOnDisk())

@@ -36,8 +36,8 @@ def log_ratio_moments(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     moments = log_p.new_empty(require_renyi_order(alpha) + 1, *log_p.shape[:-1], dtype=torch.float64)
     of_chunk = _moments_directly if alpha <= _DIRECT_ORDERS else _moments_in_logs
     for index in _chunk_index_ranges(log_p.shape):
-        chunk = (_broadcast_slice(distribution, index) for distribution in (log_p, log_p0))
-        moments[(slice(None), *index)] = of_chunk(*chunk, alpha)
+        private, public = (_broadcast_slice(distribution, index) for distribution in (log_p, log_p0))
+        moments[(slice(None), *index)] = of_chunk(private, public, alpha)
     return moments
 
 

@@ -14,8 +14,7 @@ import pytest
 from auditor.cli import call
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import LoadingOptions
-from auditor.defenses.adp import Adp
-from auditor.defenses.adp_sound import AdpSound
+from auditor.defenses.adp import Adp, AdpSound
 from auditor.defenses.private_training import DpSgd
 from auditor.defenses.private_training_controls import NoClipping, NoNoise
 from auditor.models.loading import load

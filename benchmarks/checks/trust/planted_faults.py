@@ -39,8 +39,7 @@ from auditor.core.nouns import Secret
 from auditor.core.result import Audited
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.defenses import private_training
-from auditor.defenses.adp import Adp
-from auditor.defenses.adp_sound import AdpSound
+from auditor.defenses.adp import Adp, AdpSound
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.private_training import DpSgd, PrivateTraining
 from auditor.models.ensemble import Ensemble
