@@ -12,7 +12,7 @@ from auditor.defenses.pmixed import PMixed
 from auditor.defenses.pmixed_model import Projection
 from auditor.plugins.registry import defenses
 from benchmarks.checks.trust import adversary
-from benchmarks.checks.trust.gaussian_delta import GaussianSetting, exact_delta, gaussian_delta, one_step_delta
+from benchmarks.checks.trust.adversary import GaussianSetting, exact_delta, gaussian_delta, one_step_delta
 
 
 def test_no_sound_claim_is_exceeded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,9 +43,6 @@ def goes_on(
     return refused(world, case, stand, fault, moment, first, then, after, during)
 
 
-# --- signals ----------------------------------------------------------------------------------------------------------
-
-
 def signals(world: World, case: FaultCommand, phase: CommandPhase, number: signal.Signals, seconds: float) -> Recovery:
     """What is asked to end says so, leaves nothing half written, and goes on afterwards."""
     stand = world.stand(case)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.checks import harness
@@ -80,7 +78,3 @@ def _plain(said: str) -> str:
 def totals(rows: Sequence[Recovery]) -> str:
     kills, held = sum(row.kills for row in rows), sum(row.held for row in rows)
     return f"{len(rows)} faults, {kills} kills among them: {held} of {len(rows)} ended as undisturbed"
-
-
-def to_json(rows: Iterable[Recovery]) -> str:
-    return json.dumps([{**dataclasses.asdict(row), "held": row.held} for row in rows], indent=1) + "\n"

@@ -12,22 +12,28 @@ stand for them. DP-SGD is given a known key in place of a secret one, and checkp
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import random
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import torch
 
-from benchmarks.checks.faults import kills, others, served, worlds
-from benchmarks.checks.faults.rows import Recovery, markdown, to_json, totals
+from auditor.models.loading import load
+from benchmarks.checks.faults import kills, others, worlds
+from benchmarks.checks.faults.rows import Recovery, markdown, totals
 from benchmarks.checks.faults.worlds import API, CASES, LAB, MEMBERS, OWN, PRIVATE, SWEEP, FaultCommand, World
 from benchmarks.checks.harness import run
+from tests.remote.conftest import save
+from tests.remote.server import Server, serving
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PLACES = ((OWN, "run"), (PRIVATE, "private"), (MEMBERS, "ensemble"), (SWEEP, "sweep"), (LAB, "cache"))
@@ -36,7 +42,7 @@ _PLACES = ((OWN, "run"), (PRIVATE, "private"), (MEMBERS, "ensemble"), (SWEEP, "s
 def rows(world: World, count: int, seed: int, only: Sequence[str], ray: bool) -> Iterator[Recovery]:
     wanted = [case for case in (*CASES, API) if not only or case.name in only]
     for case in wanted:
-        with served.server(world) if case.api else nullcontext():
+        with server(world) if case.api else nullcontext():
             yield from kills.rows(world, case, count, seed)
     yield from _others(world, wanted, random.Random(f"{seed} others"), seed)
     if ray:
@@ -71,6 +77,31 @@ def _others(world: World, wanted: Sequence[FaultCommand], rng: random.Random, se
             yield others.damaged(world, OWN, OWN.phases[2], damage, seed)
 
 
+@contextmanager
+def server(world: World) -> Iterator[None]:
+    """While the block runs, cases with an API find one, whose threads are in no process that is forked from."""
+    folder, url = world.folder / "given" / "served", world.folder / "url"
+    save(folder)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with serving(Server(load(str(folder)))) as address:
+                scratch = url.with_suffix(".new")
+                scratch.write_text(address)
+                scratch.rename(url)
+                signal.pause()
+        finally:
+            os._exit(0)
+    try:
+        while not url.exists():
+            time.sleep(0.01)
+        world.url = url.read_text()
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def main(
     kills: Annotated[int, "of each phase of each command"] = 5,
     seed: int = 0,
@@ -98,7 +129,8 @@ def main(
 def _write(out: Path, found: Sequence[Recovery]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "faults.md").write_text(f"{markdown(found)}\n{totals(found)}.\n")
-    (out / "faults.json").write_text(to_json(found))
+    told = [{**dataclasses.asdict(row), "held": row.held} for row in found]
+    (out / "faults.json").write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -29,18 +29,14 @@ class CommandPhase:
     ends: str
 
     def begun(self, stand: Path) -> bool:
-        return not self.begins or there(stand, self.begins)
+        return not self.begins or any(stand.glob(self.begins))
 
     def over(self, stand: Path) -> bool:
-        return bool(self.ends) and there(stand, self.ends)
+        return bool(self.ends) and any(stand.glob(self.ends))
 
     def moment(self, stand: Path, seconds: float = 0.0, sent: signal.Signals = signal.SIGKILL) -> Moment:
         """So many seconds of processor time into it, and what is then sent."""
         return Moment(lambda: self.begun(stand), seconds, sent)
-
-
-def there(stand: Path, pattern: str) -> bool:
-    return next(stand.glob(pattern), None) is not None
 
 
 @dataclass(frozen=True)

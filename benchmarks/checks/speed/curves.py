@@ -252,35 +252,27 @@ def measured(knob: Knob, sizes: Sequence[int], repeats: int) -> list[AuditCost]:
 
 def row(knob: Knob, costs: Sequence[AuditCost]) -> tuple[str, ...]:
     """Its cells: sizes; seconds; exponent with its interval; what does not grow; parts at the end; memory."""
-    by_size = grouped(costs)
+    seconds, memory = medians(costs, lambda cost: cost.seconds), medians(costs, lambda cost: cost.memory)
     found = growth([c.size for c in costs], [c.seconds for c in costs])
-    *_, last = by_size.values()
-    parts = {name: statistics.median(c.parts[name] for c in last) for name in last[0].parts}
-    (before, held), (most, holds) = [(n, statistics.median(c.memory for c in some)) for n, some in by_size.items()][-2:]
+    before, most = [*seconds][-2:]
+    parts = {name: statistics.median(c.parts[name] for c in costs if c.size == most) for name in costs[0].parts}
     return (
         knob.words,
-        ", ".join(f"{n:,}" for n in by_size),
-        ", ".join(
-            f"{_median(some):.2f}" if _median(some) < 10 else f"{_median(some):.0f}" for some in by_size.values()
-        ),
+        ", ".join(f"{size:,}" for size in seconds),
+        ", ".join(f"{median:.2f}" if median < 10 else f"{median:.0f}" for median in seconds.values()),
         f"{found.power:.2f} ({found.low:.2f} to {found.high:.2f})",
-        f"{math.log(_median(last) / _median(by_size[before])) / math.log(most / before):.2f}",
+        f"{math.log(seconds[most] / seconds[before]) / math.log(most / before):.2f}",
         f"{found.fixed:.1f} s",
-        ", ".join(f"{name} {seconds / sum(parts.values()):.0%}" for name, seconds in parts.items()),
-        ", ".join(f"{statistics.median(c.memory for c in some) / 1e6:,.0f}" for some in by_size.values()),
-        f"{max(0.0, (holds - held) / (most - before)) / 1e3:,.1f} kB",
+        ", ".join(f"{name} {part / sum(parts.values()):.0%}" for name, part in parts.items()),
+        ", ".join(f"{median / 1e6:,.0f}" for median in memory.values()),
+        f"{max(0.0, (memory[most] - memory[before]) / (most - before)) / 1e3:,.1f} kB",
     )
 
 
-def grouped(costs: Sequence[AuditCost]) -> dict[int, list[AuditCost]]:
-    found: dict[int, list[AuditCost]] = {}
-    for cost in costs:
-        found.setdefault(cost.size, []).append(cost)
-    return found
-
-
-def _median(costs: Sequence[AuditCost]) -> float:
-    return statistics.median(cost.seconds for cost in costs)
+def medians(costs: Sequence[AuditCost], number: Callable[[AuditCost], float]) -> dict[int, float]:
+    """By size."""
+    sizes = dict.fromkeys(cost.size for cost in costs)
+    return {size: statistics.median(number(cost) for cost in costs if cost.size == size) for size in sizes}
 
 
 def draw(found: Mapping[str, Sequence[AuditCost]], path: Path) -> None:
@@ -290,11 +282,10 @@ def draw(found: Mapping[str, Sequence[AuditCost]], path: Path) -> None:
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     for (name, costs), marker in zip(found.items(), "osD^v*P", strict=False):
-        by_size = grouped(costs)
-        held = [statistics.median(cost.memory for cost in some) / 1e6 for some in by_size.values()]
+        seconds, held = medians(costs, lambda cost: cost.seconds), medians(costs, lambda cost: cost.memory / 1e6)
         style = {"marker": marker, "markersize": 4, "linewidth": 1.2}
-        left.plot(list(by_size), [_median(some) for some in by_size.values()], label=KNOBS[name].words, **style)
-        right.plot(list(by_size), held, **style)
+        left.plot(list(seconds), list(seconds.values()), label=KNOBS[name].words, **style)
+        right.plot(list(held), list(held.values()), **style)
     for axes, title in ((left, "processor time, s"), (right, "memory grew by, MB")):
         axes.set(xscale="log", yscale="log", xlabel="size", title=title)
         axes.grid(alpha=0.3)

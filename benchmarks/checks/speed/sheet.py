@@ -284,18 +284,10 @@ class Bench:
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A phase: times the speed, of each turn; whether all tokens are the same; at most how many nats a token apart."""
-
-    name: str
-    faster: list[float]
-    same: bool
-    apart: float
-
-
-def conversations(bench: Bench, system: int, count: int, repeats: int, only: Sequence[str]) -> Iterator[Compared]:
-    """What it is worth to read once what all conversations begin with.
+def conversations(
+    bench: Bench, system: int, count: int, repeats: int, only: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
+    """What it is worth to read once what all conversations begin with: a row of the table for each phase.
 
     Every conversation has the same first `system` tokens; then come 16 to 32 of its own, and 16 that are asked for.
     """
@@ -333,7 +325,7 @@ def conversations(bench: Bench, system: int, count: int, repeats: int, only: Seq
                 same &= words == again
                 if words == again:
                     apart = max(apart, float((numbers - others).abs().max()))
-        yield Compared(WORDS[name], faster, same, apart)
+        yield WORDS[name], *median_and_spread(faster), "yes" if same else "NO", f"{apart:.1e} apart"
     bench.model.begins = None
 
 
@@ -416,9 +408,8 @@ def main(
             page.row(WORDS[name], tokens, f"{statistics.median(least):.3g} s", *median_and_spread(found), goal)
         if system:
             page.head("phase", "times the speed, median", "spread", "same tokens", "log-probabilities, nats a token")
-            for one in conversations(bench, system, talks, repeats, only):
-                same, apart = "yes" if one.same else "NO", f"{one.apart:.1e} apart"
-                page.row(one.name, *median_and_spread(one.faster), same, apart)
+            for row in conversations(bench, system, talks, repeats, only):
+                page.row(*row)
 
 
 if __name__ == "__main__":

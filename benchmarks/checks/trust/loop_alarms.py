@@ -5,9 +5,7 @@
 The whole crash test, of seeds FIRST and on: an even seed trains with Poisson sampling, an odd one on shuffled batches.
 Each seed is a line of DIR/loop_alarms.jsonl as soon as it is done; those that stand there are not done again.
 Only what costs time and decides nothing is left out: the bound from one training, the exact accountant (a smooth one
-stands in), the forward pass that a plain loop makes beside its gradients. Gradients of single records come from the
-layers written out, which each test's first step holds against those of the crash test, and models are copies of those
-made first.
+stands in), the forward pass that a plain loop makes beside its gradients; models are copies of those made first.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,24 +23,18 @@ from unittest.mock import patch
 
 import torch
 from scipy import stats
-from torch import Tensor
-from torch.nn.functional import cross_entropy, gelu, one_hot
 
 from auditor.core import threads
-from auditor.crash import claim, training_specimen, trial, watch
-from auditor.crash.training_specimen import Gradients
+from auditor.crash import claim, training_specimen
 from auditor.crash.trial import CrashTest
 from auditor.crash.verdicts import LEVEL
-from auditor.crash.watch import copy_model_without_hooks
 from auditor.privacy import gaussian
 from auditor.statistics.one_run import gaussian_epsilon
 from benchmarks.checks.harness import Page, run
-from benchmarks.checks.trust import loop_plain, loop_plants
+from benchmarks.checks.trust import loop_plain
 from benchmarks.checks.trust.loop_faults import tested
 from benchmarks.checks.trust.loop_plain import Plain, plain
 
-_HEADS, _EPS = 2, 1e-5
-_SLOW = Gradients.at
 _made = cache(training_specimen.Specimen.model)
 
 
@@ -55,95 +46,11 @@ def smooth_epsilon(sigma: float, q: float, steps: int, delta: float, earlier: An
     return gaussian_epsilon(mu, delta)
 
 
-def logits(w: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """The subject's model, with other weights for each row. w: name -> (b, *shape); ids: (b, n) -> (b, n, words)."""
-    layer = {name.removeprefix("gpt_neox.layers.0."): value for name, value in w.items()}
-
-    def linear(x: Tensor, name: str) -> Tensor:
-        return torch.baddbmm(layer[f"{name}.bias"].unsqueeze(1), x, layer[f"{name}.weight"].mT)
-
-    def normed(x: Tensor, name: str) -> Tensor:
-        plainly = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=_EPS)
-        return plainly * layer[f"{name}.weight"].unsqueeze(1) + layer[f"{name}.bias"].unsqueeze(1)
-
-    embedding = w["gpt_neox.embed_in.weight"]
-    x = one_hot(ids, embedding.shape[1]).to(embedding) @ embedding
-    mixed = linear(normed(x, "input_layernorm"), "attention.query_key_value")
-    q, k, v = mixed.view(*ids.shape, _HEADS, -1).transpose(1, 2).chunk(3, dim=-1)
-    scores = _turned(q) @ _turned(k).mT / math.sqrt(q.shape[-1])
-    later = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
-    seen = (scores.masked_fill(later, -math.inf).softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
-    inner = gelu(linear(normed(x, "post_attention_layernorm"), "mlp.dense_h_to_4h"))
-    x = x + linear(seen, "attention.dense") + linear(inner, "mlp.dense_4h_to_h")
-    return normed(x, "gpt_neox.final_layer_norm") @ w["lm_head.weight"].mT
-
-
-def _turned(x: Tensor) -> Tensor:
-    """Rotary positions on a quarter of a head, here two of eight numbers."""
-    angle = torch.arange(x.shape[2], dtype=torch.float)
-    one, other = x[..., 0], x[..., 1]
-    turned = torch.stack([one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin()], -1)
-    return torch.cat([turned, x[..., 2:]], -1)
-
-
-@dataclass
-class Quick:
-    """`Gradients.at` of the plain model: layers written out, and what was asked last, which loop and test both ask."""
-
-    weights: Tensor | None = None
-    rows: Tensor | None = None  # (b, n) token ids
-    found: dict[str, Tensor] = field(default_factory=dict)
-
-    def at(self, own: Gradients, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
-        embedding = weights["gpt_neox.embed_in.weight"]
-        first = self.weights is None or self.rows is None
-        rows = training_specimen.padded_token_ids(own.records, wanted)
-        if first or not torch.equal(rows, self.rows) or not torch.equal(embedding, self.weights):
-            self.weights, self.rows = embedding.clone(), rows
-            self.found = quick(rows, weights, names)
-        if first:
-            for name, value in _SLOW(own, weights, wanted, names).items():
-                close = 1e-5 * float(value.abs().max())
-                torch.testing.assert_close(self.found[name], value, rtol=1e-3, atol=close)
-        return self.found
-
-
-def quick(ids: Tensor, weights: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-    """ids: (b, n) -> name -> (b, *shape), by torch's own backward pass."""
-    own = {name: value.detach().expand(len(ids), *value.shape).requires_grad_() for name, value in weights.items()}
-    given = logits(own, ids)[:, :-1].transpose(1, 2)
-    each = cross_entropy(given, ids[:, 1:], ignore_index=training_specimen.PAD, reduction="none").sum(1)
-    loss = (each / (ids[:, 1:] != training_specimen.PAD).sum(1)).sum()
-    return dict(zip(names, torch.autograd.grad(loss, [own[name] for name in names]), strict=True))
-
-
-@contextmanager
-def written_out() -> Iterator[None]:
-    """One copy of the model, which gets its weights anew wherever it is read, and its layers written out."""
-    last, twin = Quick(), copy_model_without_hooks(training_specimen.build_tiny_model(0))
-    layers = [(name, value.shape, value.dtype) for name, value in twin.named_parameters()]
-
-    def copied(model: Any) -> Any:
-        own = [(name, value.shape, value.dtype) for name, value in model.named_parameters()]
-        return twin if own == layers else copy_model_without_hooks(model)
-
-    def at(own: Gradients, *given: Any) -> dict[str, Tensor]:
-        return (last.at if own.twin is twin else _SLOW)(own, *given)
-
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(Gradients, "at", at))
-        for module in (watch, loop_plain, loop_plants):
-            stack.enter_context(patch.object(module, "copy_model_without_hooks", copied))
-        yield
-
-
 @contextmanager
 def quickly() -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(training_specimen.Specimen, "model", lambda self: copy.deepcopy(_made(self))))
-        stack.enter_context(patch.object(gaussian, "quick_rdp_epsilon", smooth_epsilon))
-        stack.enter_context(patch.object(claim, "subsampled_gaussian_epsilon", smooth_epsilon))
-        stack.enter_context(patch.object(trial, "bound_epsilon_by_guesses", lambda *given: None))
+    copied = patch.object(training_specimen.Specimen, "model", lambda self: copy.deepcopy(_made(self)))
+    quick = patch.object(gaussian, "quick_rdp_epsilon", smooth_epsilon)
+    with copied, quick, patch.object(claim, "subsampled_gaussian_epsilon", smooth_epsilon):
         yield
 
 

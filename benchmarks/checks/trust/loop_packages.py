@@ -215,13 +215,9 @@ def ours(plant: Callable[[], Any] = contextlib.nullcontext, ghost: bool = False)
     return train
 
 
-def stream_of_step(step: Callable[[int], int]) -> Callable[[], Any]:
-    return lambda: patch.object(dp_loop, "NoiseStream", lambda key, at: NoiseStream(key, step(at)))
-
-
-def key_of_ours() -> Any:
-    """The key of the noise is the same for every training."""
-    return patch.object(dp_loop, "NoiseStream", lambda key, at: NoiseStream("fixed", at))
+def stream(made: Callable[[str, int], NoiseStream]) -> Callable[[], Any]:
+    """Noise of this stream, of a training's key and step."""
+    return lambda: patch.object(dp_loop, "NoiseStream", made)
 
 
 def half_the_noise() -> Any:
@@ -238,8 +234,8 @@ OURS: dict[str, Loop] = {
     "ours, noise before clipping": ours(noise_before_clipping),
     "ours, the batch clipped": ours(batch_clipped),
     "ours, shuffled": ours(shuffled),
-    "ours, a resumed training's noise again": ours(stream_of_step(lambda at: at % (STEPS // 2))),
-    "ours, one key for all trainings": ours(key_of_ours),
+    "ours, a resumed training's noise again": ours(stream(lambda key, at: NoiseStream(key, at % (STEPS // 2)))),
+    "ours, one key for all trainings": ours(stream(lambda key, at: NoiseStream("fixed", at))),
 }
 HONEST_PACKAGES: dict[str, Loop] = {
     "Opacus, size public": opacus(claim=_KNOWN),
