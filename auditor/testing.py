@@ -297,9 +297,8 @@ def make_model(vocab_size: int = 61, seed: int = 0, kind: str = "neox", scale: f
         model = GPT2LMHeadModel(config)
     else:
         size: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-        more: dict[str, Any] = {"intermediate_size": 64, "max_position_embeddings": 96}
-        config = GPTNeoXConfig(vocab_size=vocab_size, eos_token_id=0, bos_token_id=0, **size, **more)
-        model = GPTNeoXForCausalLM(config)
+        ends: dict[str, Any] = {"max_position_embeddings": 96, "eos_token_id": 0, "bos_token_id": 0}
+        model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=vocab_size, intermediate_size=64, **size, **ends))
     with torch.no_grad():
         head = model.get_output_embeddings().weight
         head.mul_(scale / head.norm(dim=1, keepdim=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from auditor.gate.rulings import Decision, Ruling
 from auditor.reports.blocks import Group, Table
@@ -73,12 +73,16 @@ def decision_junit_xml(decision: Decision) -> str:
     if not cases:
         cases = [ET.Element("testcase", {"classname": "run", "name": "gate", "time": "0"})]
         ET.SubElement(cases[0], "failure", {"type": "failed", "message": "nothing was judged"})
+    return junit_xml("audit gate", to_printable_line(decision.run), cases)
+
+
+def junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
+    """One suite of these test cases, with their totals."""
     totals = {"tests": str(len(cases))}
     for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
         totals[name] = str(sum(case.find(kind) is not None for case in cases))
-    root = ET.Element("testsuites", {"name": "audit gate", **totals})
-    suite = ET.SubElement(root, "testsuite", {"name": to_printable_line(decision.run), **totals})
-    suite.extend(cases)
+    root = ET.Element("testsuites", {"name": program, **totals})
+    ET.SubElement(root, "testsuite", {"name": suite, **totals}).extend(cases)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from auditor.runs.canary_scores import CanaryScore, TargetScores
 
 app = typer.Typer(
-    cls=PanelGroup,
-    help="Make canaries, insert them into training data, and score their exposure in the trained model.",
+    cls=PanelGroup, help="Make canaries, insert them into training data, and score their exposure in the trained model."
 )
 _MANIFEST = Annotated[Path, typer.Argument(metavar="MANIFEST", help="Manifest that `audit canaries make` wrote.")]
 
@@ -60,9 +59,7 @@ class AuditFlags:
     audit: Annotated[
         int | None,
         typer.Option(
-            "--audit",
-            metavar="N",
-            help="Instead: N canaries, each included with probability 1/2, for epsilon-audit.",
+            "--audit", metavar="N", help="Instead: N canaries, each included with probability 1/2, for epsilon-audit."
         ),
     ] = None
     for_epsilon: Annotated[
@@ -232,8 +229,7 @@ class ScoreFlags:
         typer.Option("-A", metavar="OPTION=VALUE", help="Option of the probe, see `audit list exposure`; repeatable."),
     ] = None
     prefix_token: Annotated[
-        str,
-        typer.Option(metavar="auto|none|bos|eos|TEXT", help="Token before each text; auto: the most likely."),
+        str, typer.Option(metavar="auto|none|bos|eos|TEXT", help="Token before each text; auto: the most likely.")
     ] = "auto"
     seed: Annotated[int, typer.Option(help="Seed of reference texts and draws.")] = 0
 

@@ -25,8 +25,7 @@ _SAID = {
 def check_base(
     base: Annotated[str, typer.Argument(metavar="BASE", help="The model that you would fine-tune: folder or hub id.")],
     fresh: Annotated[
-        options.Many,
-        typer.Option(metavar="MODEL", help="A base like it that you trust; repeatable, at least three."),
+        options.Many, typer.Option(metavar="MODEL", help="A base like it that you trust; repeatable, at least three.")
     ] = None,
     prompt: Annotated[
         options.Many,

@@ -72,11 +72,10 @@ class GateLimitFlags:
         rules = policies.refuse_repeated_limits([*held.rules, *flags])
         if not rules and self.baseline is not None:
             rules = (policies.NO_WORSE,)
-        how = held.inconclusive
         if self.inconclusive is not None:
-            how = policies.parse_inconclusive(self.inconclusive)
+            held = replace(held, inconclusive=policies.parse_inconclusive(self.inconclusive))
         allowed = self.allow_not_applicable or held.allow_not_applicable
-        return replace(held, rules=rules, inconclusive=how, allow_not_applicable=allowed)
+        return replace(held, rules=rules, allow_not_applicable=allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +90,7 @@ class GateScopeFlags:
     setting: Annotated[str | None, typer.Option(metavar="text-only|white-box", help="Judge this access only.")] = None
     attack: Annotated[str | None, typer.Option(help="Judge this attack only.")] = None
     model: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Where the audited model is now. [default: where the run read it]"),
+        str | None, typer.Option(metavar="DIR", help="Where the audited model is now. [default: where the run read it]")
     ] = None
 
 

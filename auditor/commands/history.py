@@ -12,8 +12,7 @@ from auditor.core import disk
 
 def history(
     folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN", help="Run folders, as runs/*; those without a result are left out."),
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, as runs/*; those without a result are left out.")
     ],
     by: Annotated[str, typer.Option(metavar="date|commit|checkpoint", help="What runs are ordered by.")] = "date",
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Page to write.")] = Path("history.html"),

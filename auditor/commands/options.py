@@ -84,20 +84,15 @@ LOADING = "device dtype"  # of every command that loads a model
 HUB_LOADING = f"{LOADING} revision base trust_remote_code"
 ENGINE = "engine workers ray_address gpus_per_worker"
 
+of_target = functools.partial(typer.Option, rich_help_panel="target")
+of_data = functools.partial(typer.Option, rich_help_panel="data")
+of_output = functools.partial(typer.Option, rich_help_panel="output")
+out_folder = functools.partial(of_output, "-o", "--out", metavar="DIR")
 Seeds = Annotated[str | None, typer.Option(metavar="0-4|0,2", help="One run per seed.", rich_help_panel="compute")]
 Plugin = Annotated[Many, typer.Option(metavar="FILE.py", help=FIELDS["plugin"].help)]
-Markdown = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write Markdown, for a pull request.", rich_help_panel="output"),
-]
-Reveal = Annotated[
-    bool,
-    typer.Option(
-        "--reveal", help="Show private text in the reports: prefixes, suffixes, guesses.", rich_help_panel="output"
-    ),
-]
+Markdown = Annotated[Path | None, of_output(metavar="FILE", help="Write Markdown, for a pull request.")]
+Reveal = Annotated[bool, of_output("--reveal", help="Show private text in the reports: prefixes, suffixes, guesses.")]
 Seed = Annotated[int, typer.Option(help=FIELDS["seed"].help.partition(" [")[0])]
-out_folder = functools.partial(typer.Option, "-o", "--out", metavar="DIR", rich_help_panel="output")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -29,8 +29,7 @@ def reproduce(
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the papers and their plans.")] = False,
     plan: Annotated[
-        options.Many,
-        typer.Option(help="Run this plan of the paper only; repeatable. [default: all]"),
+        options.Many, typer.Option(help="Run this plan of the paper only; repeatable. [default: all]")
     ] = None,
     scale: Annotated[str, typer.Option(help="Sizes of the paper's plans: lab, or the paper's own.")] = "lab",
     seeds: options.Seeds = None,

@@ -47,8 +47,7 @@ class GridFlags:
     ] = None
     seeds: options.Seeds = None
     checkpoints: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="One run per checkpoint-STEP in a trainer's output folder."),
+        Path | None, typer.Option(metavar="DIR", help="One run per checkpoint-STEP in a trainer's output folder.")
     ] = None
 
 
@@ -60,14 +59,10 @@ class SingleFlags:
 
     gate: Annotated[
         Path | None,
-        typer.Option(
-            metavar="POLICY",
-            help="Judge the run as `audit gate` does: exit code, gate.md, gate.xml.",
-        ),
+        typer.Option(metavar="POLICY", help="Judge the run as `audit gate` does: exit code, gate.md, gate.xml."),
     ] = None
     baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Earlier run that report and --gate compare with."),
+        Path | None, typer.Option(metavar="RUN", help="Earlier run that report and --gate compare with.")
     ] = None
     reveal: options.Reveal = False
     estimate: Annotated[
@@ -100,17 +95,12 @@ def run(
     grid: GridFlags,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Continue an interrupted run; only --reveal, --gate, --baseline go with it.",
-            rich_help_panel="output",
+        options.of_output(
+            metavar="RUN", help="Continue an interrupted run; only --reveal, --gate, --baseline go with it."
         ),
     ] = None,
     verbose: Annotated[
-        bool,
-        typer.Option(
-            "-v", "--verbose", help="Show stages, choices and every configuration on screen.", rich_help_panel="output"
-        ),
+        bool, options.of_output("-v", "--verbose", help="Show stages, choices and every configuration on screen.")
     ] = False,
 ) -> None:
     """Attack a model, with and without defenses, and report what it leaks. Without --model: the built-in lab.

@@ -37,29 +37,20 @@ class PickingFlags:
     )
     suffix_length: Annotated[int | None, typer.Option(help="Characters of a random text. [default: 100]")] = None
     similar: Annotated[
-        float | None,
-        typer.Option(help="Of two this similar (1: equal), one is left out. [default: 0.8]"),
+        float | None, typer.Option(help="Of two this similar (1: equal), one is left out. [default: 0.8]")
     ] = None
     seed: Annotated[int | None, typer.Option(help="Seed of the choice. [default: 0]")] = None
 
 
 def make(
-    data: Annotated[
-        str,
-        typer.Option(help="Training texts: JSONL, CSV, Parquet or a Hugging Face data set.", rich_help_panel="data"),
-    ],
+    data: Annotated[str, options.of_data(help="Training texts: JSONL, CSV, Parquet or a Hugging Face data set.")],
     out: Annotated[
-        Path,
-        options.out_folder(metavar="FILE.jsonl", help="New file for `audit run --data`, readable by you only."),
+        Path, options.out_folder(metavar="FILE.jsonl", help="New file for `audit run --data`, readable by you only.")
     ],
     picking: PickingFlags,
     heldout: Annotated[
         str | None,
-        typer.Option(
-            metavar="DATA",
-            help="Texts not trained on: matched non-members go to FILE.nonmembers.jsonl.",
-            rich_help_panel="data",
-        ),
+        options.of_data(metavar="DATA", help="Texts not trained on: matched non-members go to FILE.nonmembers.jsonl."),
     ] = None,
     phone_region: Annotated[str | None, typer.Option(metavar="DE,US", help=FIELDS["phone_region"].help)] = None,
 ) -> None:

@@ -17,57 +17,41 @@ class TrainingFlags:
 
     panel: ClassVar[str] = "training"
 
-    model: Annotated[
-        str, typer.Option(help="Causal LM to start from: Hugging Face id or folder.", rich_help_panel="target")
-    ]
-    data: Annotated[
-        str,
-        typer.Option(help="Private records: JSONL, CSV, Parquet or a Hugging Face data set.", rich_help_panel="data"),
-    ]
+    model: Annotated[str, options.of_target(help="Causal LM to start from: Hugging Face id or folder.")]
+    data: Annotated[str, options.of_data(help="Private records: JSONL, CSV, Parquet or a Hugging Face data set.")]
     out: Annotated[Path, options.out_folder(help="Folder for the model; an interrupted training continues.")]
     public: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Public model, for methods that need one. [default: --model]",
-            rich_help_panel="target",
-        ),
+        options.of_target(metavar="MODEL", help="Public model, for methods that need one. [default: --model]"),
     ] = None
     lora: Annotated[bool, typer.Option("--lora/--full", help="Train a LoRA adapter, or all parameters.")] = False
     lora_rank: Annotated[int, typer.Option(help="Rank of the adapter.")] = 8
     lora_alpha: Annotated[int, typer.Option(help="Alpha of the adapter: its scale is alpha over rank.")] = 16
     text_column: Annotated[
-        str | None, typer.Option(help="Column of the text. [default: text, or prefix+suffix]", rich_help_panel="data")
+        str | None, options.of_data(help="Column of the text. [default: text, or prefix+suffix]")
     ] = None
     loss_on: Annotated[
         str | None,
         typer.Option(
-            metavar="assistant|all",
-            help="Tokens of a conversation that are trained on. [default: assistant]",
+            metavar="assistant|all", help="Tokens of a conversation that are trained on. [default: assistant]"
         ),
     ] = None
     user_column: Annotated[
         str | None,
-        typer.Option(
+        options.of_data(
             "--user-column",
             "--group-column",
             help="Column that names the person of a record. [default: each text its own]",
-            rich_help_panel="data",
         ),
     ] = None
     heldout: Annotated[
         str | None,
-        typer.Option(
-            metavar="DATA",
-            help="Held-out records that early-stop decides by. [default: a tenth of --data]",
-            rich_help_panel="data",
+        options.of_data(
+            metavar="DATA", help="Held-out records that early-stop decides by. [default: a tenth of --data]"
         ),
     ] = None
     forget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATA", help="Records of --data to unlearn, with gradient-ascent and npo.", rich_help_panel="data"
-        ),
+        str | None, options.of_data(metavar="DATA", help="Records of --data to unlearn, with gradient-ascent and npo.")
     ] = None
     block: Annotated[
         int | None, typer.Option("--block", "--max-length", help="Tokens per training sequence. [default: 512]")

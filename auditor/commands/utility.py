@@ -60,14 +60,10 @@ def utility(
     *,
     settings: SettingFlags,
     text: Annotated[
-        Many,
-        typer.Option(help="Also show what is predicted in this text of yours; repeatable.", rich_help_panel="output"),
+        Many, options.of_output(help="Also show what is predicted in this text of yours; repeatable.")
     ] = None,
     reveal: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Also show predictions in N texts of the data: private text.", rich_help_panel="output"
-        ),
+        int, options.of_output(metavar="N", help="Also show predictions in N texts of the data: private text.")
     ] = 0,
     out: Annotated[
         Path | None, options.out_folder(help="Folder for table and plot. [default: runs/<UTC time>-utility-...]")

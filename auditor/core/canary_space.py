@@ -104,7 +104,6 @@ class Space:
         return state is not None and self.ended(state)
 
     def texts(self) -> Iterator[str]:
-        """Every text of the space."""
         for choices in product(*self.blocks):
             yield self.head + "".join(choices)
 

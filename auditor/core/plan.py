@@ -153,7 +153,6 @@ class Plan:
         return dataclasses.replace(self, **changed, **own)
 
     def values(self) -> dict[str, Any]:
-        """All fields."""
         return {name: getattr(getattr(self, one.part) if one.part else self, name) for name, one in FIELDS.items()}
 
     def given(self, rules: FieldRule) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, ClassVar, Literal
@@ -151,7 +150,13 @@ class LoadingOptions:
 
     def check(self) -> None:
         """Raises AuditError for a credential, and for two answers to where a model goes."""
-        _check_no_credentials(self.model_args)
+        for name in self.model_args:
+            plain = name.lower().replace("-", "_")
+            if _CREDENTIAL.search(plain) and not _OF_TEXT.match(plain):  # the value is not quoted
+                raise AuditError(
+                    f"expected no credential in --model-arg, where records and reports would show it, got {name}=...: "
+                    "a token for the hub comes from HF_TOKEN or `hf auth login`"
+                )
         if self.device_map is not None and self.device != "cpu":
             raise AuditError(
                 f"expected either --device or --device-map, which says where each part of a model goes, got --device "
@@ -364,17 +369,6 @@ class OutputPlan:
 # Names of what lets one in, and the tokens of a text, whose names end alike.
 _CREDENTIAL = re.compile(r"(^|_)(token|api_?key|access_?key|password|passwd|secret|authorization|credentials?)$")
 _OF_TEXT = re.compile(r"^(additional_special|bos|cls|eos|mask|pad|sep|unk)_token$")
-
-
-def _check_no_credentials(model_args: Mapping[str, str]) -> None:
-    """Refuses what would stand in the plan, the result and the reports of a run. The value is not quoted."""
-    for name in model_args:
-        plain = name.lower().replace("-", "_")
-        if _CREDENTIAL.search(plain) and not _OF_TEXT.match(plain):
-            raise AuditError(
-                f"expected no credential in --model-arg, where records and reports would show it, got {name}=...: a "
-                "token for the hub comes from HF_TOKEN or `hf auth login`"
-            )
 
 
 def known_answer_share(knows: str) -> float:

@@ -102,10 +102,10 @@ def first_differing_line(one: str, other: str, again: str) -> tuple[str, str] | 
 def _numbers_by_printed_line(text: str) -> _Lines:
     found: _Lines = {}
     for line in text.split("\n"):
-        if shown := line.rstrip("\r").split("\r")[-1].strip():  # what a bar leaves
-            found.setdefault(_NUMBER.sub("#", shown.replace("#", "")), []).append(
-                tuple(_NUMBER.findall(shown.replace("#", "")))
-            )
+        shown = line.rstrip("\r").split("\r")[-1].strip()  # what a bar leaves
+        plain = shown.replace("#", "")
+        if shown:
+            found.setdefault(_NUMBER.sub("#", plain), []).append(tuple(_NUMBER.findall(plain)))
     return found
 
 

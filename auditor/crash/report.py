@@ -17,6 +17,7 @@ from auditor.crash.trial import CrashTest, seed_of_training
 from auditor.crash.verdicts import BROKEN, LEVEL, NO_FAULT, UNKNOWN, LoopCheck
 from auditor.reports import escaping
 from auditor.reports.blocks import Bullets, Code, Document, FactList, Group, Section, Table
+from auditor.reports.decision import junit_xml
 
 _ORDER = (BROKEN, UNKNOWN, NO_FAULT)
 _PACKAGES = ("torch", "transformers", "opacus", "trl", "accelerate")  # whose versions a reproduction names
@@ -120,7 +121,6 @@ def _versions() -> Iterator[str]:
 
 
 def headline(test: CrashTest) -> str:
-    """One sentence."""
     if not test.broken:
         follows = f"its claim gives epsilon {test.claim.implied_epsilon():.2f} at delta {test.claim.delta:g}"
         if test.verdict == UNKNOWN:
@@ -193,13 +193,8 @@ def _without_infinities(value: Any) -> Any:
 
 def junit(test: CrashTest, again: str) -> str:
     """A test case a check: a failure where it is broken, skipped where it cannot tell."""
-    count = {verdict: sum(check.verdict == verdict for check in test.checks) for verdict in _ORDER}
-    totals = {"tests": str(len(test.checks)), "failures": str(count[BROKEN]), "errors": "0",
-              "skipped": str(count[UNKNOWN])}  # fmt: skip
-    root = ET.Element("testsuites", {"name": "audit dp-loop", **totals})
-    suite = ET.SubElement(root, "testsuite", {"name": "dp-loop", **totals})
-    for check in test.checks:
-        case = ET.SubElement(suite, "testcase", {"classname": "dp-loop", "name": check.name, "time": "0"})
+    cases = [ET.Element("testcase", {"classname": "dp-loop", "name": check.name, "time": "0"}) for check in test.checks]
+    for case, check in zip(cases, test.checks, strict=True):
         if check.verdict == BROKEN:
             failure = ET.SubElement(case, "failure", {"type": BROKEN, "message": check.said})
             failure.text = broken_check_reproduction(test, check, again)
@@ -207,5 +202,4 @@ def junit(test: CrashTest, again: str) -> str:
             ET.SubElement(case, "skipped", {"message": check.said})
         else:
             ET.SubElement(case, "system-out").text = check.said
-    ET.indent(root)
-    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    return junit_xml("audit dp-loop", "dp-loop", cases)

@@ -105,7 +105,7 @@ class StepWatch:
         """Off again behind it, whatever happens."""
         hooks = [
             self._model.register_forward_pre_hook(self._record_forward_pass, with_kwargs=True),
-            self._model.register_forward_hook(self._answered, with_kwargs=True),
+            self._model.register_forward_hook(self._record_logits_of_batch, with_kwargs=True),
             register_optimizer_step_pre_hook(self._record_optimizer_step),
             register_optimizer_step_post_hook(self._record_weights_after_step),
         ]
@@ -134,7 +134,9 @@ class StepWatch:
         else:
             self.trace.evaluated.update(known)
 
-    def _answered(self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any], output: Any) -> None:
+    def _record_logits_of_batch(
+        self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any], output: Any
+    ) -> None:
         ids, logits = more.get("input_ids", given[0] if given else None), getattr(output, "logits", None)
         if not isinstance(ids, Tensor) or not isinstance(logits, Tensor) or ids.ndim != 2 or len(ids) < 2:
             return
@@ -142,7 +144,7 @@ class StepWatch:
         if self.trace.apart is None and not wrapped and logits.shape[:2] == ids.shape:
             self._together = ids.detach().cpu(), logits.detach().cpu()
 
-    def _apart(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
+    def _largest_logit_change(self, weights: dict[str, Tensor], twin: nn.Module) -> float | None:
         """The most, of some records that were read together, that their logits are off from those of each by itself."""
         if self._together is None:
             return None
@@ -162,17 +164,16 @@ class StepWatch:
 
     def _record_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         names = {id(value): name for name, value in self._model.named_parameters()}
-        held = [value for group in optimizer.param_groups for value in group["params"]]
-        mine = [value for value in held if id(value) in names and value.grad is not None]
-        if not mine:
+        held = [value for group in optimizer.param_groups for value in group["params"] if id(value) in names]
+        own = {names[id(value)]: value.grad for value in held if value.grad is not None}
+        if not own:
             return
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            raise AuditError(
-                f"the training runs in {distributed.get_world_size()} processes, of which one is watched: run it in one"
-            )
+        processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        if processes > 1:
+            raise AuditError(f"the training runs in {processes} processes, of which one is watched: run it in one")
         read, passes = tuple(self._read), tuple(self._passes)
         self._read, self._passes = [], []
-        taken = {names[id(value)]: value.grad.detach().double().flatten() for value in mine if value.grad is not None}
+        taken = {name: value.detach().double().flatten() for name, value in own.items()}
         at = len(self.trace.steps)
         self.trace.overflowed += [(at, name) for name, value in taken.items() if not value.isfinite().all()]
         rate = float(optimizer.param_groups[0]["lr"])
@@ -180,7 +181,6 @@ class StepWatch:
             self.trace.elsewhere = at
         self.trace.steps.append(self._read_released_step(taken, read, passes, rate))
         self.trace.printed.before_step = False
-        own = {names[id(value)]: value.grad for value in mine if value.grad is not None}
         self.trace.released.append({name: value.detach().clone() for name, value in own.items()})
         for name, value in self._replayed[at].items() if at < len(self._replayed) else ():
             if name in own:
@@ -197,7 +197,7 @@ class StepWatch:
     def _flattened_weights(self) -> Tensor:
         return torch.cat([value.detach().flatten() for value in self._parameters])
 
-    def ended(self) -> None:
+    def record_final_weights(self) -> None:
         """Looks for the step whose weights the model has now, the last one first."""
         self.trace.state = {name: value.detach().clone() for name, value in self._model.state_dict().items()}
         now, held = self._flattened_weights(), enumerate(self._after)
@@ -216,7 +216,7 @@ class StepWatch:
         wanted = list(range(len(self._records))) if self._everyone else sorted(set(read))
         parts = self._gradients.at(weights, wanted, list(taken)) if wanted else {}
         if self.trace.apart is None:
-            self.trace.apart = self._apart(weights, self._gradients.twin)
+            self.trace.apart = self._largest_logit_change(weights, self._gradients.twin)
         released = torch.cat(list(taken.values()))
         own = released.new_zeros(len(released), 0)
         if wanted:
@@ -322,7 +322,7 @@ def run_watched_training(
     returned = None
     with watch.install_hooks_temporarily(), _enforce_time_limit(until), contextlib.suppress(_EnoughSteps):
         returned = train(model, given)
-    watch.ended()
+    watch.record_final_weights()
     trace = watch.trace
     if not any(step.records for step in trace.steps):
         seen = f"{len(trace.steps)} steps of an optimizer, none of them after our model had read one of our records"

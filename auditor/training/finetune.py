@@ -129,7 +129,6 @@ class FineTuningRecipe:
     end: int
 
     def step_count(self, sequences: Sequence[Tokens]) -> int:
-        """How many steps it is."""
         blocks = math.ceil(sum(len(one) + 1 for one in sequences) / self.block)
         return self.epochs * math.ceil(blocks / self.batch)
 
