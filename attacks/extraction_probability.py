@@ -28,6 +28,7 @@ from auditor.plugins.probe import (
     measure_with_nonmember_baseline,
     member_mask,
     observe_in_batches,
+    token_statistics,
     value_column,
 )
 from auditor.plugins.view import View
@@ -306,24 +307,19 @@ def measure_suffix_probabilities(
         if implies_capability(model.capabilities, "ranks"):
             seen_of["rank_bits"] = model.token_ranks(prefixes, suffixes).double().log2().sum(-1).cpu()
         return seen_of
-    parts: dict[str, list[Tensor]] = {"log_p": [], "log_p_ancestral": [], "rank_bits": []}
-    for own, distribution in model.teacher_forced(prefixes, suffixes):
-        step = max(1, _DISTRIBUTION_AT_ONCE // distribution.shape[-1])
-        chunks = zip(distribution.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
-        seen = [
-            (decoding.token_log_distribution(rows, at), decoding.ranks_with_ties_first(rows, at).double().log2())
-            for rows, at in chunks
-        ]
-        log_q, bits = (torch.cat(columns).view_as(own) for columns in zip(*seen, strict=True))
-        parts["log_p"].append(log_q.sum(-1))
-        parts["rank_bits"].append(bits)
-        parts["log_p_ancestral"].append(distribution.gather(-1, own.unsqueeze(-1)).squeeze(-1).double().sum(-1))
-    found = {name: torch.cat(values).cpu() for name, values in parts.items()}
-    bits = found["rank_bits"]
+
+    def of_rows(rows: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        ancestral = rows.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
+        bits = decoding.ranks_with_ties_first(rows, tokens).double().log2()
+        return decoding.token_log_distribution(rows, tokens), ancestral, bits
+
+    parts = token_statistics(model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, of_rows)
+    seen = [(log_q.sum(-1), ancestral.sum(-1), bits) for log_q, ancestral, bits in parts]
+    log_p, ancestral, bits = (torch.cat(columns).cpu() for columns in zip(*seen, strict=True))
     least = {f"window_bits_{length}": least_window_bits(bits.numpy(), length) for length in windows}
     greedy = {f"greedy_windows_{length}": greedy_window_share(bits.numpy(), length) for length in windows}
     of_windows = {name: torch.from_numpy(values) for name, values in {**least, **greedy}.items()}
-    return {**found, "rank_bits": bits.sum(-1), **of_windows}
+    return {"log_p": log_p, "log_p_ancestral": ancestral, "rank_bits": bits.sum(-1), **of_windows}
 
 
 def _bracket_log_probabilities(decoding: Decoding, seen: PartialDistribution, suffixes: Tensor) -> dict[str, Tensor]:

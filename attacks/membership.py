@@ -20,7 +20,15 @@ from auditor.models.base import LanguageModel, implies_capability
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.references import References
 from auditor.plugins.options import require_listed_options
-from auditor.plugins.probe import Observed, Probe, masks_by_repeat_count, member_mask, observe_in_batches, value_column
+from auditor.plugins.probe import (
+    Observed,
+    Probe,
+    masks_by_repeat_count,
+    member_mask,
+    observe_in_batches,
+    token_statistics,
+    value_column,
+)
 from auditor.plugins.view import Sampling, View
 from auditor.statistics import blind_classifier, membership, people, roc
 from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
@@ -415,12 +423,7 @@ def measure_token_log_probs(model: LanguageModel, prefixes: Tensor, suffixes: Te
         ranked = implies_capability(model.capabilities, "ranks")
         wrong = (model.token_ranks(prefixes, suffixes) > 1).cpu().numpy() if ranked else None
         return TokenReadings(log_probs, wrong=wrong)
-    parts: list[list[Tensor]] = []
-    for own, distribution in model.teacher_forced(prefixes, suffixes):
-        step = max(1, _DISTRIBUTION_AT_ONCE // distribution.shape[-1])
-        chunks = zip(distribution.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
-        seen = [_log_prob_moments(rows, at) for rows, at in chunks]
-        parts.append([torch.cat(columns).view_as(own) for columns in zip(*seen, strict=True)])
+    parts = token_statistics(model, prefixes, suffixes, _DISTRIBUTION_AT_ONCE, _log_prob_moments)
     return TokenReadings(*(torch.cat(columns).cpu().numpy() for columns in zip(*parts, strict=True)))
 
 

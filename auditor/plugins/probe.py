@@ -16,6 +16,7 @@ from torch import Tensor
 
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
+from auditor.models.base import LanguageModel
 from auditor.models.decoding import Decoding, batches_of_equal_shape
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.method import Method
@@ -126,6 +127,8 @@ class DistributionProbe(Probe):
 
 Look = Callable[[Sequence[Secret], Tensor, Tensor], Sequence[Observation]]
 """(secrets, their prefixes (B, n), their suffixes (B, L)) -> what was seen of each."""
+OfRows = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""(distributions (rows, V) in nats, the token of each row) -> (rows,) each."""
 
 
 def observe_in_batches(view: View, secrets: Sequence[Secret], size: int, look: Look) -> Iterator[Observation]:
@@ -141,6 +144,17 @@ def observe_in_batches(view: View, secrets: Sequence[Secret], size: int, look: L
 
         for _, found in at_once.pieces(len(indices), seen):
             yield from found
+
+
+def token_statistics(
+    model: LanguageModel, prefixes: Tensor, suffixes: Tensor, at_once: int, of_rows: OfRows
+) -> Iterator[list[Tensor]]:
+    """A few texts at a time, (b, L) each: what `of_rows` tells of their tokens, `at_once` entries of a distribution."""
+    for own, distribution in model.teacher_forced(prefixes, suffixes):
+        step = max(1, at_once // distribution.shape[-1])
+        chunks = zip(distribution.flatten(0, 1).split(step), own.flatten().split(step), strict=True)
+        seen = [of_rows(rows, tokens) for rows, tokens in chunks]
+        yield [torch.cat(columns).view_as(own) for columns in zip(*seen, strict=True)]
 
 
 def run_probe(probe: Probe, view: View, secrets: Sequence[Secret]) -> Observed:
