@@ -34,9 +34,8 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, what: str) -> None:
     """Raises AuditError that names every difference; `what`: what the other run was to be, "baseline" for example."""
     for one in (run, base):
         if not one.outcomes:
-            raise AuditError(
-                f"{one.name} holds no {TABLE}, by which runs are paired: it was taken away, or nothing was measured"
-            )
+            why = "by which runs are paired: it was taken away, or nothing was measured"
+            raise AuditError(f"{one.name} holds no {TABLE}, {why}")
     found = list(dict.fromkeys(run_setup_differences(run, base)))
     if found:
         raise AuditError(f"{base.name} is no {what} for {run.name}: {'; '.join(found)}")
@@ -46,20 +45,17 @@ def run_setup_differences(run: RunOutcomes, base: RunOutcomes) -> Iterator[str]:
     """What keeps the two from being compared, as `what: mine against theirs`."""
     mine, theirs = run.result, base.result
     yield from _setting_difference("model family", mine.family or "not recorded", theirs.family or "not recorded")
+    data, other_data = mine.benchmark, theirs.benchmark
     for name in ("name", "members", "nonmembers", "known", "repeats"):
-        yield from _setting_difference(
-            f"data set: {name}", getattr(mine.benchmark, name), getattr(theirs.benchmark, name)
-        )
-    if not (mine.benchmark.digest and theirs.benchmark.digest):
-        yield from _setting_difference("data set", mine.benchmark.description, theirs.benchmark.description)
-    elif mine.benchmark.digest != theirs.benchmark.digest:
+        yield from _setting_difference(f"data set: {name}", getattr(data, name), getattr(other_data, name))
+    if not (data.digest and other_data.digest):
+        yield from _setting_difference("data set", data.description, other_data.description)
+    elif data.digest != other_data.digest:
         seeds = f"; seeds {mine.seed} and {theirs.seed}" if mine.seed != theirs.seed else ""
-        digests = f"{_shortened_digest(mine.benchmark.digest)} against {_shortened_digest(theirs.benchmark.digest)}"
+        digests = f"{_shortened_digest(data.digest)} against {_shortened_digest(other_data.digest)}"
         yield f"data set: other secrets (digest {digests}{seeds})"
-    if mine.benchmark.text_form and theirs.benchmark.text_form:
-        yield from _setting_difference(
-            "text form (--template, --date)", mine.benchmark.text_form, theirs.benchmark.text_form
-        )
+    if data.text_form and other_data.text_form:
+        yield from _setting_difference("text form (--template, --date)", data.text_form, other_data.text_form)
     for name in fields_with_rule(COMPARED):
         yield from _setting_difference(f"attack settings: {name}", mine.plan.get(name), theirs.plan.get(name))
     others = {finding.key: finding for finding in theirs.findings}

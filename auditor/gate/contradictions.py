@@ -163,10 +163,8 @@ def _game_contradictions(finding: Finding, claim: Claim | None) -> Iterator[str]
             continue
         covered = None if claim is None else claim.queries
         if audit.covered != covered:
-            yield (
-                f"its games are said to be of a claim of {_token_count_label(audit.covered)}, "
-                f"and it is of {_token_count_label(covered)}"
-            )
+            claimed = f"its games are said to be of a claim of {_token_count_label(audit.covered)}"
+            yield f"{claimed}, and it is of {_token_count_label(covered)}"
         exact = finding.measurement("epsilon_exact")
         if audit.exact is not None and (exact is None or not _approximately_equal(audit.exact, exact.value)):
             other = "no epsilon_exact" if exact is None else f"epsilon_exact {exact.value:.6g}"
@@ -224,9 +222,8 @@ def _outcome_contradictions(finding: Finding, kept: PerSecret) -> Iterator[str]:
     for by_kind in (finding.by_kind, finding.by_kind_nonmembers):
         for kind, m in by_kind.items():
             again = kept.measure(m.name, kind=kind)
-            yield from _measurement_contradiction(
-                f"{m.name}(kind={kind})", m, *((again.value, again.n) if again else (math.nan, 0))
-            )
+            value, n = (again.value, again.n) if again else (math.nan, 0)
+            yield from _measurement_contradiction(f"{m.name}(kind={kind})", m, value, n)
 
 
 def _measurement_contradiction(name: str, m: Measurement, value: float, n: int) -> Iterator[str]:

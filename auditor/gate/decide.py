@@ -46,7 +46,7 @@ def read_run(folder: Path) -> RunOutcomes:
     result, kept = result_file.read_result(folder), outcomes.read_outcomes(folder)
     for row in (finding.key for finding in result.findings if finding.stopped and finding.key in kept):
         kept[row] = replace(kept[row], anytime=True)
-    listed, edits = attacked_secrets.read_listed(folder), manifest.edits_since_end(folder)
+    listed, edits = attacked_secrets.read_answered_secret_ids(folder), manifest.edits_since_end(folder)
     return RunOutcomes(str(folder), result, kept, listed, edits)
 
 

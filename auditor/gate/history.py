@@ -125,12 +125,6 @@ def _checkpoint_label(run: RunOutcomes) -> str | None:
     return None
 
 
-def _checkpoint_step_number(label: str) -> int:
-    found = _STEP.search(label)
-    assert found is not None  # `_checkpoint_label` has seen to it
-    return int(found[1])
-
-
 _LABELS: dict[By, Callable[[RunOutcomes], str | None]] = {
     "date": lambda run: run.result.created,
     "commit": lambda run: run.result.environment.get("commit"),
@@ -148,7 +142,7 @@ def _sort_entries(entries: Sequence[Entry], by: By) -> list[Entry]:
     if by == "date":
         return dated
     if by == "checkpoint":
-        return sorted(dated, key=lambda entry: _checkpoint_step_number(entry.label))
+        return sorted(dated, key=lambda entry: int(_STEP.findall(entry.label)[0]))
     labels = [entry.label for entry in dated]
     return sorted(dated, key=lambda entry: labels.index(entry.label))
 

@@ -248,11 +248,9 @@ def _rule_from_table(table: _RuleTable, where: str) -> Rule:
         raise AuditError(f"{where}: expected either max or max_increase, got {' and '.join(limits) or 'neither'}")
     if not _METRIC.fullmatch(table.metric):
         raise AuditError(f"{where}: expected a metric such as recall or recall(count=16), got {table.metric!r}")
-    complaint = f"{where}: expected {limits[0]} to be a number, got {given[limits[0]]!r}"
-    found = _validated_rule(
-        _metric_with_count_or_kind(table.metric, given, where), given[limits[0]], complaint, limits[0] == "max_increase"
-    )
-    return replace(found, **narrowed)
+    limit, complaint = given[limits[0]], f"{where}: expected {limits[0]} to be a number, got {given[limits[0]]!r}"
+    metric = _metric_with_count_or_kind(table.metric, given, where)
+    return replace(_validated_rule(metric, limit, complaint, limits[0] == "max_increase"), **narrowed)
 
 
 def _metric_with_count_or_kind(metric: str, given: Mapping[str, Any], where: str) -> str:
@@ -278,9 +276,8 @@ def _validated_rule(name: str, limit: Any, complaint: str, against_baseline: boo
     assert found is not None
     metric, count, kind = found[1], None if found[2] is None else int(found[2]), found[3]
     if kind is not None and (metric != RECALL or against_baseline):
-        raise AuditError(
-            f"expected a limit on {RECALL}(kind={kind}) itself: only that is counted by kind, got {name!r}"
-        )
+        only = f"expected a limit on {RECALL}(kind={kind}) itself: only that is counted by kind"
+        raise AuditError(f"{only}, got {name!r}")
     if limit == CLAIM:
         if metric != HELD_TO_CLAIMS or against_baseline or count is not None:
             raise AuditError(f"{complaint}: only {HELD_TO_CLAIMS} <= {CLAIM} is held to what is claimed")

@@ -104,22 +104,16 @@ def secrets_needed_for_policy(rules: Sequence[Rule], power: float, decisions: in
     Raises AuditError where no rule limits a share.
     """
     check_power(power, decisions)
-    limits = [
-        rule
-        for rule in rules
-        if not (rule.is_paired_difference or rule.of_claim) and find_metric(rule.metric).unit in SHARES
-    ]
+    absolute = [rule for rule in rules if not (rule.is_paired_difference or rule.of_claim)]
+    limits = [rule for rule in absolute if find_metric(rule.metric).unit in SHARES]
     if not limits:
         raise AuditError("expected a policy with a limit on a share, as recall <= 0.05, got none")
     found = list[SecretsNeeded]()
     for rule in limits:
         if 0 < 2 * rule.limit <= 1:
             found.append(_secrets_needed_to_fail(rule.name, rule.limit, 2 * rule.limit, LEVEL / decisions, power))
-        found += [
-            _secrets_needed_to_hold(rule.name, rule.limit, truth, power)
-            for truth in (rule.limit / 2, 0.0)
-            if rule.limit > 0
-        ]
+        if rule.limit > 0:
+            found += [_secrets_needed_to_hold(rule.name, rule.limit, truth, power) for truth in (rule.limit / 2, 0.0)]
     return found
 
 

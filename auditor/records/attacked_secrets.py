@@ -57,7 +57,7 @@ class AnsweredSecretIds:
 NOT_KEPT = AnsweredSecretIds()
 
 
-def read_listed(folder: Path) -> AnsweredSecretIds:
+def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
     """What the folder holds. Raises AuditError for a file that holds something else."""
     plan = read_json_object(folder / PLAN, "the plan of a run") if (folder / PLAN).exists() else None
     guesses, observations = (_answered_secrets_by_row(folder / name) for name in (GUESSES, OBSERVATIONS))
@@ -67,7 +67,7 @@ def read_listed(folder: Path) -> AnsweredSecretIds:
 
 
 def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
-    """By id; None where the folder does not say. Raises AuditError as `read_listed`."""
+    """By id; None where the folder does not say. Raises AuditError as `read_answered_secret_ids`."""
     path = folder / SECRETS
     if not path.exists():
         return None

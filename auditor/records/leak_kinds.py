@@ -27,8 +27,7 @@ class Reading:
 
     excess: what is left above that of non-members, with an interval. alone: whether it can show a leak; else it can
     but raise suspicion. either_way: an AUC below one half distinguishes members just as well. looks: at how many such
-    numbers the level is shared. most: the best that an audit could have proved. blind: it without any
-    model.
+    numbers the level is shared. most: the best that an audit could have proved. blind: it without any model.
     """
 
     measured: Measurement
@@ -95,12 +94,12 @@ class Reading:
 def _smallest_detectable_share(n: int, baseline: Measurement | float | None, looks: int) -> float:
     """The smallest share of n that is above the baseline as it was measured; NaN where not even all of n is."""
 
+    factor = _interval_factor_for_looks(looks)
+
     def above(k: int) -> bool:
         if isinstance(baseline, Measurement):
-            return k / n - baseline.value > _interval_factor_for_looks(looks) * math.hypot(
-                k / n - wilson(k, n)[0], high - baseline.value
-            )
-        return k / n - _interval_factor_for_looks(looks) * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
+            return k / n - baseline.value > factor * math.hypot(k / n - wilson(k, n)[0], high - baseline.value)
+        return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
     high = baseline.high if isinstance(baseline, Measurement) else 0.0
     if isinstance(baseline, Measurement) and baseline.unit == "share":
@@ -158,12 +157,10 @@ def readings_by_repeat_count(finding: Finding, baseline: Measurement | float | N
     if baseline is None or len(groups) < 2:
         return
     for count, m in groups:
-        wide = widened_interval(m, len(groups))
-        excess = (
-            mean_excess_over_nonmembers(excess_metric_name(name), wide, baseline)
-            if isinstance(baseline, Measurement)
-            else None
-        )
+        excess = None
+        if isinstance(baseline, Measurement):
+            wide = widened_interval(m, len(groups))
+            excess = mean_excess_over_nonmembers(excess_metric_name(name), wide, baseline)
         yield Reading(m, baseline, excess, finding.key, count=count, looks=len(groups))
 
 

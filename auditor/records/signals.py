@@ -182,13 +182,8 @@ def _signal_from_readings(kind: Kind, target: str, setting: str, readings: Seque
     def place(reading: Reading) -> tuple[bool, bool, int, float, float]:
         m = reading.measured
         size = abs(m.value - 0.5) if reading.either_way else m.value
-        return (
-            not reading.alone,
-            reading.looks > least,
-            first.get(m.name, len(first)),
-            -size,
-            -m.n if size else -m.high,
-        )
+        shared, named = reading.looks > least, first.get(m.name, len(first))
+        return not reading.alone, shared, named, -size, -m.n if size else -m.high
 
     best = min(shown or suspected or readings, key=place)
     return Signal(

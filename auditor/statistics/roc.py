@@ -53,7 +53,7 @@ def auc_estimate(name: str, own: Floats, others: Floats, note: str = "", widen: 
     widen: what the deviation is multiplied by, where scores are less independent than they look.
     """
     value, deviation = auc(own, others), widen * math.sqrt(_delong_variance(*placements(own, others)))
-    low, high = newcombe(value, len(own), len(others), widen)
+    low, high = newcombe_auc_interval(value, len(own), len(others), widen)
     low, high = min(low, value - Z * deviation), max(high, value + Z * deviation)
     return Measurement(name, value, max(0.0, low), min(1.0, high), len(own) + len(others), AUC, note)
 
@@ -63,7 +63,7 @@ def _delong_variance(*placed: Floats) -> float:
     return sum(float(np.var(side, ddof=1)) / len(side) for side in placed)
 
 
-def newcombe(value: float, m: int, n: int, widen: float = 1.0) -> tuple[float, float]:
+def newcombe_auc_interval(value: float, m: int, n: int, widen: float = 1.0) -> tuple[float, float]:
     """Interval of an AUC from its value and the two sizes alone (Newcombe 2006, method 5): AUCs not refuted by it."""
 
     def reach(x: float) -> float:

@@ -54,9 +54,8 @@ def chao_species_richness(name: str, seen: Counts, draws: int, most: int) -> Mea
         spread = len(seen) * missed * (1 - missed)
         low, high = len(seen), (len(seen) + Z * math.sqrt(spread)) / (1 - missed)
     value = min(len(seen) + unseen, most)
-    return Measurement(
-        name, value, math.floor(min(low, value)), max(value, min(math.ceil(high), most)), draws, "records"
-    )
+    low, high = math.floor(min(low, value)), max(value, min(math.ceil(high), most))
+    return Measurement(name, value, low, high, draws, "records")
 
 
 def _count_seen_exactly(seen: Counts, times: int) -> int:

@@ -44,7 +44,7 @@ def test_delongs_interval_is_the_wider_one_where_scores_fall_in_two_lumps() -> N
     own, others = np.array([9.0] * 30 + [0.0] * 10), np.linspace(1, 8, 40)
     wins = (own[:, None] > others).astype(float)
     variance = wins.mean(1).var(ddof=1) / 40 + wins.mean(0).var(ddof=1) / 40
-    found, low = roc.auc_estimate("auc", own, others), roc.newcombe(float(wins.mean()), 40, 40)[0]
+    found, low = roc.auc_estimate("auc", own, others), roc.newcombe_auc_interval(float(wins.mean()), 40, 40)[0]
     assert 0 < found.low < low and found.low == pytest.approx(wins.mean() - norm.ppf(0.975) * np.sqrt(variance))
 
 
@@ -73,10 +73,10 @@ def test_the_interval_of_an_auc_holds_the_truth(m: int, n: int, shift: float) ->
 
 def test_a_perfect_auc_still_has_a_width_and_four_a_side_tell_it_from_chance() -> None:
     """Newcombe's method 5; of three and three a perfect order comes by chance in 1 of 20, and is told as no more."""
-    low, high = roc.newcombe(1.0, 300, 100)
+    low, high = roc.newcombe_auc_interval(1.0, 300, 100)
     assert 0.97 < low < 0.99 and high == 1.0
-    assert roc.newcombe(0.0, 300, 100) == pytest.approx((0.0, 1 - low))
-    assert roc.newcombe(1.0, roc.LEAST, roc.LEAST)[0] > 0.55
+    assert roc.newcombe_auc_interval(0.0, 300, 100) == pytest.approx((0.0, 1 - low))
+    assert roc.newcombe_auc_interval(1.0, roc.LEAST, roc.LEAST)[0] > 0.55
 
 
 def test_the_threshold_is_exceeded_by_new_non_members_as_seldom_as_it_says() -> None:
