@@ -272,7 +272,6 @@ def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
 
 
 def _check_cluster_listens(address: str) -> None:
-    """Raises AuditError where nobody listens."""
     host, colon, port = address.rpartition(":")
     if address == _AUTO:
         return

@@ -243,7 +243,7 @@ def count_leaves_within_nll(
         max_rows = min(_ROWS, max(1, decoding_memory_budget(model.device, _ROWS_BYTES) // row))
 
     def count(max_rows: int) -> LeafCount:
-        search = _Search(tree, limits, nodes, model.device)
+        search = _LeafSearch(tree, limits, nodes, model.device)
         search.walk(model, context, max_rows, lambda: progress(search.spent + search.cut, tree.nodes))
         at_most = torch.cumsum(search.found[:-1], 0).cpu().numpy()
         places = np.argsort(np.argsort(limits, kind="stable"), kind="stable")
@@ -252,7 +252,7 @@ def count_leaves_within_nll(
     return BatchSizeLimit(max_rows).ask(count)[1]
 
 
-class _Search:
+class _LeafSearch:
     """What a walk has found out so far. `spent`: nodes it has looked at; `cut`: those of branches that it need not look
     at; `unseen`: leaves it could not pay for.
     """

@@ -47,9 +47,9 @@ class HiddenStates:
         names = [_text_key(text) for text in texts.cpu()]
         missing = [i for i, name in enumerate(names) if not self._has_states(name, last)]
         if self._right is False or len(missing) == len(names):
-            return self._read(texts, last, names)
+            return self._read_and_hold(texts, last, names)
         if missing:
-            self._read(texts[missing], last, [names[i] for i in missing])
+            self._read_and_hold(texts[missing], last, [names[i] for i in missing])
         if not all(self._has_states(name, last) for name in names):  # no room for them
             return self._logits(texts, last, last, None)
         states = torch.stack([self._held[name][-last:] for name in names])
@@ -108,7 +108,7 @@ class HiddenStates:
             return
         missing = longest - states.shape[1]  # positions that were not read
         own = [row[: len(text) - missing].clone() for row, (text, _) in zip(states, texts, strict=True)]
-        self._hold([_text_key(text) for text, _ in texts], own)
+        self._hold_where_room([_text_key(text) for text, _ in texts], own)
         if layers and (new := sum(layer.nbytes for layer in layers)) <= self._remaining_bytes(
             device, _SHARE * _FOR_STATES
         ):
@@ -119,10 +119,10 @@ class HiddenStates:
     def _has_states(self, name: bytes, last: int) -> bool:
         return name in self._held and len(self._held[name]) >= last
 
-    def _read(self, texts: Tensor, last: int, names: list[bytes]) -> Tensor:
+    def _read_and_hold(self, texts: Tensor, last: int, names: list[bytes]) -> Tensor:
         found, states = self._logits_and_hidden_states(texts, last, last)
         if states is not None:
-            self._hold(names, list(states))
+            self._hold_where_room(names, list(states))
         return found
 
     def _logits_and_hidden_states(
@@ -143,7 +143,7 @@ class HiddenStates:
         # The last: what texts begin with may have been read before them.
         return found, caught[-1] if self._right else None
 
-    def _hold(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
+    def _hold_where_room(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
         """As far as there is room."""
         if (new := sum(own.nbytes for own in states)) <= self._remaining_bytes(states[0].device, _SHARE):
             self._held.update(zip(names, states, strict=True))

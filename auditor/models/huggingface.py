@@ -318,7 +318,6 @@ class HuggingFaceModel(LanguageModel):
 
     @torch.no_grad()
     def _cache_of_dummy_pass(self, rows: int, length: int) -> OwnCache:
-        """The cache behind so many rows of so many tokens."""
         cache = OwnCache()
         self.forward(torch.ones(rows, length, dtype=torch.long, device=self.device), 1, cache)
         return cache

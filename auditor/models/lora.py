@@ -364,7 +364,6 @@ def _check_adapter_base_matches(adapter: Path, public: str) -> None:
 
 
 def _weight_file_digests(folder: Path) -> dict[str, str]:
-    """Digest of each weight file by name."""
     found = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
     digests = {}
     for path in found:

@@ -125,8 +125,8 @@ class _UntoldTokens:
     def weight(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the most that they weigh together, if their mass is between these two."""
         if self.power >= 1:
-            return self._weight_of_even_split(least), self._apart(most)
-        return self._apart(least), self._weight_of_even_split(most)
+            return self._weight_of_even_split(least), self._weight_of_uneven_split(most)
+        return self._weight_of_uneven_split(least), self._weight_of_even_split(most)
 
     def _weight_of_even_split(self, mass: Tensor) -> Tensor:
         """As equal as may be: for a convex weight the least, for a concave one the most (Jensen)."""
@@ -139,7 +139,7 @@ class _UntoldTokens:
     def _weight_of_equal_shares(self, mass: Tensor, count: Tensor) -> Tensor:
         return count * (mass / count.clamp(min=1)).pow(self.power)
 
-    def _apart(self, mass: Tensor) -> Tensor:
+    def _weight_of_uneven_split(self, mass: Tensor) -> Tensor:
         """As unequal as may be, or beyond: each weight is on the chord of its range."""
         width = self.cap - self.own
         rise = (self.cap.pow(self.power) - self.own.pow(self.power)) / torch.where(width > 0, width, 1.0)

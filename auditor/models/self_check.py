@@ -206,14 +206,14 @@ class _Trial:
         )
 
     def _rows_are_exact(self) -> bool:
-        return all(self._agree(begin) for begin in self._begins()) and self._agree(2, soft=True)
+        return all(self._rows_agree_behind(begin) for begin in self._begins()) and self._rows_agree_behind(2, soft=True)
 
     def _begins(self) -> Iterator[int]:
         """Where rows begin: so that they pass every length that means something, and reach the last."""
         before_marks = [mark - 1 for mark in text_lengths_to_test(self.model.model.config, self.room)]
         yield from sorted({n for n in (2, *before_marks, self.room - len(STEPS)) if 1 <= n <= self.room - 1})
 
-    def _agree(self, begin: int, soft: bool = False) -> bool:
+    def _rows_agree_behind(self, begin: int, soft: bool = False) -> bool:
         """Whether rows behind `begin` tokens, advanced and split, have the distributions of their contexts."""
         prompt = None
         if soft:

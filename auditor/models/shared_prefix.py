@@ -46,12 +46,12 @@ class SharedPrefixCache:
         if count < self._least:
             return 0, [SlotLayer(length) for _ in range(self._count)]
         if count > held:
-            self._hold(texts[0], held, count)
+            self._read_and_hold_prefix(texts[0], held, count)
         assert self._held is not None
         slot = torch.zeros(len(texts), dtype=torch.long)
         return count, [layer.first_positions(slot, count, length) for layer in self._held[1]]
 
-    def _hold(self, text: Tensor, held: int, count: int) -> None:
+    def _read_and_hold_prefix(self, text: Tensor, held: int, count: int) -> None:
         """Reads the first `count` positions of a text, of which the first `held` are there."""
         layers = [SlotLayer(count) for _ in range(self._count)]
         if held and self._held is not None:

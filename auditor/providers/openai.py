@@ -105,5 +105,4 @@ class Served(OpenAI):
 
 
 def _address_without_secrets(url: SplitResult) -> str:
-    """The address without what may be a secret in it."""
     return f"{url.scheme}://{url.hostname or ''}{url.path}"

@@ -57,9 +57,9 @@ class Asker:
         questions = [
             question
             for context, own, seed in zip(contexts, keys, seeds, strict=True)
-            for question in self._draws(context, length, decoding, own, seed, found)
+            for question in self._requests_for_missing_samples(context, length, decoding, own, seed, found)
         ]
-        for answered in self._asked(questions):
+        for answered in self._ask_watching_for_change(questions):
             found |= answered
         written = [[_written_answer_from_json(found[key]) for key in own] for own in keys]
         self._note_written_answers(contexts, keys, written)
@@ -83,7 +83,7 @@ class Asker:
     def _key(self, body: Mapping[str, Any], *sample: int) -> bytes:
         return digest_of_question(_FORM, self.wire.url, self.identity, body, sample)
 
-    def _draws(
+    def _requests_for_missing_samples(
         self,
         context: Tokens,
         length: int,
@@ -123,7 +123,7 @@ class Asker:
         keys = {text: self._key(self.dialect.score(self.spelling.prompt(text), likeliest)) for text in texts}
         found = {key: answer for key in keys.values() if (answer := answers.get(key)) is not None}
         questions = [self._scoring_question(text, key, likeliest) for text, key in keys.items() if key not in found]
-        for answered in self._asked(questions):
+        for answered in self._ask_watching_for_change(questions):
             found |= answered
         for text, key in keys.items():
             self.watch.note_scored_text(text, found[key][0])
@@ -146,16 +146,16 @@ class Asker:
 
     # --- asking ---
 
-    def _asked(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
+    def _ask_watching_for_change(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         """All of them, and between them whether the server is still the same one."""
         answered = list[Mapping[bytes, Any]]()
         for start in range(0, len(questions), drift_watch.EVERY):
             some = questions[start : start + drift_watch.EVERY]
-            answered += self._answered(some)
+            answered += self._ask_all_as_in_handshake(some)
             self._give_up_if_server_changed(partial(self.watch.asked, len(some)))
         return answered
 
-    def _answered(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
+    def _ask_all_as_in_handshake(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
         try:
             return self.wire.ask_all(questions)
         except (RequestRefused, MalformedAnswer) as error:
@@ -183,13 +183,13 @@ class Asker:
         def read(length: int, answer: Any) -> Mapping[bytes, Any]:
             return {b"": self.dialect.written(answer, 1, length)[0].text}
 
-        return [answer[b""] for answer in self._answered([question(one) for one in asked])]
+        return [answer[b""] for answer in self._ask_all_as_in_handshake([question(one) for one in asked])]
 
     def _rescore_texts(self, asked: Sequence[Tokens]) -> list[Sequence[float] | None]:
         """Log-probabilities of all tokens of each text, asked anew; None where it would be read as other tokens."""
         scored = [self.spelling.can_score_exact_tokens(text) for text in asked]
         questions = [self._scoring_question(text, b"") for text, can in zip(asked, scored, strict=True) if can]
-        answers = iter(self._answered([replace(question, stored=False) for question in questions]))
+        answers = iter(self._ask_all_as_in_handshake([replace(question, stored=False) for question in questions]))
         return [next(answers)[b""][0] if can else None for can in scored]
 
     def finish(self) -> None:

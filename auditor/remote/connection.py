@@ -151,7 +151,7 @@ class ServerConnection:
 
     def ask(self, question: ServerRequest) -> Mapping[bytes, Any]:
         """What is read of the answer. Raises RequestRefused, MalformedAnswer (each time anew) and AuditError."""
-        return self._result_with_retries(lambda: self._once(question))
+        return self._result_with_retries(lambda: self._ask_once_and_store(question))
 
     def ask_untested_request(self, question: ServerRequest) -> Mapping[bytes, Any]:
         """As `ask`, of what a server may not know: one that fails within at it again and again (500) refuses it."""
@@ -160,7 +160,7 @@ class ServerConnection:
         def once() -> Mapping[bytes, Any]:
             nonlocal failures
             try:
-                return self._once(question)
+                return self._ask_once_and_store(question)
             except _RetryableFailure as error:
                 failures += error.status == 500
                 if failures == _REFUSES:
@@ -186,7 +186,7 @@ class ServerConnection:
 
     # --- one attempt ---
 
-    def _once(self, question: ServerRequest) -> Mapping[bytes, Any]:
+    def _ask_once_and_store(self, question: ServerRequest) -> Mapping[bytes, Any]:
         ledger = self.ledger
         with ledger.reserve_tokens(question.at_most):
             try:
@@ -208,7 +208,7 @@ class ServerConnection:
 
         with self.pace.slot() as of_round:
             try:
-                answer = self._sent(body)
+                answer = self._send_request(body)
                 self._answered = True
                 self.pace.pause(rate_limit_reset_seconds(answer.headers))
                 try:
@@ -220,7 +220,7 @@ class ServerConnection:
                 return found
             except openai.APIStatusError as error:
                 self._answered = True
-                failed = self._status(error)
+                failed = self._error_of_status(error)
                 if body is not None and getattr(error, "code", None) == _FILTERED:
                     with suppress(MalformedAnswer):  # no log-probabilities came
                         return read(_withheld_answer(int(body["n"])))
@@ -244,7 +244,7 @@ class ServerConnection:
             return _RetryableFailure(f"no answer in {self.patience.answer:g} s", slower=True, billed=True)
         return _RetryableFailure("no whole answer comes back", billed=True)
 
-    def _sent(self, body: Mapping[str, Any] | None) -> Any:
+    def _send_request(self, body: Mapping[str, Any] | None) -> Any:
         import openai
 
         if self._client is None:
@@ -258,7 +258,7 @@ class ServerConnection:
         first = {name: body[name] for name in ("model", "prompt")}
         return self._client.completions.with_raw_response.create(**first, extra_body=dict(body))
 
-    def _status(self, error: Any) -> Exception:
+    def _error_of_status(self, error: Any) -> Exception:
         status = error.status_code
         if status in (401, 403):
             given = f"the one in {KEY}" if os.environ.get(KEY) else f"none: set {KEY}"

@@ -130,16 +130,16 @@ class _HandshakeInProgress:
     checks: list[HandshakeCheck] = field(default_factory=list)
 
     def done(self, room: int | None) -> Handshake:
-        dialect, context, greedy = self._sent(Dialect(self.model))
-        dialect = self._drawn(self._scored(dialect, context, greedy), context, greedy)
+        dialect, context, greedy = self._detect_prompt_form(Dialect(self.model))
+        dialect = self._detect_sampling(self._detect_scoring(dialect, context, greedy), context, greedy)
         return Handshake(dialect, tuple(self.checks), hashlib.sha256(greedy.text.encode()).hexdigest(), room)
 
     # --- how a text is sent ---
 
-    def _sent(self, plain: Dialect) -> tuple[Dialect, Tokens, WrittenAnswer]:
+    def _detect_prompt_form(self, plain: Dialect) -> tuple[Dialect, Tokens, WrittenAnswer]:
         """With what all further questions stand behind, and the greedy answer to it."""
-        bare, special = (self._tokens(TEXT, special=special) for special in (False, True))
-        (by_text,), counted = self._first(plain)
+        bare, special = (self._encode(TEXT, special=special) for special in (False, True))
+        (by_text,), counted = self._ask_first_question(plain)
         adds = special[: len(special) - len(bare)] if counted == len(special) else ()
         agrees = None if counted is None else counted in (len(bare), len(special))
         self._record_check(COUNTED, agrees, "it counts none" if counted is None else f"{counted} and {len(bare)}")
@@ -150,7 +150,7 @@ class _HandshakeInProgress:
             )
         context, dialect = (*adds, *bare), replace(plain, adds=adds, extended=True)
         # In vLLM's words too, where they are not refused: the answer without a server's own defaults is another.
-        found = self._result_unless_refused(partial(self._written, dialect, context, GREEDY, 1, None))
+        found = self._result_unless_refused(partial(self._request_samples, dialect, context, GREEDY, 1, None))
         dialect, by_text = (replace(dialect, extended=False), by_text) if found is None else (dialect, found[0][0])
         by_ids = self._answer_to_token_ids(replace(dialect, ids=True), context, by_text)
         answer = by_text if by_ids is None else by_ids
@@ -161,7 +161,7 @@ class _HandshakeInProgress:
 
     def _answer_to_token_ids(self, dialect: Dialect, context: Tokens, by_text: WrittenAnswer) -> WrittenAnswer | None:
         """The answer to the same tokens by their ids; None where they are refused, or mean other tokens."""
-        found = self._result_unless_refused(partial(self._written, dialect, context, GREEDY, 1, None))
+        found = self._result_unless_refused(partial(self._request_samples, dialect, context, GREEDY, 1, None))
         if found is None:
             self._record_check(IDS, False, "they are refused")
             return None
@@ -170,10 +170,10 @@ class _HandshakeInProgress:
         self._record_check(IDS, same, "they mean other tokens to it")
         return by_ids if same else None
 
-    def _first(self, plain: Dialect) -> tuple[list[WrittenAnswer], int | None]:
+    def _ask_first_question(self, plain: Dialect) -> tuple[list[WrittenAnswer], int | None]:
         """The greedy answer to the text, in OpenAI's words alone, and how many tokens the server made of the text."""
         try:
-            return self._written(plain, TEXT, GREEDY, 1, None)
+            return self._request_samples(plain, TEXT, GREEDY, 1, None)
         except RequestRefused as error:
             what = f"a model {self.model!r}" if error.status == 404 else "a completions endpoint"
             raise AuditError(f"expected {what} behind {self.wire.url}, but {error}") from None
@@ -182,13 +182,13 @@ class _HandshakeInProgress:
 
     # --- how likely given tokens are ---
 
-    def _scored(self, dialect: Dialect, context: Tokens, greedy: WrittenAnswer) -> Dialect:
+    def _detect_scoring(self, dialect: Dialect, context: Tokens, greedy: WrittenAnswer) -> Dialect:
         """The way of asking for log-probabilities that can be believed, if there is one."""
-        answer = self._tokens(greedy.text) if greedy.tokens is None else greedy.tokens
+        answer = self._encode(greedy.text) if greedy.tokens is None else greedy.tokens
         whole, why = (*context, *answer), ""
         for asked in self._scoring_dialects(dialect):
             try:
-                given = self._given(asked, whole)
+                given = self._ask_prompt_log_probs(asked, whole)
             except RequestRefused as error:
                 why = f"{asked.scored} is refused with {error.status}"
                 continue
@@ -222,14 +222,14 @@ class _HandshakeInProgress:
         end = getattr(self.tokenizer, "eos_token_id", None)
         if end is None:
             return dialect
-        given = self._result_unless_refused(partial(self._given, dialect, (*context, int(end), *answer)))
+        given = self._result_unless_refused(partial(self._ask_prompt_log_probs, dialect, (*context, int(end), *answer)))
         self._record_check(ENDS, given is not None, "as something else, or not at all")
         return replace(dialect, ends=given is not None)
 
     def _dialect_with_likeliest_tokens(self, dialect: Dialect, whole: Tokens) -> Dialect:
         """With how many of the likeliest tokens are told, if they come and are those that the ranks speak of."""
         for count in (LIKELIEST, _FEWER):
-            given = self._result_unless_refused(partial(self._given, dialect, whole, count))
+            given = self._result_unless_refused(partial(self._ask_prompt_log_probs, dialect, whole, count))
             if given is not None:
                 agree = _likeliest_match_ranks(given, whole, count)
                 self._record_check(TOLD, agree, "the ranks speak of more likely ones")
@@ -246,10 +246,10 @@ class _HandshakeInProgress:
 
     # --- how samples are drawn ---
 
-    def _drawn(self, dialect: Dialect, context: Tokens, greedy: WrittenAnswer) -> Dialect:
+    def _detect_sampling(self, dialect: Dialect, context: Tokens, greedy: WrittenAnswer) -> Dialect:
         def hot(count: int, seed: int, decoding: Decoding = _HOT) -> list[WrittenAnswer] | None:
             every = replace(dialect, top_p=True, top_k=True)
-            found = self._result_unless_refused(lambda: self._written(every, context, decoding, count, seed))
+            found = self._result_unless_refused(lambda: self._request_samples(every, context, decoding, count, seed))
             return None if found is None else found[0]
 
         copies, first, again, other = hot(_COPIES, 1), hot(1, 1), hot(1, 1), hot(1, 2)
@@ -278,7 +278,7 @@ class _HandshakeInProgress:
         fault = "none come"
         if sample.tokens and sample.log_probs is not None:
             whole = (*context, *sample.tokens)
-            given = self._result_unless_refused(lambda: self._given(dialect, whole))
+            given = self._result_unless_refused(lambda: self._ask_prompt_log_probs(dialect, whole))
             fault = "they could not be compared"
             if given is not None:
                 fault = _log_prob_fault_sentence(
@@ -289,7 +289,7 @@ class _HandshakeInProgress:
 
     # --- asking ---
 
-    def _written(
+    def _request_samples(
         self, dialect: Dialect, prompt: str | Tokens, decoding: Decoding, count: int, seed: int | None
     ) -> tuple[list[WrittenAnswer], int | None]:
         """Samples, and how many tokens the server says the prompt had. Raises RequestRefused and MalformedAnswer."""
@@ -300,15 +300,15 @@ class _HandshakeInProgress:
         def read(answer: Any) -> tuple[list[WrittenAnswer], int | None]:
             return dialect.written(answer, count, _LENGTH), tokens_counted_by_server(answer, "prompt_tokens")
 
-        return self._asked(body, 2 * len(prompt) + count * _LENGTH, read)
+        return self._ask_up_to_twice(body, 2 * len(prompt) + count * _LENGTH, read)
 
-    def _given(self, dialect: Dialect, whole: Tokens, likeliest: int = 0) -> PromptLogProbs:
+    def _ask_prompt_log_probs(self, dialect: Dialect, whole: Tokens, likeliest: int = 0) -> PromptLogProbs:
         """Raises RequestRefused and MalformedAnswer."""
         prompt = list(whole) if dialect.ids else decode_exactly(self.tokenizer, whole[len(dialect.adds) :])
         body = dialect.score(prompt, likeliest)
-        return self._asked(body, 2 * len(whole), lambda answer: dialect.given(answer, whole, likeliest))
+        return self._ask_up_to_twice(body, 2 * len(whole), lambda answer: dialect.given(answer, whole, likeliest))
 
-    def _asked(self, body: Mapping[str, Any], at_most: int, read: Callable[[Any], T]) -> T:
+    def _ask_up_to_twice(self, body: Mapping[str, Any], at_most: int, read: Callable[[Any], T]) -> T:
         """Twice, before a server is said to answer otherwise than it should: once may be an accident."""
         request = ServerRequest(body, at_most, lambda answer: {b"": answer}, stored=False)
         try:
@@ -325,7 +325,7 @@ class _HandshakeInProgress:
     def _record_check(self, name: str, held: bool | None, found: str = "") -> None:
         self.checks.append(HandshakeCheck(name, held, "" if held else found))
 
-    def _tokens(self, text: str, special: bool = False) -> Tokens:
+    def _encode(self, text: str, special: bool = False) -> Tokens:
         return tuple(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
 

@@ -188,9 +188,9 @@ def test_positions_that_stretch_with_the_text_end_it() -> None:
 def test_windows_are_passed_and_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = HuggingFaceModel(peaked(MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=6))))
     passed: list[int] = []
-    agree = self_check._Trial._agree
+    agree = self_check._Trial._rows_agree_behind
     monkeypatch.setattr(
-        self_check._Trial, "_agree", lambda self, n, soft=False: (passed.append(n), agree(self, n, soft))[1]
+        self_check._Trial, "_rows_agree_behind", lambda self, n, soft=False: (passed.append(n), agree(self, n, soft))[1]
     )
     self_check.check_and_configure_serving(model)
     assert passed == [2, 5, 13, 2] and model.served == "slots" and model.notes == ()
