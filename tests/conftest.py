@@ -158,7 +158,7 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-ASKED = ("_agree", "_shared_prefix_is_exact", "_joined_rows_are_exact")
+ASKED = ("_rows_agree_behind", "_shared_prefix_is_exact", "_joined_rows_are_exact")
 QUESTIONS = {name: getattr(self_check._Trial, name) for name in ASKED}
 ANSWERS: dict[Any, bool] = {}
 

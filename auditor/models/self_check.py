@@ -49,9 +49,9 @@ def check_and_configure_serving(model: HuggingFaceModel, reach: int | None = Non
         trial = _Trial(model, room)
         if model not in _reached:
             trial.check_causality()
-            trial.embeddings()
-        trial.lengths(needed=reach is not None)
-        trial.rows()
+            trial.drop_embeddings_unless_faithful()
+        trial.limit_text_length(needed=reach is not None)
+        trial.choose_row_serving()
         if reach is not None:
             trial.share_beginnings()
             trial.enable_exact_row_joining()
@@ -100,7 +100,7 @@ class _Trial:
                 f"distribution of a token changes by {far:.2g} nats with what comes after it"
             )
 
-    def embeddings(self) -> None:
+    def drop_embeddings_unless_faithful(self) -> None:
         """Drops the embeddings of a model that they do not tell all of a text, or that has no gradients in them."""
         if "embeddings" in self.model.capabilities and not _holds_without_error(self._embeddings_tell_all):
             self.model.capabilities = self.model.capabilities - {"embeddings"}
@@ -121,7 +121,7 @@ class _Trial:
         learns = bool(torch.isfinite(slope).all()) and bool(slope.any())
         return self.same(found[0].detach(), self.own[0, half:]) and learns
 
-    def lengths(self, needed: bool) -> None:
+    def limit_text_length(self, needed: bool) -> None:
         """Ends the room at a length from which on a model reads what came before otherwise, as stretched positions do.
 
         needed: texts of the whole room will come, so that it is refused.
@@ -142,7 +142,7 @@ class _Trial:
             self._note(f"{why}: its texts end there")
             return
 
-    def rows(self) -> None:
+    def choose_row_serving(self) -> None:
         """Leaves the first way of serving rows, from the fastest on, whose distributions are those of whole texts."""
         ways = get_args(Served)
         first = self.model.served

@@ -149,7 +149,7 @@ def test_the_self_check_finds_a_model_that_is_wrong_behind_a_cache(
     def forgets(read: torch.Tensor, last: int, cache: Any) -> torch.Tensor:
         return own(read, last, cache if len(read) == 1 or read.shape[1] == 1 else None)
 
-    monkeypatch.setattr(self_check._Trial, "rows", lambda trial: None)  # which would find it, too
+    monkeypatch.setattr(self_check._Trial, "choose_row_serving", lambda trial: None)  # which would find it, too
     monkeypatch.setattr(model, "_logits", forgets)
     self_check.check_and_configure_serving(model, 40)
     assert model.begins is None
