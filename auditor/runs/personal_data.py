@@ -6,7 +6,7 @@ Followed is what lies whole in a suffix and is not in its prefix: what an attack
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,24 +76,18 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
     of: dict[str, tuple[Mark, ...]] = {}
     counts: dict[str, Counter[str]] = {}
     for id, spans in found.items():
-        fates = [
-            (kind, text, fate if id in members else _nonmember_span_fate(text, fate, trained))
-            for kind, text, fate in spans
-        ]
-        kept = tuple((kind, text) for kind, text, fate in fates if fate in ("members", "nonmembers"))
+        kept: list[Mark] = []
+        for kind, text, fate in spans:
+            if id not in members:
+                if fate != "members":
+                    continue  # nobody counts it
+                fate = "trained" if text in trained else "nonmembers"
+            if fate in ("members", "nonmembers"):
+                kept.append((kind, text))
+            counts.setdefault(kind, Counter())[fate] += 1
         if kept:
-            of[id] = kept
-        for kind, _, fate in fates:
-            if fate is not None:
-                counts.setdefault(kind, Counter())[fate] += 1
+            of[id] = tuple(kept)
     return PersonalDataOfSecrets(of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, said)
-
-
-def _nonmember_span_fate(text: str, fate: Fate, trained: Collection[str]) -> Fate | None:
-    """What becomes of a span of a non-member; None: nobody counts it."""
-    if fate != "members":
-        return None
-    return "trained" if text in trained else "nonmembers"
 
 
 def _recognisers_and_limits(

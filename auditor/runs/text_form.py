@@ -93,9 +93,8 @@ def choose_text_form(
     sample = _score_renderings(model, tried, usual, rows, others, f"rows of {flag}")
     best = usual
     if len(sample) and not settled:
-        best = choose_likeliest_reading(
-            usual if usual in sample.members else next(iter(sample.members)), sample.members
-        )
+        first = usual if usual in sample.members else next(iter(sample.members))
+        best = choose_likeliest_reading(first, sample.members)
     doubts = _text_form_doubt_sentences(sample, best, settled) if len(sample) else []
     if best.writes_day:
         best, of_days = _form_on_likeliest_day(_plausible_template_days(plan.date, name), model, best, rows)
@@ -262,9 +261,7 @@ def _text_form_doubt_sentences(sample: _Sample, best: ChatRendering, settled: bo
         )
     if not sample.others:
         return doubts
-    remembers = [
-        form for form in sample.members if _has_likelier_members(sample.members[form], sample.others[form], sample)
-    ]
+    remembers = [form for form in sample.members if _has_likelier_members(sample, form)]
     if best in remembers:
         return doubts  # what the model knows of them in this form the run says (`scoring.doubt_if_members_likelier`)
     if remembers:
@@ -272,9 +269,8 @@ def _text_form_doubt_sentences(sample: _Sample, best: ChatRendering, settled: bo
             f"members are more likely than non-members as {remembers[0].said}, but not as {best.said}: the model may "
             "have been trained on that text form (--template)"
         )
-    elif not settled and not _is_confirmed_by_nonmembers(
-        sample.others, best
-    ):  # one that was asked for is the user's word: see `_text_form_choice_sentence`
+    elif not settled and not _is_confirmed_by_nonmembers(sample.others, best):
+        # One that was asked for is the user's word: see `_text_form_choice_sentence`.
         doubts.append(
             f"members are as unlikely as non-members in every text form that was tried "
             f"({', '.join(form.said for form in sample.members)}), and none stands out: a model that did not memorise "
@@ -283,7 +279,8 @@ def _text_form_doubt_sentences(sample: _Sample, best: ChatRendering, settled: bo
     return doubts
 
 
-def _has_likelier_members(members: NDArray[np.float64], others: NDArray[np.float64], sample: _Sample) -> bool:
+def _has_likelier_members(sample: _Sample, form: ChatRendering) -> bool:
+    members, others = sample.members[form], sample.others[form]
     if min(len(members), len(others)) < 2:
         return False
     found = ttest_ind(others, members, equal_var=False, alternative="greater")
