@@ -131,7 +131,7 @@ def _worst_row_with_members(result: AuditResult, details: Details) -> tuple[Find
 
 
 def _has_document_parts(details: Details, members: Outcome) -> bool:
-    """Whether some of the secrets are parts of documents, and so not independent."""
+    """Parts of documents are not independent."""
     asked = set(members.ids)
     return any(secret.document is not None for secret in details.secrets if secret.id in asked)
 
@@ -188,7 +188,6 @@ def _recall_by_copy_limit(members: Outcome) -> Iterator[tuple[int, Measurement]]
 
 
 def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
-    """What some of the limits on copies would leave, the strictest first."""
     told = limits[:: -(-len(limits) // _MOST_LIMITS)]
     left = "; ".join(f"{most:,}: {phrases.value_with_interval(recall)}" for most, recall in told)
     return (

@@ -20,34 +20,29 @@ from auditor.reports.verdict import strongest_attack_row, verdict_by_question
 from auditor.statistics.extraction import any_sample_probability
 from auditor.statistics.roc import AUC
 
+_NOTE = (
+    "Every share is written with its count and two-sided 95% interval. Non-members are records that were never "
+    "trained on: what an attack completes of them is guessing, and the baseline for members if the two are alike "
+    "otherwise. Excess is members minus non-members. PPL is perplexity on held-out text: lower is more useful."
+)
+_NOTES = {  # by the unit of a row's main number
+    "probability": " Rows with a mean p are the auditor's own: computed from the model's distribution and the "
+    "answers, not drawn; p is the probability that one sample gives the secret away.",
+    "bits": " Rows with an exposure are about canaries, random texts that were inserted on purpose: of the texts that "
+    "a canary could have been, 1 in 2^exposure is at least as likely as it. One that was never inserted has "
+    "1.4 bits on average. Many copies of one canary are a group: its exposure says nothing of one record's ε.",
+    AUC: " Rows with an AUC tell members from non-members: the probability that a member is ranked above a "
+    "non-member, of which 0.5 is chance.",
+}
+
 
 def _results_section_blocks(result: AuditResult) -> list[Block]:
-    note = (
-        "Every share is written with its count and two-sided 95% interval. Non-members are records that were never "
-        "trained on: what an attack completes of them is guessing, and the baseline for members if the two are alike "
-        "otherwise. Excess is members minus non-members. PPL is perplexity on held-out text: lower is more useful."
-    )
-    if any(finding.main and finding.main.unit == "probability" for finding in result.findings):
-        note += (
-            " Rows with a mean p are the auditor's own: computed from the model's distribution and the "
-            "answers, not drawn; p is the probability that one sample gives the secret away."
-        )
-    if any(finding.main and finding.main.unit == "bits" for finding in result.findings):
-        note += (
-            " Rows with an exposure are about canaries, random texts that were inserted on purpose: of the texts that "
-            "a canary could have been, 1 in 2^exposure is at least as likely as it. One that was never inserted has "
-            "1.4 bits on average. Many copies of one canary are a group: its exposure says nothing of one record's ε."
-        )
-    if any(finding.main and finding.main.unit == AUC for finding in result.findings):
-        note += (
-            " Rows with an AUC tell members from non-members: the probability that a member is ranked above a "
-            "non-member, of which 0.5 is chance."
-        )
     if not result.findings:
         return [Paragraph("The run has no rows.")]
     head = ("Target", "Attack", "Verbatim recall", "Non-members", "Excess", "PPL", "Decoding", "Claim applies")
     groups = group_rows_by_target(result, partial(_result_row, result))
-    caption = "Recall of each target, setting and attack"
+    caption, units = "Recall of each target, setting and attack", {f.main.unit for f in result.findings if f.main}
+    note = _NOTE + "".join(text for unit, text in _NOTES.items() if unit in units)
     table = Table("results-table", caption, head, groups, frozenset({2, 3, 4, 5}))
     return [table, *_effect_causes_tables(result), Paragraph(note)]
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Claim
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Finding, Measurement
 from auditor.gate.decide import read_run
-from auditor.records.outcomes import PerSecret, RunOutcomes
+from auditor.records.outcomes import RunOutcomes
 from auditor.records.secret_details import secret_alias_by_id
 from auditor.reports import escaping, phrases, tables
 
@@ -88,14 +87,10 @@ def _row_and_claim_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
     run = (result.benchmark.name, result.seed, result.name, *f.key)
     cost = (perplexity.value if perplexity else None, f.drawn, f.rows, f.seconds)
     about = (*run, f.decoding, json.dumps(f.options), *cost, f.claim_applies, f.claim_reason)
-    return (*about, *_claim_column_values(claim))
-
-
-def _claim_column_values(claim: Claim | None) -> tuple[Value, ...]:
     if claim is None:
-        return (None,) * len(_CLAIM)
+        return (*about, *(None,) * len(_CLAIM))
     promised = (phrases.claimed_epsilon(claim), claim.delta, claim.relation, claim.unit, claim.queries)
-    return (*promised, claim.spent_epsilon.get(claim.relation), claim.spent_queries, claim.status)
+    return (*about, *promised, claim.spent_epsilon.get(claim.relation), claim.spent_queries, claim.status)
 
 
 def _measurement_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
@@ -134,19 +129,14 @@ def per_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
     """A row each (run, target, setting, attack, secret): what the row found out about it, a column a number."""
     held = [(run.result.name, row, found) for run in runs for row, found in run.outcomes.items()]
     names = tuple(dict.fromkeys(name for _, _, found in held for name in found.values))
-    rows = (
-        (escaping.to_printable_line(run), *map(escaping.to_printable_line, row), *cells)
-        for run, row, found in held
-        for cells in _per_secret_cells(found, names)
-    )
+    rows = list[tuple[Value, ...]]()
+    for run, row, found in held:
+        columns, clean = [found.values.get(name) for name in names], escaping.to_printable_line
+        for i, secret in enumerate(found.ids):
+            numbers = (None if column is None else float(column[i]) for column in columns)
+            about = map(clean, (run, *row, secret))
+            rows.append((*about, bool(found.member[i]), found.repeats[i], *numbers))
     return Sheet({**_SECRET, **dict.fromkeys(names, "number")}, tuple(rows))
-
-
-def _per_secret_cells(found: PerSecret, names: Sequence[str]) -> Iterator[tuple[Value, ...]]:
-    columns = [found.values.get(name) for name in names]
-    for i, secret in enumerate(found.ids):
-        numbers = (None if column is None else float(column[i]) for column in columns)
-        yield (escaping.to_printable_line(secret), bool(found.member[i]), found.repeats[i], *numbers)
 
 
 # --- forms ----------------------------------------------------------------------------------------------------------

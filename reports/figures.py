@@ -70,9 +70,13 @@ def _recall_by_errors_figure(result: AuditResult, setting: str, shown: tuple[Fin
 def _any_of_n_samples_figure(result: AuditResult, setting: str, shown: tuple[Finding, ...]) -> Figure:
     title = f"Expected recall of any of n samples, {setting}"
     description = "Exact, without sampling: the mean probability that one of n samples is the secret, word for word."
-    groups = tuple(Group(phrases.row_title(result, f), tuple(_any_of_n_samples_rows(f))) for f in shown)
+    groups = []
+    for f in shown:
+        floor, cell = phrases.any_of_n_recall(f, "_nonmembers"), phrases.value_with_interval
+        rows = ((f"{n:,}", cell(m), cell(floor.get(n))) for n, m in phrases.any_of_n_recall(f).items())
+        groups.append(Group(phrases.row_title(result, f), tuple(rows)))
     head = ("Samples", "Members", "Non-members")
-    return Figure(f"any-of-{setting}", "any_of_n", title, description, head, groups, shown)
+    return Figure(f"any-of-{setting}", "any_of_n", title, description, head, tuple(groups), shown)
 
 
 def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ...]) -> Figure:
@@ -90,14 +94,6 @@ def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ..
     head = ("Insertions", "Exposure, bits", "95% interval", "n")
     plot = "insertions"
     return Figure(f"exposure-{setting}", plot, title, description, head, groups, shown, text=_FIRST, labels=labels)
-
-
-def _any_of_n_samples_rows(finding: Finding) -> list[tuple[str, ...]]:
-    floor = phrases.any_of_n_recall(finding, "_nonmembers")
-    return [
-        (f"{n:,}", phrases.value_with_interval(m), phrases.value_with_interval(floor.get(n)))
-        for n, m in phrases.any_of_n_recall(finding).items()
-    ]
 
 
 def _curve_rows(curve: Sequence[tuple[int, float]]) -> list[tuple[str, ...]]:

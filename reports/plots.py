@@ -102,7 +102,6 @@ def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
 
 
 def _plot_numbers_by_copies(axes: Axes, findings: Sequence[Finding]) -> None:
-    """The numbers by repeat count with their intervals."""
     names = sorted({name for f in findings for name in f.by_repeats}, key=phrases.repeats_sort_key)
     apart = min(0.1, 0.7 / len(findings))
     for i, (finding, style) in enumerate(zip(findings, finding_styles(findings), strict=True)):

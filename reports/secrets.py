@@ -21,7 +21,6 @@ from auditor.records.secret_details import Details
 from auditor.reports import escaping, phrases
 from auditor.reports.blocks import Secrets
 from auditor.reports.verdict import strongest_attack_row
-from auditor.statistics.judging import Outcome
 
 BUDGET = 2_000_000
 _ROWS = 1_300_000  # of these at most so many for the rows; what they leave is for the tokens
@@ -104,20 +103,17 @@ def _row_outcomes_and_scores(result: AuditResult, details: Details, finding: Fin
     found = seen.outcome
     scores = next(iter(seen.values.values())) if found is None else found.score
     lead = None if found is None else found.traits.get("lead")  # tokens of the suffix that are right from its start
+    codes = ["."] * len(seen.ids)
+    if found is not None:
+        codes = np.select([found.hit, found.any_hit, found.near], ["3", "2", "1"], "0").tolist()
     return {
         "target": phrases.target_title(result, finding.target),
         "setting": finding.setting,
         "attack": finding.attack,
-        "outcome": "".join("-" if i is None else _outcome_code(found, i) for i in order),
+        "outcome": "".join("-" if i is None else codes[i] for i in order),
         "score": [None if i is None else _three_significant_digits(float(scores[i])) for i in order],
         "lead": [] if lead is None else [None if i is None else int(lead[i]) for i in order],
     }
-
-
-def _outcome_code(found: Outcome | None, i: int) -> str:
-    if found is None:
-        return "."
-    return "3" if found.hit[i] else "2" if found.any_hit[i] else "1" if found.near[i] else "0"
 
 
 def _three_significant_digits(value: float) -> float | int | None:

@@ -10,10 +10,10 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from auditor import reports
-from auditor.core.result import AuditResult
+from auditor.core.result import AuditResult, OwnSection
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
 from auditor.records.secret_details import Details
@@ -91,10 +91,14 @@ def _plugin_topics(result: AuditResult) -> list[Topic]:
     """The sections that plug-ins brought, behind all others."""
     found = []
     for i, (name, own) in enumerate(result.sections.items()):
-        blocks: list[Block] = [Paragraph(text) for text in own.text]
-        blocks += [Table(f"own-{i}-{n}", t.caption, t.head, (Group("", t.rows),)) for n, t in enumerate(own.tables)]
-        found.append(Topic(f"own-{i}", f"{own.title} ({name})", lambda _, made=blocks: made, CHECK, 0))
+        make = partial(_plugin_section_blocks, i, own)
+        found.append(Topic(f"own-{i}", f"{own.title} ({name})", make, CHECK, 0))
     return found
+
+
+def _plugin_section_blocks(i: int, own: OwnSection, _: ReportMaterial) -> list[Block]:
+    tables = (Table(f"own-{i}-{n}", one.caption, one.head, (Group("", one.rows),)) for n, one in enumerate(own.tables))
+    return [*map(Paragraph, own.text), *tables]
 
 
 def _report_header_facts(result: AuditResult) -> Facts:

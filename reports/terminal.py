@@ -46,8 +46,11 @@ class Summary:
         yield Text()
         yield from _remarks_below_rows(self.result)
         if self.folder is not None:
+            report = escaping.to_printable_line(str(self.folder / "report.html"))
+            command = next_command(assess_signals(self.result), self.folder)
             yield Text()
-            yield from _report_and_next_command(self.result, self.folder)
+            yield Text.assemble(("report", "bold"), f": {report}", overflow="fold")
+            yield Text.assemble(("next", "bold"), f":   {command}", overflow="fold")
 
 
 def share_measurement_table(measurements: Iterable[Measurement]) -> Table:
@@ -167,9 +170,3 @@ def _chain_line(title: str, chain: Chain, of: str) -> Text:
     """`why PMixED  clipping −1.0 points [−3.0 to 0.7], not significant · noise −12 points [−16 to −8] (ethicist)`"""
     told = " · ".join(map(phrases.step_effect, phrases.steps_between_targets(chain.steps)))
     return Text.assemble((title, "bold"), "  ", told, (f" ({of}, n {chain.whole.n:,})", "dim"))
-
-
-def _report_and_next_command(result: AuditResult, folder: Path) -> Iterator[RenderableType]:
-    report = escaping.to_printable_line(str(folder / "report.html"))
-    yield Text.assemble(("report", "bold"), f": {report}", overflow="fold")
-    yield Text.assemble(("next", "bold"), f":   {next_command(assess_signals(result), folder)}", overflow="fold")

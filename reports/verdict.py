@@ -54,8 +54,10 @@ def _verdict_facts(result: AuditResult) -> Facts:
     found.append(("Undefended", signals.target_signals_paragraph(result, seen, UNDEFENDED)))
     defended = [target for target in result.targets if target.name != UNDEFENDED and not target.companion]
     for target in defended:
-        leaks = signals.target_signals_paragraph(result, seen, target.name)
-        found.append((target.title, " ".join((leaks, *_recall_change_sentences(result, target)))))
+        said = signals.target_signals_paragraph(result, seen, target.name)
+        if told := [_recall_change_label(result, row) for row in strongest_by_access(result, target.name)]:
+            said += f" Verbatim, against no defense at the same decoding: {'; '.join(told)}."
+        found.append((target.title, said))
     found += [
         ("What is left of the forgotten", unlearning.forgetting_sentences(result, one)) for one in result.unlearning
     ]
@@ -66,12 +68,6 @@ def _verdict_facts(result: AuditResult) -> Facts:
     promises += map(claims.claim_verdict_sentence, claims.claims_to_report(result))
     found += [("What is promised", " ".join(promises))] if promises else []
     return tuple(found)
-
-
-def _recall_change_sentences(result: AuditResult, target: TargetRecord) -> list[str]:
-    """Its recall against that of no defense, at each access."""
-    told = [_recall_change_label(result, finding) for finding in strongest_by_access(result, target.name)]
-    return [f"Verbatim, against no defense at the same decoding: {'; '.join(told)}."] if told else []
 
 
 def _cost_sentence(result: AuditResult, target: TargetRecord) -> str:
