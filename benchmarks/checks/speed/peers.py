@@ -106,10 +106,8 @@ def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[PeerPair]:
 
 def pairs(bench: Bench, folder: Path, count: int, say: Callable[[str], None]) -> Iterator[PeerPair]:
     sys.path.insert(0, str(folder))
-    for name, make in (
-        ("memaudit", lambda: of_memaudit(bench, count)),
-        ("jax_privacy", lambda: of_jax_privacy(folder)),
-    ):
+    packages = {"memaudit": lambda: of_memaudit(bench, count), "jax_privacy": lambda: of_jax_privacy(folder)}
+    for name, make in packages.items():
         if (folder / name).is_dir():
             yield from make()
         else:

@@ -81,11 +81,6 @@ def models(lab: Lab, epsilon: float) -> Iterator[tuple[str, LanguageModel]]:
     yield f"DP-SGD, ε {epsilon:g}", lab.trained(trainer).model
 
 
-def perplexity(lab: Lab, model: LanguageModel) -> float:
-    nll, tokens = zip(*perplexity_nll(model, lab.heldout, lab.heldout_given), strict=True)
-    return math.exp(sum(nll) / sum(tokens))
-
-
 def observed(lab: Lab, model: LanguageModel, score: str, secrets: Sequence[Secret]) -> Observed:
     """The score of each canary, behind the prefix token that `audit run` chooses."""
     token = resolve_prefix_token("auto", lab.target(), lab.known).tokens
@@ -97,7 +92,8 @@ def observed(lab: Lab, model: LanguageModel, score: str, secrets: Sequence[Secre
 def rows(lab: Lab, kinds: Sequence[str], each: int, epsilon: float) -> Iterator[tuple[object, ...]]:
     secrets = [one for one in lab.canaries if one.canary is not None and one.canary.coin is not None]
     for name, model in models(lab, epsilon):
-        cost = f"{perplexity(lab, model):.2f}"
+        nll, tokens = zip(*perplexity_nll(model, lab.heldout, lab.heldout_given), strict=True)
+        cost = f"{math.exp(sum(nll) / sum(tokens)):.2f}"
         if not each:
             yield lab.recipe.seed, name, cost
             continue

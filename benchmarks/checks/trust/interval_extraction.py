@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -31,9 +32,8 @@ def of_attacks() -> Iterator[IntervalCase]:
         kind = "extraction and near-verbatim probability"
         yield IntervalCase(kind, "a tenth between 0 and 1", f"{n}", 2 / 30, averaged(lambda rng, n=n: rare(rng, n)))
     for n in (4, 20):
-        kind = "exposure (share of the bits)"
-        yield IntervalCase(kind, "nothing learnt", f"{n} canaries", unlearnt()[0], averaged(unlearnt(n)[1]))
-    yield IntervalCase("recall by document", "3 parts, alike but for noise", "60 of 180", *by_document(60))
+        yield IntervalCase("exposure (share of the bits)", "nothing learnt", f"{n} canaries", *unlearnt(n))
+    yield IntervalCase("recall by document", "3 parts, alike but for noise", "60 of 180", *by_document())
     for m, n in ((20, 20), (60, 60)):
         distribution = "25% of members, 5% of others"
         yield IntervalCase("excess by group", distribution, f"{m}/{n}", 0.2, beyond(m, n, 0.25, 0.05))
@@ -57,10 +57,11 @@ def rare(rng: Rng, n: int) -> Floats:
     return rng.random(n) ** 0.5 * (rng.random(n) < 0.1)
 
 
-def unlearnt(n: int = 1, bits: float = 20.0) -> tuple[float, Callable[[Rng], Floats]]:
-    """Exposure of n canaries over that of the first place, in a space of so many bits: P(exposure >= e) is 2^-e."""
+def unlearnt(n: int) -> tuple[float, Callable[[Rng], Ends]]:
+    """Exposure of n canaries over that of the first place, in a space of 20 bits: P(exposure >= e) is 2^-e."""
+    bits = 20.0
     mean = (1 - 2**-bits) / math.log(2) / bits
-    return mean, lambda rng: np.minimum(rng.exponential(1 / math.log(2), n), bits) / bits
+    return mean, averaged(lambda rng: np.minimum(rng.exponential(1 / math.log(2), n), bits) / bits)
 
 
 def forecast() -> tuple[float, Callable[[Rng], Ends]]:
@@ -164,14 +165,13 @@ def ranked(n: int, errors: int) -> IntervalCase:
     return IntervalCase(f"Recall@{errors}", "right ones 1σ surer", f"{n}", 0.4 * float(norm.sf(cut - 1)), audit, 0.3)
 
 
-def by_document(count: int) -> tuple[float, Callable[[Rng], Ends]]:
+def by_document() -> tuple[float, Callable[[Rng], Ends]]:
     """A document is learnt or not (20%); of one that is, each of three parts is extracted in half of the cases."""
-    secrets = [
-        Secret(f"{d}.{i}", (0,), (1, 2), 1, True, document=str(d), at=10 * i) for d in range(count) for i in range(3)
-    ]
+    parts = itertools.product(range(60), range(3))
+    secrets = [Secret(f"{d}.{i}", (0,), (1, 2), 1, True, document=str(d), at=10 * i) for d, i in parts]
 
     def audit(rng: Rng) -> Ends:
-        learnt = rng.random(count) < 0.2
+        learnt = rng.random(60) < 0.2
         hit = {s.id: bool(learnt[int(s.document or 0)] and rng.random() < 0.5) for s in secrets}
         return of(documents.document_recall(secrets, hit)[0])
 
