@@ -99,10 +99,10 @@ class _Span:
 
 
 def render_chat(tokenizer: Any, said: Conversation, form: ChatRendering, turns: str = ASSISTANT) -> RenderedChat:
-    """The conversation in this rendering. Raises Unusable where nothing can be written, or nothing of it be asked for.
+    """The conversation in this rendering. turns: whose turns are its answers, or ALL.
 
-    turns: whose turns are its answers, or ALL; what is learnt of it is told of the assistant's alone. Raises AuditError
-    for a template that drops the system turn: the model never saw what it says.
+    What is learnt of it is told of the assistant's alone. Raises UnusableConversation where nothing can be written, or
+    nothing of it be asked for; AuditError for a template that drops the system turn: the model never saw what it says.
     """
     if form.source is None:
         if turns != ASSISTANT:
@@ -347,7 +347,7 @@ def cut_answers(
 
     `user`: all that came before an answer; `partial:F`: that, and the share F of the answer's tokens; `system`: the
     system turn alone, of the first answer. longest: tokens of a suffix; shown: of a prefix, its last ones (None: all).
-    Raises Unusable where there is none at all.
+    Raises UnusableConversation where there is none at all.
     """
     share = known_answer_share(knows)
     alone = _system_turn_only_prompt(tokenizer, said, form) if knows == SYSTEM else None
@@ -375,7 +375,7 @@ def cut_answers(
 
 
 def _system_turn_only_prompt(tokenizer: Any, said: Conversation, form: ChatRendering) -> str:
-    """What an attacker sends who knows the system turn and no other. Raises Unusable where there is none."""
+    """What an attacker sends who knows the system turn alone. Raises UnusableConversation where there is none."""
     messages = chat_rendering.messages_for_template(said, form)
     if messages[0]["role"] != SYSTEM or (form.source is None and said.plain):
         raise UnusableConversation("no system turn to know")

@@ -250,7 +250,7 @@ def render(
 ) -> str:
     """The messages as the template writes them. answering: up to where the assistant begins to speak.
 
-    Raises Unusable where it refuses them.
+    Raises UnusableConversation where it refuses them.
     """
     asked = chat_template_arguments(tokenizer, said, form)
     try:
@@ -268,7 +268,7 @@ def _data_free_error_text(error: Exception, messages: Sequence[Message]) -> str:
 
 
 def untemplated_pieces(said: Conversation, form: ChatRendering) -> list[Piece]:
-    """The row without a template, piece by piece. Raises Unusable for a turn without text."""
+    """The row without a template, piece by piece. Raises UnusableConversation for a turn without text."""
     if form.base == ALPACA:
         return _alpaca_prompt_pieces(said, form)
     if said.kind == MESSAGES:  # turn by turn, a line each

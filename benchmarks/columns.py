@@ -198,9 +198,7 @@ def _group_name_of_cell(table: RecordTable, row: int, column: str, value: Any) -
 
 
 def optional_row_users(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
-    """Whose each row is, None where no column is asked for. Raises AuditError as `row_privacy_unit_names`, and for no
-    such column.
-    """
+    """As `row_privacy_unit_names`; None where no column is asked for. Raises AuditError for no such column, too."""
     if column is None or not _has_one_column(table, "--user-column", column, needed):
         return [None] * table.rows
     return row_privacy_unit_names(table, column)

@@ -62,7 +62,7 @@ def message_text(content: Any) -> str | None:
 
 
 def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any]) -> Conversation:
-    """What a row of one of `LAYOUTS` says. Raises Unusable."""
+    """What a row of one of `LAYOUTS` says. Raises UnusableConversation."""
     tools, options = _parsed_tools(row.get("tools")), _parsed_template_options(row.get("chat_template_kwargs"))
     before = [{"role": SYSTEM, "content": _require_text(row["system"])}] if row.get("system") else []
     kind, plain = MESSAGES, tuple[str, ...]()

@@ -1,4 +1,4 @@
-"""From rows to prefix and suffix tokens: pairs cut where they join, texts at the start or all along, answers of talks.
+"""From rows to prefix and suffix tokens: pairs cut where they join, texts at the start or all along, talks at answers.
 
 Knows nothing of who is attacked, who is known, or of models.
 """

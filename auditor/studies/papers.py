@@ -1,10 +1,10 @@
 """Paper plans: a folder a paper, with `paper.toml` and one TOML file a table or figure. Knows files; not how to run.
 
 `paper.toml` holds what all its plans share and the order in which they are shown. A plan file holds the fields of a
-plan, a grid (see `grid`) and claims (see `ledger`); with a `[utility]` table it is measured by `audit utility`, and its
-sweep is that of one; with a `[published]` table it is a promise of somebody's, held to distributions that are given
-(see `published`). `[scale.NAME]` tables in both are laid over the rest at that scale; `plans` in the paper's
-says which of them it has, by default all.
+plan, a grid (see `plan_grid`) and claims (see `ledger`); with a `[utility]` table it is measured by `audit utility`,
+and its sweep is that of one; with a `[published]` table it is a promise of somebody's, held to distributions that are
+given (see `published_promises`). `[scale.NAME]` tables in both are laid over the rest at that scale; `plans` in the
+paper's says which of them it has, by default all.
 """
 
 from __future__ import annotations
