@@ -69,7 +69,7 @@ class Claimed:
     worst: Callable[[Effort], tuple[float, str]]
 
 
-class Setting:
+class ToldSetting:
     """What is served, told by `words`, one each; the last field: whether in double precision."""
 
     words: ClassVar[tuple[str, ...]]
@@ -126,7 +126,7 @@ def several(p: Array, tokens: int) -> Array:
 
 
 @dataclass(frozen=True)
-class EnsembleSetting(Setting):
+class EnsembleSetting(ToldSetting):
     words: ClassVar = ("N", "alpha", "q", "T")
     members: int
     alpha: int
@@ -231,7 +231,7 @@ def overlapping(effort: Effort) -> tuple[float, str]:
 
 
 @dataclass(frozen=True)
-class InkSetting(Setting):
+class InkSetting(ToldSetting):
     words: ClassVar = ("B", "C", "tau", "top-k", "T")
     batch: int
     clip: float
@@ -291,7 +291,7 @@ def inks() -> Iterator[Claimed]:
 
 
 @dataclass(frozen=True)
-class MixingSetting(Setting):
+class MixingSetting(ToldSetting):
     words: ClassVar = ("weight",)
     weight: float
     double: bool
