@@ -144,7 +144,7 @@ class AuditCallback(TrainerCallback):
             return
         _require_trainable_embeddings(self._model(), self.asked.get("canaries"))
         with api.prepare_audit(self._model(), self.tokenizer, attacks=self.probes, **self.asked) as (_, site, _, _):
-            benchmark, asked = site.benchmark, site.plan.data
+            benchmark, asked = site.benchmark, site.data_plan
             self.secrets, self.canaries = benchmark.secrets, benchmark.canaries
             self.prefix_token = resolve_prefix_token(
                 asked.prefix_token, site.model, framed=benchmark.framed, as_trained=benchmark.as_trained

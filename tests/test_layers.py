@@ -132,6 +132,12 @@ def test_the_core_knows_no_plugin_by_name() -> None:
             assert plugins_known(path, names) == set(KNOWN_BY_NAME.get(name, "").split()), name
 
 
+def test_few_are_handed_the_whole_plan() -> None:
+    """Each part of the program is handed the part of the plan that it needs."""
+    whole = {name for name, path in MODULES.items() if re.search(r"\bplan: Plan\b", path.read_text())}
+    assert len({name for name in whole if name.partition(".")[0] not in ("core", "commands")}) <= 12
+
+
 def test_every_room_is_installed_and_its_door_only_says_what_it_is_for() -> None:
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     rooms = {f"auditor.{name.partition('.')[0]}" for name in MODULES if "." in name}

@@ -2,8 +2,8 @@
 
 Beside each field stands all that is said of it. Its flag and help (`commands/options.py`), what a plan file and
 `audit()` take (`runs/plan.py`) and the page of all fields (`docs/reference/plan.md`) follow from that. A field has one
-name wherever it is given: `--known-limit 5`, `known_limit = 5` in a plan file, `known_limit=5` in Python. The place of
-an audit (`runs/site.py`) holds it; all else is handed the part that it needs. Knows no files, models or terminals.
+name wherever it is given: `--known-limit 5`, `known_limit = 5` in a plan file, `known_limit=5` in Python. Each part of
+the program is handed the part of the plan that it needs. Knows no files, models or terminals.
 """
 
 from __future__ import annotations

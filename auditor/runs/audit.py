@@ -17,8 +17,8 @@ import torch
 from auditor.benchmarks.ngrams import build_index
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Challenge, Pair, PrefixToken, Secret
-from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
+from auditor.core.plan_parts import DataPlan, DefensePlan
 from auditor.models import precision, self_check
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
@@ -47,10 +47,16 @@ class RunContext:
     site: Site
     selection: Selection
     prefix_token: PrefixToken
+    defenses: DefensePlan
+    batch_size: int | None
 
     @property
-    def plan(self) -> Plan:
-        return self.site.plan
+    def seed(self) -> int:
+        return self.site.seed
+
+    @property
+    def data(self) -> DataPlan:
+        return self.site.data_plan
 
     @property
     def benchmark(self) -> Benchmark:
@@ -70,13 +76,13 @@ class RunContext:
             target_name=target.name,
             target=target.model,
             setting=setting,
-            seed=self.plan.seed,
+            seed=self.seed,
             public=public,
             reference=reference,
             reference_fault=self.site.reference_fault,
             references=self.references,
             tokenizer=self.benchmark.tokenizer,
-            batch_size=self.plan.compute.batch_size,
+            batch_size=self.batch_size,
             meter=target.spending.meter,
             training=target.trained.canaries if target.trained else None,
             claim=target.claim,
@@ -151,7 +157,7 @@ class Audit(RunContext):
     @cached_property
     def personal(self) -> PersonalDataOfSecrets:
         return personal_data.count_personal_data(
-            self.benchmark, personal_data.parse_phone_regions(self.plan.data.phone_region)
+            self.benchmark, personal_data.parse_phone_regions(self.data.phone_region)
         )
 
     @property
@@ -159,7 +165,7 @@ class Audit(RunContext):
         """All that the run is about, for its fingerprint. Of the lab's canaries, those that other runs do not have."""
         canaries = self.benchmark.canaries
         own = [one for one in canaries if one.canary and one.canary.coin is not None]
-        return (*self.benchmark.secrets, *(canaries if self.plan.data.canaries else own))
+        return (*self.benchmark.secrets, *(canaries if self.data.canaries else own))
 
     @cached_property
     def asked(self) -> dict[str, Any]:
@@ -192,13 +198,13 @@ class Audit(RunContext):
         """Tunes where neither this run, nor one that it goes on from, nor one beside it has done so."""
         key = (attack.name, attack.state_name(view))
         if key not in self._tuned:
-            name, plan, fits = "-".join(key), self.plan, self.site.shared.fits
+            name, fits = "-".join(key), self.site.shared.fits
             state = load_attack_state(self.folder, name)
             if state is None:
                 # All that the state depends on. A defense may be set up for what the row will draw: another number is
                 # another model to tune on.
                 queries = target.scenario.queries if target.scenario else None
-                configured = [plan.seed, plan.data.known_limit, plan.defenses.defense_options]
+                configured = [self.seed, self.data.known_limit, self.defenses.defense_options]
                 known_as = json.dumps([self.asked, *configured, queries, key, attack.fit_options()], sort_keys=True)
                 state = fits.get(known_as) or attack.fit(view, self.challenge.known)
                 save_attack_state(self.folder, name, state)
@@ -213,7 +219,7 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
     longest: tokens that a context takes beside the prefix token, at most. Raises AuditError where a resumed run is
     asked for another one.
     """
-    held, asked = folder.prefix_token(), site.plan.data
+    held, asked = folder.prefix_token(), site.data_plan
     if held is not None and asked.prefix_token == AUTO:
         return held
     key = [site.subject, asked.prefix_token, asked.known_limit, longest]
@@ -234,7 +240,7 @@ def resolve_prefix_token_of_site(site: Site, known: Sequence[Pair], longest: int
     """As the plan asks for it, chosen by these known pairs where that is left open."""
     told = site.benchmark
     own = (told.canaries, told.framed, told.as_trained)
-    return resolve_prefix_token(site.plan.data.prefix_token, site.model, known, longest, *own)
+    return resolve_prefix_token(site.data_plan.prefix_token, site.model, known, longest, *own)
 
 
 def longest_context(benchmark: Benchmark, prompt_rows: int) -> int:

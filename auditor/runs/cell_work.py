@@ -138,7 +138,7 @@ class WorkerWorkplace:
         site, selection = self.site()
         site.only_read()
         plan = self.site.plan
-        scene = RunContext(site, selection, self.prefix_token)
+        scene = RunContext(site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size)
         place, found = Workplace(scene, Targets(scene)), fingerprints_of_inputs(plan, site)
         for name, digest in self.read.items():
             if found.get(name) != digest:

@@ -96,7 +96,7 @@ class Cell(TargetRun, ABC):
         if (stop := self.audit.stops.get(self.key)) is None:
             ask(items)
             return items
-        self.collector.stopped[self.key], asked = stop.ask(items, self.audit.plan.seed, ask, seen)
+        self.collector.stopped[self.key], asked = stop.ask(items, self.audit.seed, ask, seen)
         return [item for item in items if item.id in asked]
 
     def _progress(self, done: int, of: int) -> None:
@@ -309,7 +309,7 @@ class ProbeCell(Cell):
         """
         if not self.target.is_undefended:
             return {}, {}
-        key = (self.audit.asked, self.audit.plan.seed, self.method)
+        key = (self.audit.asked, self.audit.seed, self.method)
         held: tuple[dict[str, Observation], dict[str, float]] = self.audit.site.shared.get(
             f"{self.setting.name} {self.method.name}", key, lambda: ({}, {})
         )

@@ -82,7 +82,7 @@ def estimate_run_cost(
         )
     with clock.stage("prepare"):
         site.model, site.public, site.reference, site.benchmark  # noqa: B018 - each is loaded as it is asked for
-    scene = RunContext(site, selection, PrefixToken((), "not chosen yet"))
+    scene = RunContext(site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.compute.batch_size)
     with clock.stage("probe"):
         asker = _Asker(scene, seconds)
         asker.prefix_token()
@@ -136,7 +136,7 @@ class _Asker:
             work = partial(chosen_by, _fixed_random_subset(told.known, n, "prefix_token"))
             yield TimedPart("choosing a prefix token", of, 32, work)
 
-        of = min(len(told.known), PAIRS) if scene.plan.data.prefix_token == AUTO else 0
+        of = min(len(told.known), PAIRS) if scene.data.prefix_token == AUTO else 0
         if of:
             self.ask(choosing, 4)
         else:
@@ -180,13 +180,13 @@ class _Asker:
             def score() -> None:
                 own, own_given = [text for text, _ in some], [count for _, count in some]
                 list(perplexity_nll(target.model, own, given=own_given))
-                scoring.nll_of_other_perplexities(target.model, own, own_given, self.scene.plan.seed)
+                scoring.nll_of_other_perplexities(target.model, own, own_given, self.scene.seed)
 
             at_once = _texts_fitting_in_memory(target.model, max(map(len, told.heldout)))
             yield TimedPart(f"perplexity of {target.title}", len(told.heldout), at_once, score)
 
         def tokens(n: int) -> Iterator[TimedPart]:
-            some, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.plan.compute.batch_size
+            some, size = _fixed_random_subset(target.secrets, n, "tokens"), self.scene.batch_size
             work = partial(_exhaust_iterator, scoring.suffix_token_log_probs, target, some, size)
             at_once = _texts_fitting_in_memory(target.model, max(len(secret.suffix) for secret in target.secrets))
             name = f"tokens of the secrets under {target.title}"

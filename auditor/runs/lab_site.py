@@ -14,8 +14,7 @@ from auditor.benchmarks.parts_cache import SeparatelyTrainable
 from auditor.benchmarks.real_lab import RealLab
 from auditor.core.errors import AuditError, unknown_name_error
 from auditor.core.jsonable import from_json, to_json
-from auditor.core.plan import Plan
-from auditor.core.plan_parts import SMALL, TargetPlan
+from auditor.core.plan_parts import SMALL, AttackPlan, DataPlan, TargetPlan
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
 from auditor.models.references import References
@@ -40,15 +39,23 @@ class LabSite(Site):
     trains_on_demand: ClassVar[bool] = True
     relearn_rate: ClassVar[float] = 1e-4
 
-    def __init__(self, plan: Plan, reporter: Reporter, shared: SweepCache) -> None:
-        super().__init__(plan, reporter, shared)
-        self.recipe, self._makes = build_lab_recipe(plan), True
+    def __init__(
+        self,
+        target: TargetPlan,
+        data_plan: DataPlan,
+        attacks: AttackPlan,
+        seed: int,
+        subject: dict[str, Any],
+        reporter: Reporter,
+        shared: SweepCache,
+    ) -> None:
+        self.recipe, self._makes = build_lab_recipe(target, data_plan, attacks, seed), True
         # The seed of the run splits no data here: the lab has its own. The recipe follows from the attacks too.
-        del self.subject["seed"]
-        self.subject["lab_recipe"] = to_json(self.recipe)
-        self.kind = LABS[plan.target.lab]
+        own = {name: value for name, value in subject.items() if name != "seed"} | {"lab_recipe": to_json(self.recipe)}
+        super().__init__(data_plan, seed, own, reporter, shared)
+        self.kind, self.attacks = LABS[target.lab], attacks.attack
         self.trains_ahead = self.kind.trains_ahead
-        self.mitigation = build_mitigation_trainer(plan.target, self.recipe)  # refused now, not when it is trained
+        self.mitigation = build_mitigation_trainer(target, self.recipe)  # refused now, not when it is trained
 
     @property
     def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
@@ -65,7 +72,7 @@ class LabSite(Site):
 
     @property
     def lab(self) -> Lab:
-        make = partial(self.kind, *(self.recipe, None, self.reporter.progress, self.plan.data.limit), makes=self._makes)
+        make = partial(self.kind, *(self.recipe, None, self.reporter.progress, self.data_plan.limit), makes=self._makes)
         return self.shared.get("lab", self.key, make)
 
     def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[TrainablePiece]:
@@ -102,7 +109,7 @@ class LabSite(Site):
 
     @property
     def key(self) -> tuple[Recipe, int | None]:
-        return self.recipe, self.plan.data.limit
+        return self.recipe, self.data_plan.limit
 
     def data(self) -> Lab:
         return self.lab
@@ -159,7 +166,7 @@ class LabDefenseParts(DefenseParts):
     def defaults(self) -> Mapping[str, Mapping[str, Any]]:
         """The lab's; where a probe asks about a training, with what that has to be planted."""
         own = defense_defaults(self.site.kind, self.site.recipe)
-        for attack in self.site.plan.attacks.attack:
+        for attack in self.site.attacks:
             for name, options in self.site.kind.planted_for.get(attack, {}).items():
                 own[name] |= options
         return own
@@ -234,21 +241,21 @@ def parse_reference_model_count(asked: str) -> int:
     return int(asked)
 
 
-def build_lab_recipe(plan: Plan) -> Recipe:
+def build_lab_recipe(target: TargetPlan, data: DataPlan, attacks: AttackPlan, seed: int) -> Recipe:
     """What lab is asked for. Raises AuditError for a field that a lab does not have.
 
     Whoever asks about coins has a lab with canaries of an audit in it, all models trained with them; nobody else.
     A lab whose seed is "run" has that of the run: over several seeds other texts, and models trained anew.
     """
-    given: dict[str, Any] = dict(plan.target.lab_recipe)
+    given: dict[str, Any] = dict(target.lab_recipe)
     if given.get("seed") == "run":
-        given["seed"] = plan.seed
+        given["seed"] = seed
     known = registry.probes()
-    if any(known[name].of == "coins" for name in plan.attacks.attack if name in known):
+    if any(known[name].of == "coins" for name in attacks.attack if name in known):
         given = {"audit_canaries": AUDIT_CANARIES, **given}
-    lengths = {"prefix_length": plan.data.prefix_length, "suffix_length": plan.data.suffix_length}
+    lengths = {"prefix_length": data.prefix_length, "suffix_length": data.suffix_length}
     given |= {name: length for name, length in lengths.items() if length is not None}
-    kind = LABS[plan.target.lab].recipe_kind
+    kind = LABS[target.lab].recipe_kind
     default = to_json(kind())
     for name in given:
         if name not in default:

@@ -10,9 +10,9 @@ import psutil
 
 from auditor.core import safe_mode
 from auditor.core.errors import AuditError
-from auditor.core.plan import Plan, command_line_flag, fields_with_rule
+from auditor.core.plan import command_line_flag, fields_with_rule
 from auditor.core.plan_fields import AUTO, PLACED
-from auditor.core.plan_parts import LoadingOptions
+from auditor.core.plan_parts import LoadingOptions, TargetPlan
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins import registry
@@ -27,9 +27,15 @@ class Loader:
     run = ""  # which run pays for what is asked over a network
     attacked: LanguageModel | None = None  # the model, once it is loaded
 
-    def __init__(self, plan: Plan, reporter: Reporter, shared: SweepCache, live: Mapping[str, LanguageModel]) -> None:
-        self.target, self.loading = plan.target, plan.loading
-        self.reporter, self.shared, self.live = reporter, shared, live
+    def __init__(
+        self,
+        target: TargetPlan,
+        loading: LoadingOptions,
+        reporter: Reporter,
+        shared: SweepCache,
+        live: Mapping[str, LanguageModel],
+    ) -> None:
+        self.target, self.loading, self.reporter, self.shared, self.live = target, loading, reporter, shared, live
 
     @property
     def _provider_and_request(self) -> tuple[Provider, RequestedModel]:

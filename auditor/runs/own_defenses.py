@@ -26,13 +26,13 @@ from auditor.training.variants import Variant
 class OwnDefenseParts(DefenseParts):
     """What lies in folders."""
 
-    def __init__(self, site: Site, models: Loader) -> None:
-        self.site, self.models, self.target = site, models, site.plan.target
+    def __init__(self, site: Site, models: Loader, sizes: str) -> None:
+        self.site, self.models, self.sizes, self.target = site, models, sizes, models.target
         self._ensembles: dict[str, Ensemble] = {}
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, Any]]:
-        return Lab.defense_defaults if self.site.plan.attacks.sizes == "lab" else MappingProxyType({})
+        return Lab.defense_defaults if self.sizes == "lab" else MappingProxyType({})
 
     def lacks(self, defense: Defense) -> str:
         return missing_input(defense, self.target.public)

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from auditor.benchmarks.lab import Lab
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
-from auditor.core.plan import Plan
 from auditor.core.plan_fields import NONE
+from auditor.core.plan_parts import DataPlan, LoadingOptions, TargetPlan
 from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
 from auditor.models.loading import adapter_base
@@ -46,22 +46,27 @@ class OwnSite(Site):
 
     def __init__(
         self,
-        plan: Plan,
+        target: TargetPlan,
+        loading: LoadingOptions,
+        data_plan: DataPlan,
+        sizes: str,
+        seed: int,
+        subject: dict[str, Any],
         reporter: Reporter,
         shared: SweepCache,
         live: Mapping[str, LanguageModel] = MappingProxyType({}),
     ) -> None:
-        super().__init__(plan, reporter, shared)
-        self.target, self.models = plan.target, Loader(plan, reporter, shared, live)
+        super().__init__(data_plan, seed, subject, reporter, shared)
+        self.target, self.sizes, self.models = target, sizes, Loader(target, loading, reporter, shared, live)
         self._folder: RunFolder | None = None
 
     @property
     def attack_defaults(self) -> Mapping[str, Mapping[str, Any]]:
-        return Lab.attack_defaults if self.plan.attacks.sizes == "lab" else MappingProxyType({})
+        return Lab.attack_defaults if self.sizes == "lab" else MappingProxyType({})
 
     @cached_property
     def defense_parts(self) -> OwnDefenseParts:
-        return OwnDefenseParts(self, self.models)
+        return OwnDefenseParts(self, self.models, self.sizes)
 
     # --- what is loaded ---
 
@@ -156,13 +161,13 @@ class OwnSite(Site):
         return found
 
     def data(self) -> Benchmark:
-        chosen = json.dumps([to_json(self.target), to_json(replace(self.plan.data, limit=None))])
+        chosen = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
         held = (None if self._folder is None else self._folder.text_form()) or self.shared.forms.get(chosen)
         key = [self.subject, held and held.digest]
         benchmark = self.shared.get(
             "data",
             key,
-            lambda: load_data(self.plan.data, str(self.target.model), self.plan.seed, self.model, held, self.form_rows),
+            lambda: load_data(self.data_plan, str(self.target.model), self.seed, self.model, held, self.form_rows),
         )
         if benchmark.text_form is not None:
             self.shared.forms[chosen] = benchmark.text_form

@@ -95,7 +95,13 @@ def limit_plan_to_time(
             site.model.enable_hidden_state_cache()
         site.benchmark, site.reference  # noqa: B018 - each is loaded as it is asked for
     plan, limits = _plan_with_answerable_methods(plan, site)
-    scene = RunContext(site, select_and_check_plugins(plan, site), PrefixToken((), "not chosen yet"))
+    scene = RunContext(
+        site,
+        select_and_check_plugins(plan, site),
+        PrefixToken((), "not chosen yet"),
+        plan.defenses,
+        plan.compute.batch_size,
+    )
     with clock.stage("measuring the model's speed"):
         # which finds out how many can be completed at once
         scene.check_models_self_consistent((site.model, site.reference))

@@ -124,7 +124,7 @@ def _plugin_report_sections(selection: Selection, findings: Sequence[Finding]) -
 
 def _measure_unlearning(result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float) -> Unlearning:
     """What is left of what the model of these rows was to forget."""
-    told, steps = audit.benchmark, audit.plan.defenses.relearn
+    told, steps = audit.benchmark, audit.defenses.relearn
     found = measure_unlearning(result, audit.folder.path, models, told.forgotten)
     return found if steps is None else replace(found, steps=steps, rate=rate, texts=len(told.unattacked))
 
@@ -143,7 +143,7 @@ def _prepare_audit(plan: Plan, site: Site, selection: Selection, folder: RunFold
     """Loads what is attacked, and ties the folder to it. Raises AuditError for whatever does not fit together."""
     benchmark = site.benchmark
     prefix_token = choose_prefix_token(site, longest_context(benchmark, selection.prompt_rows), folder)
-    audit = Audit(site, selection, prefix_token, folder)
+    audit = Audit(site, selection, prefix_token, plan.defenses, plan.compute.batch_size, folder)
     folder.pin_secrets(secrets_digest(audit.subjects))
     everyone, canaries = (*benchmark.secrets, *benchmark.canaries), {one.id for one in benchmark.canaries}
     folder.save_secrets(

@@ -114,7 +114,7 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
 
     def found_now() -> dict[str, Sequence[float]]:
         nll, tokens = zip(*perplexity_nll(target.model, texts, given=given), strict=True)
-        others = nll_of_other_perplexities(target.model, texts, given or [1] * len(texts), audit.plan.seed)
+        others = nll_of_other_perplexities(target.model, texts, given or [1] * len(texts), audit.seed)
         return {"tokens": tokens, "perplexity": nll, **others}
 
     return found_now() if target.defense else audit.site.shared.get("perplexity", audit.asked, found_now)
@@ -149,7 +149,7 @@ def token_likelihoods(audit: Audit, target: Target) -> PerSecret:
     One teacher-forced pass a target. Returns the mean log-probability of each secret's tokens. What is found of members
     is kept in the run folder, but not of a companion: that is no model to mend.
     """
-    folder, size = audit.folder, audit.plan.compute.batch_size
+    folder, size = audit.folder, audit.batch_size
     done: Mapping[str, TokenLogProbs] = {} if target.companion else folder.tokens.done(target.name)
     own: dict[str, float] = {}
     for some in suffix_token_log_probs(target, [s for s in target.secrets if s.member and s.id not in done], size):
@@ -220,7 +220,7 @@ def doubts_on_withheld_answers(audit: Audit, target: Target) -> Iterator[Doubt]:
     if not implies_capability(target.model.capabilities, "likelihood"):
         yield Doubt("answers", f"{of}; without log-probabilities nobody can say what the model knows of them.")
         return
-    every = (one for some in suffix_token_log_probs(target, hidden, audit.plan.compute.batch_size) for one in some)
+    every = (one for some in suffix_token_log_probs(target, hidden, audit.batch_size) for one in some)
     each = [math.exp(sum(one.log_probs)) for one in every]
     likely = sum(p > _LIKELY for p in each)
     greedy = ""

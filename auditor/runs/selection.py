@@ -114,7 +114,7 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
         registry.load_plugin_file(Path(path))
     check_objects_given(plan.objects, objects)
     site.check_model(plan.given(PROVIDED | PLACED))
-    check_submission(plan)
+    check_submission(plan.output.submission, plan.data, plan.attacks)
     methods = _build_attacks_and_probes(plan.attacks, plan.is_canary_only, site, objects)
     asked, known, parts = plan.defenses, registry.defenses(), site.defense_parts
     defenses: list[Defense] = _built_plugins(
@@ -132,7 +132,7 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both"))
     wanted = dict.fromkeys(method.control for method in methods if isinstance(method, Attack) and method.control)
     controls = [known[name]() for name in wanted]
-    beside, models = unlearning.unlearning_rows(plan, defenses)
+    beside, models = unlearning.unlearning_rows(plan.target, plan.defenses, plan.data.forget, defenses)
     rows = (*shown_rows.defense_rows_with_controls(defenses, can_be_shown, controls), *beside)
     return Selection(tuple(methods), (*rows, *rows_of_model_forms(plan.target, rows)), settings, models)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from auditor.core.plan import Plan
+from auditor.core.plan_parts import DataPlan
 from auditor.core.secret_randomness import keyed_random_generator
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
@@ -86,9 +86,11 @@ class Site(ABC):
     trains_ahead = False  # whether what later rows need may be trained by another process meanwhile
     relearn_rate: ClassVar[float] = 5e-5  # of `--relearn`, unless the plan says another
 
-    def __init__(self, plan: Plan, reporter: Reporter, shared: SweepCache) -> None:
-        self.plan, self.reporter, self.shared = plan, reporter, shared
-        self.subject = plan.subject
+    def __init__(
+        self, data_plan: DataPlan, seed: int, subject: dict[str, Any], reporter: Reporter, shared: SweepCache
+    ) -> None:
+        self.data_plan, self.seed, self.subject = data_plan, seed, subject
+        self.reporter, self.shared = reporter, shared
 
     # --- what can be said before anything is loaded ---
 
@@ -183,7 +185,7 @@ class Site(ABC):
         """The data as this run sees them, every secret with the alias that sentences name it by."""
         benchmark, key = copy.copy(self.data()), load_alias_salt()
         benchmark.notes += self.notes()
-        limit_known_pairs(benchmark, self.plan.data.known_limit, self.plan.seed)
+        limit_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
         benchmark.secrets = with_aliases(benchmark.secrets, key)
         benchmark.canaries = with_aliases(benchmark.canaries, key)
         return benchmark

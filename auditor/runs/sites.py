@@ -21,7 +21,8 @@ def make_site(
     live: Mapping[str, LanguageModel] = MappingProxyType({}),
 ) -> Site:
     """live: models in memory, by role. Raises AuditError for a lab that cannot be."""
-    reporter, shared = reporter or Silence(), shared or SweepCache()
-    if plan.target.uses_builtin_lab:
-        return LabSite(plan, reporter, shared)
-    return OwnSite(plan, reporter, shared, live)
+    target, data, attacks = plan.target, plan.data, plan.attacks
+    common = plan.seed, plan.subject, reporter or Silence(), shared or SweepCache()
+    if target.uses_builtin_lab:
+        return LabSite(target, data, attacks, *common)
+    return OwnSite(target, plan.loading, data, attacks.sizes, *common, live)

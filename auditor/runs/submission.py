@@ -16,21 +16,19 @@ from auditor.benchmarks.submission_score import GUESS, ID
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.plan import Plan
-from auditor.core.plan_parts import AttackPlan
+from auditor.core.plan_parts import AttackPlan, DataPlan
 from auditor.records.folder import RunFolder
 
 
-def check_submission(plan: Plan) -> None:
+def check_submission(asked: str | None, data: DataPlan, attacks: AttackPlan) -> None:
     """Refuses a plan whose run could not be written as one submission. Raises AuditError."""
-    asked, data, attacks = plan.output.submission, plan.data, plan.attacks.attack
     if asked is None:
         return
     if data.data is None or not folder_has_extraction_arrays(Path(data.data)):
         got = "the built-in lab" if data.data is None else repr(data.data)
         raise AuditError(f"--submission goes with a --data folder of LM-Extraction arrays, got {got}")
-    if len(set(attacks)) != 1:
-        raise AuditError(f"--submission holds the guesses of one attack, expected one, got {', '.join(attacks)}")
+    if len(set(attacks.attack)) != 1:
+        raise AuditError(f"--submission holds the guesses of one attack, expected one, got {', '.join(attacks.attack)}")
     if data.suffix_length is not None:
         raise AuditError(f"--submission holds whole suffixes, expected no --suffix-length, got {data.suffix_length}")
     path = Path(asked)

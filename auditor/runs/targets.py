@@ -26,7 +26,7 @@ class Targets:
 
     def __init__(self, scene: RunContext) -> None:
         self.scene, site = scene, scene.site
-        self.beside = UnlearningBaselines(site)
+        self.beside = UnlearningBaselines(site, scene.defenses, scene.seed)
         self.undefended = Target(
             UNDEFENDED,
             "After unlearning" if any(one[AFTER] == UNDEFENDED for one in scene.selection.around) else "Undefended",
@@ -87,7 +87,7 @@ class Targets:
         """
         benchmark = self.scene.benchmark
         usual = benchmark.ensemble_limit if defense.members is None else None
-        limit = self.scene.plan.defenses.ensemble_limit or usual
+        limit = self.scene.defenses.ensemble_limit or usual
         if limit is None or not {"ensemble", "records"} & set(defense.needs):
             return benchmark.secrets
         return benchmark.few(limit)

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.plan import Plan
 from auditor.core.plan_parts import DefensePlan, TargetPlan
 from auditor.models.base import LanguageModel
 from auditor.plugins import registry
@@ -68,9 +67,10 @@ class RelearnedBaseline(UnlearningBaseline):
 UnlearnedModel = Mapping[str, str]  # the rows of a model that was to forget and of those around it, by what each is
 
 
-def unlearning_rows(plan: Plan, defenses: Sequence[Defense]) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
+def unlearning_rows(
+    target: TargetPlan, asked: DefensePlan, forget: str | None, defenses: Sequence[Defense]
+) -> tuple[list[ShownRow], tuple[UnlearnedModel, ...]]:
     """The rows that stand beside the models of this run that were to forget. Raises AuditError for idle flags."""
-    target, asked, forget = plan.target, plan.defenses, plan.data.forget
     unlearning = [defense for defense in defenses if isinstance(defense, UnlearningTrainer)]
     if target.before is not None and unlearning:
         raise AuditError(

@@ -7,6 +7,7 @@ from functools import partial
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
+from auditor.core.plan_parts import DefensePlan
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Defense
@@ -18,10 +19,11 @@ from auditor.training.unlearning import relearn
 
 
 class UnlearningBaselines:
-    """Each is made once."""
+    """Each is made once. asked: how often and how fast a model relearns."""
 
-    def __init__(self, site: Site) -> None:
-        self.site, self.rate = site, site.plan.defenses.relearn_rate or site.relearn_rate
+    def __init__(self, site: Site, asked: DefensePlan, seed: int) -> None:
+        self.site, self.steps, self.seed = site, asked.relearn, seed
+        self.rate = asked.relearn_rate or site.relearn_rate
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
     def model(self, defense: Defense) -> LanguageModel:
@@ -59,7 +61,7 @@ class UnlearningBaselines:
         return texts
 
     def _relearn_model(self, model: LanguageModel) -> LanguageModel:
-        steps, seed = self.site.plan.defenses.relearn, self.site.plan.seed
+        steps, seed = self.steps, self.seed
         assert steps is not None  # there is no row of it without
         if not isinstance(model, HuggingFaceModel):
             raise AuditError(f"expected a transformers model to relearn, which can be trained, got {model.name}")

@@ -98,7 +98,7 @@ class UtilityPlan:
         for name in plan.given(ATTACKS):
             raise AuditError(f"{name} is about attacks: `audit utility` has no use of it")
         if plan.target.uses_builtin_lab:
-            recipe = build_lab_recipe(plan)
+            recipe = build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
             defaults = defense_defaults(LABS[plan.target.lab], recipe)
         return defense_points(plan.target, plan.defenses, defaults, self.sweep)
 
@@ -193,7 +193,7 @@ def prepare_subject_and_parts(plan: Plan, settings: UtilitySettings, reporter: R
     target, data = plan.target, plan.data
     if not target.uses_builtin_lab:
         return _own_model_subject_and_parts(target, plan.loading, data, settings, asked)
-    lab = LABS[target.lab](build_lab_recipe(plan), None, reporter.progress)
+    lab = LABS[target.lab](build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed), None, reporter.progress)
     return _lab_subject_and_parts(lab, data.prefix_token, settings, asked)
 
 

@@ -70,7 +70,8 @@ def test_a_lab_of_each_name_has_fields_of_its_own() -> None:
     assert Plan.of(lab="smollm2").target.uses_builtin_lab and set(LABS) == {"small", "smollm2"}
 
     def recipe(**values: Any) -> Recipe:
-        return build_lab_recipe(Plan.of(**values))
+        plan = Plan.of(**values)
+        return build_lab_recipe(plan.target, plan.data, plan.attacks, plan.seed)
 
     assert isinstance(recipe(), LabRecipe)
     own = recipe(lab="smollm2", lab_recipe={"others": 3}, suffix_length=8)

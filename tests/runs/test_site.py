@@ -88,7 +88,8 @@ def test_an_adapter_is_held_against_its_base_unless_told_otherwise(tmp_path: Pat
 def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     asked, shared = plan(attack=["perplexity", "extraction-probability"], defense=["uniform-mixing"]), SweepCache()
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
-    site = Live(asked, Silence(), shared)
+    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.subject
+    site = Live(*parts, Silence(), shared)
     result = run_audit(asked, site, folder)
     assert [finding.key for finding in result.findings] == check_plan(asked).cells()
     assert result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
@@ -108,7 +109,8 @@ class InFewBits(Live):
 def test_a_run_says_what_fewer_bits_change(tmp_path: Path) -> None:
     asked = plan()
     folder = RunFolder.create(tmp_path / "run", "few", asked.to_json())
-    result = run_audit(asked, InFewBits(asked, Silence(), SweepCache()), folder)
+    parts = asked.target, asked.loading, asked.data, asked.attacks.sizes, asked.seed, asked.subject
+    result = run_audit(asked, InFewBits(*parts, Silence(), SweepCache()), folder)
     assert any("runs in bfloat16: against float32, on 32 tokens" in note for note in result.benchmark.notes)
 
 

@@ -117,7 +117,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(world: Path, monkeypatc
     monkeypatch.setattr("auditor.runs.unlearning_baselines.relearn", seen)
     plan = asked(world, relearn=7, relearn_rate=0.002)
     own = site(plan)
-    beside = UnlearningBaselines(own)
+    beside = UnlearningBaselines(own, plan.defenses, plan.seed)
     assert beside.model(RelearnedBaseline()) is beside.model(RelearnedBaseline()) is own.model
     assert beside.model(RetrainedBaseline(relearned=True)) is own.trained_otherwise("retrained")
     (first, second) = calls
