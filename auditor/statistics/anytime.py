@@ -70,6 +70,7 @@ class BettingMean:
 
     def high(self, level: float) -> float:
         distinct, counts = self._distinct_scaled_values
+        # 1 - x lies in [0, 1] as well: the lower bound of its mean is the upper one of x.
         return 1 - (1 - self.least) * _lower_mean_bound(1 - distinct, counts, level)
 
     @cached_property
@@ -84,6 +85,7 @@ def _lower_mean_bound(values: Floats, counts: NDArray[np.int64], level: float) -
     most = float(values @ counts) / max(1, int(counts.sum()))
     if not most > 0:
         return 0.0
+    # The capital falls as m rises, so the refuted means are all those below one point: bisection finds it.
     return bisect_refuted(lambda m: bool(log_betting_capital(values, counts, m) >= -math.log(level)), 0.0, most, 40)
 
 

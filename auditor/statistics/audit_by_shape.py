@@ -58,7 +58,7 @@ class LikelihoodRatioDistribution(NamedTuple):
     out: Floats
 
     def delta(self, epsilon: float) -> float:
-        """The least at which this is (epsilon, delta)-DP."""
+        """The least delta at which this is (epsilon, delta)-DP."""
         factor = math.exp(min(epsilon, 700.0))
         more, less = self.inside - factor * self.out, self.out - factor * self.inside
         return float(max(np.maximum(more, 0).sum(), np.maximum(less, 0).sum()))
@@ -73,7 +73,7 @@ class LikelihoodRatioDistribution(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def subsampled_gaussian_law(noise: float, sampling: Sampling) -> LikelihoodRatioDistribution:
-    """Of so many steps, each x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) or N(0, noise^2): by Fourier transform."""
+    """After all steps, each x ~ (1 - q) N(0, noise^2) + q N(1, noise^2) (in) or N(0, noise^2) (out): by Fourier."""
     q, steps = sampling
     x = np.linspace(-_TAILS * noise, 1 + _TAILS * noise, _CELLS)
     ratio = np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + (2 * x - 1) / (2 * noise**2))
@@ -81,6 +81,7 @@ def subsampled_gaussian_law(noise: float, sampling: Sampling) -> LikelihoodRatio
     inside, out = (np.diff(mass) for mass in _step_masses_in_and_out(x, noise, q))
     means = float(inside @ middle), float(out @ middle)
     spread = math.sqrt(max(0.0, float(inside @ middle**2) - means[0] ** 2))
+    # The transform wraps around: the grid has to hold the sum but for _TAILS deviations, and any single step.
     reach = (
         steps * max(abs(means[0]), abs(means[1]))
         + _TAILS * spread * math.sqrt(steps)
@@ -88,7 +89,7 @@ def subsampled_gaussian_law(noise: float, sampling: Sampling) -> LikelihoodRatio
     )
     width = 2 * reach / _POINTS
     at: Floats = (np.arange(_POINTS, dtype=np.float64) - _POINTS // 2) * width
-    with np.errstate(divide="ignore", over="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):  # the ratio rises with x: x at the lower edge of each cell
         edges = noise**2 * np.log(np.maximum((np.exp(at - width / 2) - (1 - q)) / q, 0)) + 0.5
     composed = (
         _compose_steps(np.diff(np.append(mass, 1.0)), steps) for mass in _step_masses_in_and_out(edges, noise, q)
@@ -97,7 +98,7 @@ def subsampled_gaussian_law(noise: float, sampling: Sampling) -> LikelihoodRatio
 
 
 def _step_masses_in_and_out(x: Floats, noise: float, q: float) -> tuple[Floats, Floats]:
-    """Of the canary's part of one step, up to x: where it is in, and out."""
+    """P[one step shows x or less], where the canary is in and where it is out."""
     out = ndtr(x / noise)
     return (1 - q) * out + q * ndtr((x - 1) / noise), out
 
@@ -106,6 +107,7 @@ def _compose_steps(step: Floats, steps: int) -> Floats:
     if steps == 1:
         return step
     spectrum = np.fft.rfft(np.fft.ifftshift(step)) ** steps
+    # What is below 0 is rounding of the transform.
     return np.asarray(np.maximum(np.fft.fftshift(np.fft.irfft(spectrum, _POINTS)), 0), dtype=np.float64)
 
 
@@ -153,8 +155,10 @@ def epsilon_shape(
     most = _least_noise_refuted(m, counts[bounding], right[bounding], (1 - _SHARED) * level, sampling)
     if most is None:
         return 0.0
+    # P[as few right as were seen, or fewer], at the refuted noise.
     if 1 - shape_p_value(m, counts[checking], right[checking] + 1, most, sampling) < _CONTRADICTED:
         return 0.0
+    # Markov for delta: see the top of this file. A group of copies was seen: one record has so many times its noise.
     return epsilon_of_noise(most * copies, sampling, min(1.0, delta / (_SHARED * level)))
 
 
@@ -165,7 +169,7 @@ def epsilon_of_noise(noise: float, sampling: Sampling, delta: float) -> float:
 
 
 def largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
-    """The most noise, of steps of half a per cent, that is not too much; None where even the least is."""
+    """The most noise, by steps of half a per cent, for which `enough` holds, as it does for less; None: for none."""
     low, high = -1, math.ceil(math.log(_MOST_NOISE / _LEAST_NOISE, _STEP))
     while high - low > 1:
         middle = (low + high) // 2
@@ -174,7 +178,7 @@ def largest_passing_noise(enough: Callable[[float], bool]) -> float | None:
 
 
 def _least_noise_refuted(m: int, r: int, v: int, level: float, sampling: Sampling) -> float | None:
-    """Of noises a step apart; None where even the most is not. More noise tells less, and is refuted where less is."""
+    """The least noise that is refuted, as all above it are, by steps of half a per cent; None where none is."""
 
     def refuted(k: int) -> bool:
         return shape_p_value(m, r, v, _LEAST_NOISE * _STEP**k, sampling) < level

@@ -31,13 +31,13 @@ _FINE = 1e-3
 
 @lru_cache(maxsize=2**12)
 def detectable_epsilon(audit: Audited, limit: float, power: float = USUAL) -> float:
-    """The smallest epsilon, at the audit's delta, of which such audits exceed the limit so often; inf where none is."""
+    """The least epsilon, at the audit's delta, at which such audits exceed the limit with this power; inf: none."""
     if audit.best <= limit:
         return math.inf
     if audit.table is not None:
         return _detectable_epsilon_from_table(audit, limit, power)
     m, copies, sampling = audit.canaries, audit.copies, audit.sampling or GAUSSIAN
-    beyond = next(epsilon for epsilon in epsilon_grid() if epsilon > limit)
+    beyond = next(epsilon for epsilon in epsilon_grid() if epsilon > limit)  # the least that an audit can say above it
     needed = refuting_right_counts(m, copies * beyond, group_delta(beyond, audit.delta, copies), audit.level)
 
     def caught(noise: float) -> bool:
@@ -63,13 +63,13 @@ def detection_power_sentence(audit: Audited, limit: float, power: float = USUAL)
 
 
 def _detectable_epsilon_from_table(audit: Audited, limit: float, power: float) -> float:
-    """Misses of both kinds at once are no oftener than each at half of what may be missed."""
+    """Each kind of wrong guess has a half of the probability with which the audit may miss (a union bound)."""
     assert audit.table is not None  # whoever asks has seen to it
     tp, fn, fp, tn = audit.table
     played, others, half = tp + fn, fp + tn, (1 - power) / 2
 
     def missed(epsilon: float) -> bool:
-        p = 1 / (1 + math.exp(-epsilon))
+        p = 1 / (1 + math.exp(-epsilon))  # randomised response at epsilon tells the truth so often
         right, wrong = int(binom.ppf(half, played, p)), int(binom.ppf(1 - half, others, 1 - p))
         counts = (right, played - right, wrong, others - wrong)
         return epsilon_clopper_pearson(*counts, audit.delta, audit.level) <= limit

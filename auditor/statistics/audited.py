@@ -193,6 +193,7 @@ def canaries_needed(epsilon: float, delta: float, level: float = LEVEL, copies: 
 
 def _fewest_canaries(enough: Callable[[int], bool], epsilon: float, delta: float, level: float, copies: int) -> int:
     """The least m that is enough, by bisection. Raises AuditError as `canaries_needed`."""
+    # Doubled until it is enough, then bisected: both take it that more canaries never prove less.
     low, high = 1, 2
     while not enough(high):
         low, high = high, 2 * high

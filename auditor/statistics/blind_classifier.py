@@ -27,7 +27,7 @@ def cross_fit_deviation_factor(folds: int) -> float:
 
     Nadeau and Bengio 2003: the variance of a mean over folds is 1/J + n_test/n_train of a fold's, not 1/J.
     """
-    return float(np.sqrt(1 + folds / (folds - 1)))
+    return float(np.sqrt(1 + folds / (folds - 1)))  # n_test / n_train = 1 / (J - 1)
 
 
 def near_duplicate_groups(texts: Sequence[Tokens]) -> NDArray[np.int64]:
@@ -73,6 +73,7 @@ def _cross_fitted_log_odds(features: Any, member: NDArray[np.bool_], group: NDAr
         return found
     split = StratifiedGroupKFold(folds, shuffle=True, random_state=0).split(features, member, group)
     for known, asked in split:
+        # scikit-learn refuses to fit one class alone.
         if member[known].all() or not member[known].any():
             return np.full(len(member), np.nan)
         fitted = LogisticRegression(class_weight="balanced", max_iter=1000).fit(features[known], member[known])

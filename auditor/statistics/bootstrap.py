@@ -44,6 +44,7 @@ def resample_blocks(
         drawn = _cached_resamples(n, stream, size, draw)
         yield from (drawn[start : start + step] for start in range(0, size, step))
         return
+    # Rows are drawn one after another, so that blocks of any size take the same numbers from the stream.
     noise = keyed_random_generator("bootstrap", stream, n)
     for start in range(0, size, step):
         yield draw(noise, n, min(step, size - start))
@@ -53,7 +54,7 @@ def resample_blocks(
 def _cached_resamples(n: int, stream: str, size: int, draw: Callable[..., Any]) -> Any:
     """Kept, as to draw them takes longer than what is mostly done with them, and is asked for again and again."""
     drawn = draw(keyed_random_generator("bootstrap", stream, n), n, size)
-    drawn.flags.writeable = False
+    drawn.flags.writeable = False  # all who ask share this array
     return drawn
 
 
@@ -107,6 +108,7 @@ def interval_of_rates(
         if beyond.any():
             return values, np.zeros_like(values)
         slopes = slopes / (draws @ counts.T / n)
+        # Delta method: a text moves each rate by (its sum - rate x its count) / the mean count.
         moves = slopes @ held - (slopes * each) @ np.broadcast_to(counts, sums.shape)  # (rows, n): each text's part
         return values, np.sqrt((draws * moves**2).sum(1) / (n * max(n - 1, 1)))
 
@@ -118,5 +120,6 @@ def interval_of_rates(
         return float(value), *percentile_interval(values, "inverted_cdf")
     reach = student.ppf((1 + CONFIDENCE) / 2, n - 1)
     spread = errors > 1e-9 * error  # what is less is rounding
+    # Bootstrap-t turns round: the upper quantile of t gives the lower end.
     below, above = percentile_interval((values - value)[spread] / errors[spread]) if spread.any() else (0.0, 0.0)
     return float(value), float(value - max(above, reach) * error), float(value - min(below, -reach) * error)

@@ -97,6 +97,7 @@ class AucEitherDirection:
         return max(self.auc.low(level / 2), 1 - self.auc.high(level / 2))
 
     def high(self, level: float) -> float:
+        # No half here: the truth is one of the two, and only the bound of that one has to hold.
         return max(self.auc.high(level), 1 - self.auc.low(level))
 
 
@@ -145,7 +146,7 @@ class ResampledNumber:
 
 @dataclass(frozen=True)
 class LeastIntervalWidth:
-    """What n secrets allow at least: a rare one of this size that the sample missed would move the mean so far."""
+    """The narrowest bounds n secrets allow: a rare value of this size that the sample missed moves the mean so far."""
 
     value: float
     n: int
@@ -158,11 +159,12 @@ class LeastIntervalWidth:
         return self.value + self._weight_that_sample_missed(level)
 
     def _weight_that_sample_missed(self, level: float) -> float:
+        # 1 - level^(1/n): Clopper and Pearson's upper bound of a share that none of n shows.
         return -self.size * math.expm1(math.log(level) / self.n)
 
 
 def measurement_from_evidence(name: str, seen: BoundedNumber, unit: str = "share", note: str = "") -> Measurement:
-    """With its two-sided 95% interval."""
+    """The number as a measurement, with its two-sided 95% interval."""
     return Measurement(name, seen.value, seen.low(_SIDE), seen.high(_SIDE), seen.n, unit, note)
 
 
@@ -186,6 +188,7 @@ def score_statistic(
     b = -wins - losses + (2 * n - wins + losses) * delta
     c = -losses * delta * (1 - delta)
     q = (np.sqrt(np.maximum(b * b - 8 * n * c, 0)) - b) / (4 * n)
+    # The variance is n (wins + losses - delta^2) in shares, with a share q + delta of wins.
     spread = np.sqrt(n * np.maximum(2 * q + delta * (1 - delta), 0))
     distance = wins - losses - n * delta
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -202,6 +205,7 @@ def paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
     """
     if delta <= -1:
         return 0.0 if wins - losses > -n else 1.0
+    # A statistic equal to the one seen counts as reached, also where rounding made it less.
     seen = float(score_statistic(wins, losses, n, delta)) - 1e-9
     discordant = clopper_pearson(wins + losses, n, 1 - _SURE)
     shares = np.linspace(max(discordant[0], abs(delta)), min(1.0, discordant[1]), _NUISANCES)
@@ -209,16 +213,18 @@ def paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
         return _SURE if delta < (wins - losses) / n else 1.0
     lost = (shares - delta) / 2  # (nuisances,) share of losses
     won = shares - lost
+    # A binomial's variance is n / 4 at most: beyond 4.5 deviations lies less than a tenth of gamma.
     half = math.ceil(4.5 * math.sqrt(n * 0.25)) + 10 if n > 200 else n
     centre = np.round(n * lost).astype(int)
     first = np.clip(centre - half, 0, n)
     width = min(n, 2 * half) + 1
     grid = np.minimum(first[:, None] + np.arange(width), n)  # (nuisances, width): losses that may be seen
-    real = first[:, None] + np.arange(width) <= n
+    real = first[:, None] + np.arange(width) <= n  # the grid repeats n at its end: counted once
     least = int(first.min())  # what is needed beside so many losses is the same at every discordance
     needed = _wins_needed(np.arange(least, int(grid.max()) + 1), n, delta, seen)[grid - least]
     rest = n - grid
     with np.errstate(divide="ignore", invalid="ignore"):
+        # Given the losses, wins are binomial among the other pairs.
         given = np.where(lost < 1, np.clip(won / (1 - lost), 0, 1), 0.0)[:, None]
     tail = binom.pmf(grid, n, lost[:, None]) * binom.sf(needed - 1, rest, given) * real
     return min(1.0, float(tail.sum(axis=1).max()) + _SURE)
@@ -226,6 +232,7 @@ def paired_p_value(wins: int, losses: int, n: int, delta: float) -> float:
 
 def _wins_needed(losses: NDArray[np.int64], n: int, delta: float, seen: float) -> NDArray[np.int64]:
     """The fewest wins beside these losses whose statistic reaches the one seen; n + 1 - losses where none does."""
+    # The statistic rises with the wins: one bisection for all losses side by side.
     low, high = np.zeros_like(losses), n + 1 - losses
     while np.any(low < high):
         middle = (low + high) // 2

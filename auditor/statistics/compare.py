@@ -138,7 +138,7 @@ def paired_recall_difference(
     n, right = len(new[0]), [np.zeros(len(new[0]), dtype=bool) for _ in (new, base)]
     for solved, (hit, score) in zip(right, (new, base), strict=True):
         ranked, before = rank_hits_and_errors(hit, score)
-        solved[np.lexsort((hit, -score))] = ranked & (before < errors)
+        solved[np.lexsort((hit, -score))] = ranked & (before < errors)  # back into the order of the secrets
     floor = paired_share_difference(*right)
 
     def delta(draws: Draws) -> Values:

@@ -36,7 +36,7 @@ def renyi_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> Array
 
 
 def renyi_to_epsilon_penalty(order: float, delta: float) -> float:
-    """What a Renyi divergence of this order grows by where it is made an epsilon at delta, nats (the same)."""
+    """What a Renyi divergence of this order grows by where it is made an epsilon at delta, nats (same Proposition)."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
@@ -58,6 +58,7 @@ def exact_epsilon(log_p: Array, log_q: Array, draws: int, delta: float) -> float
 def total_variation_advantage(log_p: Array, log_q: Array, draws: int) -> float:
     """Total variation between so many draws of each: the most that anybody's guesses can be better than none."""
     total = PrivacyLossDistribution.of(log_p, log_q)
+    # Delta at epsilon 0 is the total variation.
     return _delta_at(0.0, *_distribution_of_summed_loss(total, draws), total.infinite_loss_probability(draws))
 
 
@@ -89,6 +90,7 @@ class PrivacyLossDistribution:
         for sign in (-1.0, 1.0):
             slopes = _SLOPES[:, None] * sign
             mass = draws * logsumexp(np.log(self.p) + slopes * self.values, axis=-1)
+            # P[sum > s] <= e^(mass - slope s) for every slope: s where that is _CUT, at the best slope.
             tail = float(np.min((mass - math.log(_CUT)) / _SLOPES))
             most = draws * float((sign * self.values).max())
             ends.append(min(tail, most))
@@ -114,6 +116,7 @@ def _one_sided_epsilon(loss: PrivacyLossDistribution, draws: int, delta: float) 
 
 
 def _delta_at(epsilon: float, sums: Array, mass: Array, rest: float) -> float:
+    # Hockey-stick divergence: E[1 - e^(epsilon - loss)] over losses above epsilon; an infinite loss counts whole.
     above = np.searchsorted(sums, epsilon, side="right")
     return rest + float(np.sum(mass[above:] * -np.expm1(epsilon - sums[above:])))
 
@@ -125,7 +128,7 @@ def _distribution_of_summed_loss(loss: PrivacyLossDistribution, draws: int) -> t
         return loss.values[order], loss.p[order]
     low, high = loss.sum_range(draws)
     reach = max(high - low, 1e-12)
-    step = 2 * reach / _CELLS
+    step = 2 * reach / _CELLS  # the transform wraps around: a grid twice as wide as the sum
     centre = float(loss.p @ loss.values) / max(float(loss.p.sum()), 1e-300)
     one = np.zeros(_CELLS)
     # Each loss on the two cells around it, so that its mean stays; places are counted from the mean, around the grid.

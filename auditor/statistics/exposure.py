@@ -77,6 +77,7 @@ class WeightedDraws:
     def largest(self, nll: float) -> float:
         """The most that a draw of at most this nll can weigh: q is no less than the model's own probability."""
         n, uniform = len(self.nll), len(self.nll) - self.drawn
+        # The largest float is about e^709.
         from_model = n / self.drawn * math.exp(min(nll, 700.0)) if self.drawn else math.inf
         return min(from_model, n / uniform * self.size if uniform else math.inf)
 

@@ -145,8 +145,10 @@ def _resampled_tpr_at_fpr(own: Floats, others: Floats, rate: float, members: Dra
     """`roc.tpr_at_fpr` at every resample: (resamples,). members, nonmembers: (resamples, m or n) counts."""
     surest = np.argsort(-others)
     passed = np.cumsum(nonmembers[:, surest], axis=1) <= allowed_false_positives(len(others), rate)
+    # n are drawn and fewer may pass, so that one of them always stays out.
     limits = others[surest][passed.sum(axis=1)]  # the surest that has to stay out
     rising = np.argsort(own)
+    # Of the members drawn, those not above the limit: cumulative counts, read where the limit falls.
     not_above = np.searchsorted(own[rising], limits, side="right")
     drawn = np.cumsum(members[:, rising], axis=1)
     lost = np.where(not_above > 0, drawn[np.arange(len(drawn)), not_above - 1], 0)

@@ -25,7 +25,7 @@ _THRESHOLDS = 256  # that are tried on those
 
 
 def confident_guesses(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, level: float) -> Table:
-    """The guesses that count. scores, higher: surer that it was the model; included: where it was; both (games,).
+    """How the guesses that count came out. scores, (games,): higher is surer of the model; included: where it was.
 
     Raises AuditError for too few games, for scores that are NaN, and where all coins that count fell alike.
     """

@@ -18,6 +18,7 @@ def adjusted_test_level(tests: Sequence[Callable[[float], bool]], level: float) 
     """
     rejected = 0
     while True:
+        # The level only rises from round to round, so that a test that rejected once still does.
         each = level / max(1, len(tests) - rejected)
         now = sum(test(each) for test in tests)
         if now <= rejected:

@@ -83,6 +83,7 @@ def gaffke_mean_interval(values: NDArray[np.float64], stream: str) -> tuple[floa
     places = (np.arange(len(means)) + 0.5) / len(means)
     beyond = 1 - (1 - places) ** (1 / n)  # the weight of the one more, Beta(1, n): its quantiles, not draws of it
     (low, _), (_, high) = (bootstrap.percentile_interval((1 - beyond) * means + beyond * end) for end in (0, 1))
+    # Quantiles of draws may stop short of the ends that are exact for all ones, and for all zeros.
     return min(low, clopper_pearson(n, n)[0]), min(1.0, max(high, clopper_pearson(0, n)[1]))  # rounding may pass 1
 
 
@@ -113,7 +114,7 @@ def combine_independent(terms: Iterable[tuple[float, Measurement]]) -> tuple[flo
     """
     value = below = above = 0.0
     for times, m in terms:
-        down, up = sorted((times * (m.low - m.value), times * (m.high - m.value)))
+        down, up = sorted((times * (m.low - m.value), times * (m.high - m.value)))  # a negative coefficient swaps them
         value, below, above = value + times * m.value, math.hypot(below, down), math.hypot(above, up)
     return value, value - below, value + above
 

@@ -76,7 +76,7 @@ def judge_guesses(guesses: Iterable[Guesses], secrets: Mapping[str, Secret]) -> 
 
 
 class _Judged(NamedTuple):
-    """Of one secret."""
+    """The judged guesses of one secret."""
 
     id: str
     hit: bool
@@ -93,7 +93,7 @@ def _judge_one_secret(guesses: Guesses, answer: Secret) -> _Judged:
         first.suffix == answer.suffix,
         any(guess.suffix == answer.suffix for guess in guesses.ranked),
         first.score,
-        Levenshtein.distance(first.suffix, answer.suffix),
+        Levenshtein.distance(first.suffix, answer.suffix),  # of tuples: an edit is a token
         _traits_of_guess(guesses, answer),
     )
 

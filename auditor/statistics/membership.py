@@ -90,6 +90,7 @@ def window_comparison(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> floa
 def logit_confidence(mean_log_prob: Floats) -> Floats:
     """log(p / (1 - p)) of p = exp(mean log-probability): what LiRA takes to be normal (formulas A9)."""
     nll = np.maximum(-np.asarray(mean_log_prob, dtype=float), _LEAST_LOSS)
+    # log p - log(1 - p); expm1 keeps the digits of 1 - p where p is near 1.
     return np.asarray(-nll - np.log(-np.expm1(-nll)), dtype=np.float64)
 
 
@@ -123,7 +124,7 @@ def _mean_and_deviation(values: Floats, chosen: NDArray[np.bool_], per_record: b
     mean = np.divide(np.where(chosen, values, 0.0).sum(1), count, out=np.full(len(values), np.nan), where=count > 0)
     square = (np.where(chosen, values - mean[:, None], 0.0) ** 2).sum(1)
     free = np.maximum(count - 1, 0)
-    if not per_record:
+    if not per_record:  # pooled, each about its own mean: every record takes one degree of freedom
         square, free = np.full(len(values), square.sum()), np.full(len(values), free.sum())
     variance = np.divide(square, free, out=np.full(len(values), np.nan), where=free > 0)
     return mean, np.sqrt(np.where(variance > 0, variance, np.nan))

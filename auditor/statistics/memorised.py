@@ -79,6 +79,7 @@ def longest_run_by_record(seen: NGramMatches, which: NDArray[np.bool_], n: int) 
     found = {}
     for record in np.unique(seen.record[which & (seen.record >= 0)]).tolist():
         at = seen.at[which & (seen.record == record)]
+        # N-grams that begin at k places in a row span k + n - 1 tokens.
         longest = max(np.split(at, np.flatnonzero(np.diff(at) > 1) + 1), key=len)
         found[record] = TokenRun(int(longest[0]), len(longest) + n - 1)
     return found
@@ -86,7 +87,7 @@ def longest_run_by_record(seen: NGramMatches, which: NDArray[np.bool_], n: int) 
 
 def _most_disjoint_ngrams(at: NDArray[np.int64], n: int) -> int:
     """The most n-grams, of those that begin there, no two of which overlap."""
-    count, free = 0, 0
+    count, free = 0, 0  # to take the first that fits is best: all are of one length, in rising order
     for start in at.tolist():
         if start >= free:
             count, free = count + 1, start + n
@@ -95,7 +96,7 @@ def _most_disjoint_ngrams(at: NDArray[np.int64], n: int) -> int:
 
 @dataclass(frozen=True)
 class CorpusCounts:
-    """How much there is to hold: places at which an n-gram begins; trained, and held-out, records that have one."""
+    """Sizes of the data: places at which an n-gram begins; records, trained on and held out, that have one."""
 
     trained: int
     heldout: int

@@ -66,7 +66,7 @@ class Metric:
 
     @property
     def column(self) -> str:
-        """What the numbers of each secret are called, of which it is the mean."""
+        """The column of numbers by secret whose mean the metric is."""
         return self.name.removesuffix(_OTHERS)
 
     @property
@@ -82,7 +82,7 @@ class Metric:
         return self.members and not self.signed and self.trait != people.USER and bool(self.values or self.errors)
 
     def wrong(self, n: int) -> int:
-        """The wrong guess before which right ones count, of n secrets."""
+        """How many wrong guesses end the ranking of n secrets: only right ones before the last of these count."""
         assert self.errors is not None  # whoever asks has seen to it
         return self.errors(n, self.number)
 
@@ -124,6 +124,7 @@ class Metric:
         assert self.values is not None  # `of_members`
         weights = draws if self.among is None else draws * self.among(outcome)
         total, values = weights.sum(1), self.values(outcome).astype(float)
+        # A value that is not known is NaN, which would stay one times 0.
         sums = weights @ np.where(weights.any(0), values, 0.0)
         return np.divide(sums, total, out=np.full(len(draws), np.nan), where=total > 0)
 
@@ -346,9 +347,9 @@ _DECLARED: dict[str, str] = {}  # titles of plug-ins' numbers
 
 
 def declare_titles(titles: Mapping[str, str]) -> None:
-    """Has the numbers that plug-ins declare, by name, called so from here on: those of a run, or of a record."""
+    """Sets, from here on, the titles of plug-ins' numbers by name: for a run that begins or a record that is read."""
     _DECLARED.update(titles)
-    find_metric.cache_clear()
+    find_metric.cache_clear()  # it may have been asked before, and kept a name in place of the title
 
 
 @cache
@@ -386,7 +387,7 @@ def nonmember_metric_name(name: str) -> str:
 
 
 def upper_bound_metric_name(name: str) -> str:
-    """What the upper end of a bracket is called whose lower end this is; "" for what is no bracket."""
+    """The name of a bracket's upper end, from that of its lower end; "" for a name of no bracket."""
     return name.replace(AT_LEAST, AT_MOST) if AT_LEAST in name else ""
 
 

@@ -1,7 +1,7 @@
 """Which texts are near which others, by token edits, without comparing all with all. Knows no secrets.
 
-A text within d edits of another has one of that one's d + 1 pieces whole, and about where it stands there (Li et al.
-2011, PASS-JOIN). What has is compared exactly: nothing is missed, and nothing is found too much.
+Cut a text into d + 1 pieces: whatever is within d edits of it holds one of them whole, near its place (Li et al. 2011,
+PASS-JOIN). Only texts that do are compared, exactly: no pair is missed, and none is found that is not near.
 """
 
 from __future__ import annotations
@@ -111,13 +111,14 @@ class _Pieces:
             hit = np.flatnonzero(counts)
             if len(hit):
                 of = np.concatenate([order[first[i] : end[i]] for i in hit])
-                found.append(np.repeat(hit, counts[hit]) * len(self._tokens) + of)
+                found.append(np.repeat(hit, counts[hit]) * len(self._tokens) + of)  # a pair as one number
         pairs = np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
         return np.divmod(pairs, len(self._tokens))
 
 
 def _token_piece_hashes(pieces: NDArray[np.uint64]) -> Hashes:
     """(n, size) tokens -> (n,)."""
+    # Arrays of uint64 wrap without a warning; two pieces with one hash cost a comparison, and make no pair.
     total = np.zeros(len(pieces), dtype=np.uint64)
     for i in range(pieces.shape[1]):
         total = total * _BASE + pieces[:, i] + np.uint64(1)

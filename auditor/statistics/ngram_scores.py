@@ -44,6 +44,7 @@ class NGramCounts:
         for context, gram in _context_and_ngram_hashes(texts, order):
             different, first, counts = np.unique(gram, return_index=True, return_counts=True)
             grams.append((different, counts.astype(float)))
+            # Each different n-gram is one different word behind its context.
             begun, back = np.unique(context[first], return_inverse=True)
             total, kept = np.bincount(back, counts, len(begun)), np.bincount(back, minlength=len(begun))
             contexts.append((begun, total.astype(float), kept.astype(float)))
@@ -79,6 +80,7 @@ def _context_and_ngram_hashes(texts: Sequence[Tokens], order: int) -> list[tuple
     context, found = np.zeros(len(words), np.uint64), list[tuple[Hashes, Hashes]]()
     for k in range(order):
         if k:
+            # k < order words back lies the text itself or its own padding, never the text before.
             context = _mix_hashes(context, np.roll(words, k))
         found.append((context[own], _mix_hashes(context ^ _GRAM, words)[own]))
     return found

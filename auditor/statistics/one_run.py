@@ -66,6 +66,7 @@ def epsilon_one_run(m: int, right: Counts, delta: float, level: float = 0.05, co
     where the first of those at or above the truth is refuted. Raises AuditError for impossible counts.
     """
     check_one_run_arguments(m, right, delta, level, copies)
+    # The best single r, at delta 0 and the whole level: p_value, which looks at all r, never proves more.
     most = max((logit_bound(r, v, level) for r, v in zip(guess_counts(m), right, strict=True)), default=0.0) / copies
     proved = 0.0
     for epsilon in epsilon_grid():
@@ -114,15 +115,18 @@ def refuting_right_counts(m: int, epsilon: float, delta: float, level: float) ->
 
 
 def _as_unlikely_probability_bound(m: int, least: float, epsilon: float, delta: float, enough: float) -> float:
-    """How likely something is that by itself is as unlikely as this, or less likely, at most; see `p_value`."""
+    """A bound of P[for some r, the right ones have a tail probability of `least` or less]; see `p_value`."""
+    # log p and log(1 - p): neither loses digits where p is near 1.
     counts, log_odds = guess_counts(m), (-np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon))
-    spare, more = m * delta * math.exp(log_odds[1]), 0
+    spare, more = m * delta * math.exp(log_odds[1]), 0  # (1 - p) m delta: see the top of this file
+    # A union over the counts, and Markov for what delta adds.
     if least >= enough or len(counts) * least + spare < enough < 1:
         return least if least >= enough else len(counts) * least + spare
     needed = [_fewest_right_as_unlikely(r, math.exp(log_odds[0]), least) for r in counts]
     # how many are right of those that each count, from the fewest on, adds to the one before
     steps = [_truncated_binomial_pmf(r - before, log_odds) for before, r in pairwise((0, *reversed(counts)))]
     chance = _probability_of_enough_right(needed, steps)
+    # What delta adds goes where it is cheapest: to outcomes that lack one right guess, then two, and so on.
     while spare > 0 and chance < enough:
         if chance + spare / (more + 1) < enough < 1:  # the rest would each have to be given more
             return chance + spare / (more + 1)
@@ -153,6 +157,7 @@ def _probability_of_enough_right(needed: Sequence[int], steps: Sequence[Step]) -
     mass, first, reached = np.ones(1), 0, 0.0
     for fewest, (lowest, step) in zip(reversed(needed), steps, strict=True):
         mass, first = convolve(mass, step, method="direct" if len(mass) * len(step) < _LARGE else "fft"), first + lowest
+        # What has enough here is counted and taken out, so that no later count sees it again.
         keep = max(0, min(len(mass), fewest - first))
         reached += float(mass[keep:].sum())
         mass = mass[:keep]
@@ -223,13 +228,15 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """Epsilon at delta of the Gaussian mechanism of sensitivity / noise = mu (Balle and Wang 2018, Theorem 8)."""
     if mu <= 0 or gaussian_delta(0.0, mu) <= delta:
         return 0.0
+    # At this upper end the first term of `gaussian_delta` alone is delta, and the second only takes away.
     return largest_refuted_value(
         lambda epsilon: gaussian_delta(epsilon, mu) > delta, mu * mu / 2 + mu * float(-ndtri(delta))
     )
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)."""
+    """Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) (the same Theorem 8)."""
+    # In logs: e^epsilon overflows where Phi vanishes.
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
 
 
@@ -237,6 +244,7 @@ def group_delta(epsilon: float, delta: float, copies: int) -> float:
     """Delta of a group of so many records, each (epsilon, delta)-DP: delta (e^(k epsilon) - 1) / (e^epsilon - 1)."""
     if copies == 1:
         return delta
+    # The largest float is about e^709; a delta so large refutes nothing.
     return delta * sum(math.exp(min(j * epsilon, 700.0)) for j in range(copies))
 
 
@@ -244,7 +252,7 @@ def group_delta(epsilon: float, delta: float, copies: int) -> float:
 
 
 def largest_refuted_value(refuted: Callable[[float], bool], high: float, close: float = _CLOSE) -> float:
-    """Where what is refuted from 0 on ends, at `high` at the latest: by bisection, from below. 0: nothing is."""
+    """The end of the refuted values, which reach from 0 to `high` at most: by bisection, from below. 0: none is."""
     low = 0.0
     if not refuted(low):
         return 0.0
@@ -260,11 +268,12 @@ def logit_bound(r: int, v: int, level: float) -> float:
         return 0.0
     if v == r:
         return math.log(level) / r - math.log(-math.expm1(math.log(level) / r))
+    # 1 minus the bound is taken from the mirrored beta law: it keeps its digits where the bound is near 1.
     return float(np.log(beta.ppf(level, v, r - v + 1)) - np.log(beta.isf(level, r - v + 1, v)))
 
 
 def check_delta_and_level(delta: float, level: float) -> None:
-    """Raises AuditError for what is none."""
+    """Raises AuditError for a delta outside [0, 1), and for a level outside (0, 1)."""
     if not 0 <= delta < 1:
         raise AuditError(f"expected delta in [0, 1), got {delta:g}")
     if not 0 < level < 1:

@@ -72,5 +72,5 @@ def _recomputed_separation(metric: Metric, members: Columns, others: Columns) ->
 
 
 def mean_or_nan(values: NDArray[np.float64]) -> float:
-    """NaN of nothing."""
+    """The mean; NaN of no values."""
     return float(values.mean()) if len(values) else math.nan

@@ -38,6 +38,7 @@ def placements(own: Floats, others: Floats) -> tuple[Floats, Floats]:
     Ties count half. The mean of either is the AUC (DeLong et al. 1988).
     """
     m, n = len(own), len(others)
+    # A rank among all minus the rank among its own counts those of the other side below it, ties half.
     every = rankdata(np.concatenate([own, others]))
     return (every[:m] - rankdata(own)) / n, 1 - (every[m:] - rankdata(others)) / m
 
@@ -67,7 +68,7 @@ def newcombe_auc_interval(value: float, m: int, n: int, widen: float = 1.0) -> t
     """Interval of an AUC from its value and the two sizes alone (Newcombe 2006, method 5): AUCs not refuted by it."""
 
     def reach(x: float) -> float:
-        more = (m + n) / 2 - 1
+        more = (m + n) / 2 - 1  # the variance of Hanley and McNeil 1982, both sizes at their mean
         return widen * Z * math.sqrt(x * (1 - x) * (1 + more * ((1 - x) / (2 - x) + x / (1 + x))) / (m * n))
 
     # 0 and 1 reach nowhere and would pass for an end.
@@ -128,7 +129,7 @@ def allowed_false_positives(nonmembers: int, rate: float) -> int:
     k = floor((n + 1) rate), and k - 1 are above it (conformal prediction: Vovk et al. 2005). With the next lower score,
     where k of n are above it, the rate of others is (k + 1) / (n + 1): of 100 non-members twice the 1% it is read at.
     """
-    return int((nonmembers + 1) * rate + _ROUNDING) - 1
+    return int((nonmembers + 1) * rate + _ROUNDING) - 1  # a product that should be whole may come out just below
 
 
 def nonmembers_for_rate(rate: float) -> int:
@@ -205,6 +206,7 @@ class FoundRate:
 
     def low(self, level: float) -> float:
         above, wrong = _members_surely_above(self.own, self.others, self.rate, level * _OF_THRESHOLD)
+        # wrong + (1 - wrong) x the rest = level
         return BinomialCount(int(above.sum()), self.n).low((level - wrong) / (1 - wrong))
 
     def high(self, level: float) -> float:
@@ -235,6 +237,7 @@ class PartialAuc:
         return len(self.own)
 
     def low(self, level: float) -> float:
+        # Each part at the height of its left end, the first at 0; `high` at that of its right end.
         return sum(self._at(k).low(level / (_PARTS - 1)) for k in range(1, _PARTS)) / _PARTS
 
     def high(self, level: float) -> float:
@@ -253,6 +256,7 @@ def partial_auc_with_interval(name: str, own: Floats, others: Floats, below: flo
 
 def nonmembers_for_lower_bound(rate: float, level: float) -> int:
     """The fewest non-members that bound a rate from below at this level: 390 for 1% in a two-sided interval of 95%."""
+    # (1 - rate)^n is the chance that none of n is above the true threshold.
     return math.ceil(math.log(level * _OF_THRESHOLD) / math.log1p(-rate))
 
 
@@ -262,15 +266,15 @@ def _members_surely_above(own: Floats, others: Floats, rate: float, share: float
     Too low is the k-th highest score where fewer than k of n are at or above the true one.
     """
     n = len(others)
-    k = int(binom.ppf(share, n, rate))
+    k = int(binom.ppf(share, n, rate))  # the largest with P[B < k] below share
     above = own > np.sort(others)[n - k] if k else np.zeros(len(own), dtype=bool)
     return above, float(binom.cdf(k - 1, n, rate))
 
 
 def _members_possibly_above(own: Floats, others: Floats, rate: float, share: float) -> tuple[NDArray[np.bool_], float]:
-    """Likewise above one that is too high so seldom: the k-th highest score where k or more are above the true one."""
+    """Likewise with a threshold that is seldom too high: too high is the k-th score if k or more pass the true one."""
     n = len(others)
-    k = int(binom.isf(share, n, rate)) + 1
+    k = int(binom.isf(share, n, rate)) + 1  # the smallest with P[B >= k] at most share
     above = own > np.sort(others)[n - k] if k <= n else np.ones(len(own), dtype=bool)
     return above, float(binom.sf(k - 1, n, rate))
 
@@ -305,6 +309,7 @@ class RateDifference:
         share = level * _OF_THRESHOLD / 2
         surely, wrong = _members_surely_above(*one, self.rate, share)
         perhaps, wrong_too = _members_possibly_above(*other, self.rate, share)
+        # A union bound: the same non-members set both thresholds, which are not independent.
         return paired_share_difference(surely, perhaps).low(level - wrong - wrong_too)
 
 

@@ -29,6 +29,7 @@ def epsilon_clopper_pearson(
     def refuted(epsilon: float) -> bool:
         """Whether a ratio exceeds what a group of so many records allows."""
         most, slack = math.exp(copies * epsilon), group_delta(epsilon, delta, copies)
+        # The second by complements: TNR_lo = 1 - FPR_hi and FNR_hi = 1 - TPR_lo.
         return tpr[0] > most * fpr[1] + slack or 1 - fpr[1] > most * (1 - tpr[0]) + slack
 
     smallest = min(fpr[1], 1 - tpr[0])  # above 0: Clopper-Pearson's bounds are inside (0, 1) or say nothing
