@@ -1,4 +1,4 @@
-"""The engine that was asked for, by its name. Ray is loaded only where it is it."""
+"""Makes the engine that the options name. Ray is imported only where it is the one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from auditor.engines.engine import Engine, LocalEngine
 
 
 def make_engine(asked: EngineOptions) -> Engine:
-    """Raises AuditError where it cannot be had."""
+    """The engine that the options name. Raises AuditError where it cannot be started."""
     if asked.engine == "local":
         return LocalEngine()
     from auditor.engines.ray_engine import RayEngine  # an extra

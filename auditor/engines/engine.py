@@ -17,14 +17,14 @@ from auditor.core.errors import AuditError
 
 
 class Work(Protocol):
-    """What is to be done with items, each on its own: what is found of one does not depend on the others."""
+    """A task over items, each on its own: the result of one does not depend on the others."""
 
     @property
     def portion(self) -> int:
         """Items that are handed out together, and done again together where a worker is lost."""
 
     def at(self, place: Any, items: Sequence[Any]) -> Iterator[Any]:
-        """What is found, bit by bit: the same at every place that was opened in the same way."""
+        """The results for these items, one by one, with the models and data of `place`: the same on every worker."""
 
 
 class Engine(Protocol):
@@ -36,7 +36,7 @@ class Engine(Protocol):
 
     @property
     def said(self) -> str:
-        """Who does it, in words."""
+        """Who does the work, in words: "this process"."""
 
     def open(self, here: Any, elsewhere: Callable[[], Any]) -> None:
         """Sets what later work runs on: `here` in this process; each worker makes its own with `elsewhere()`."""
@@ -45,10 +45,10 @@ class Engine(Protocol):
         """The results of the items as they arrive, each once. The same item always goes to the same worker."""
 
     def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        """The same for few, long items: the next free worker takes the next item."""
+        """As `stream`, for few, long items: the next free worker takes the next item."""
 
     def close(self) -> None:
-        """Lets go of all that it holds."""
+        """Stops its workers and lets go of what they worked on."""
 
 
 class LocalEngine:
@@ -81,6 +81,6 @@ class WorkerStart:
         if self.version != __version__:
             raise AuditError(f"expected audit {self.version} on every worker, got {__version__} on {node()}")
         try:
-            os.chdir(self.folder)
+            os.chdir(self.folder)  # of the whole process, which a worker has to itself
         except OSError as error:
             raise AuditError(f"expected the folder {self.folder!r} on every worker, got none on {node()}") from error

@@ -46,7 +46,7 @@ _LONGEST = 103 if sys.platform == "darwin" else 107  # of a socket's path, in by
 
 
 class RayEngine:
-    """So many workers of one thread each. address: a cluster's, as HOST:PORT or `auto`; "": one of our own, here.
+    """`workers` of one thread each. address: of a cluster, HOST:PORT or `auto`; "": a new cluster on this machine.
 
     gpus: of each worker, parts of one allowed. Raises AuditError where Ray is not installed, not to be reached, or has
     no room for the workers: all of them must be there from the start.
@@ -76,6 +76,7 @@ class RayEngine:
         self._elsewhere = elsewhere
 
     def stream(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
+        # `put` stores the work once for all portions, in place of a copy with each.
         ray, pool, shared = _import_ray(), self._started_worker_pool(), _import_ray().put(work)
         streams = list[Any]()
         for i, worker in enumerate(pool):
@@ -84,15 +85,16 @@ class RayEngine:
                 streams.append(do.remote(shared, list(own[start : start + work.portion])))
         try:
             while streams:
+                # fetch_local=False: told as soon as a result is there; `ray.get` fetches it.
                 ready, _ = ray.wait(streams, num_returns=1, fetch_local=False)
                 for stream in ready:
                     try:
                         yield _result_from_ray(next, stream)
-                    except StopIteration:
+                    except StopIteration:  # let out of a generator it would be a RuntimeError (PEP 479)
                         streams.remove(stream)
         finally:
             for stream in streams:
-                ray.cancel(stream, force=False)
+                ray.cancel(stream, force=False)  # Ray refuses force for what an actor does
 
     def each(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         from ray.util import ActorPool
@@ -109,7 +111,7 @@ class RayEngine:
 
     def _kill_worker_pool(self) -> None:
         for worker in self._pool:
-            _import_ray().kill(worker)
+            _import_ray().kill(worker)  # for good: Ray starts none again that it was told to kill
         self._pool = []
 
     def _started_worker_pool(self) -> list[Any]:
@@ -218,14 +220,14 @@ def _exit_when_process_is_lost(pids: Sequence[int]) -> Iterator[None]:
 
     Ray would end it from C++ at its next question to them, with 1, which is a gate's word, and without one of its own.
     """
-    handles = [os.pidfd_open(pid) for pid in pids]
+    handles = [os.pidfd_open(pid) for pid in pids]  # each readable once its process has ended
     left, end = os.pipe()
 
     def watch() -> None:
         ready, _, _ = select.select([*handles, left], [], [])
         if left not in ready:
             os.write(2, _LOST.encode())
-            os._exit(3)
+            os._exit(3)  # sys.exit would end this thread alone
 
     thread = threading.Thread(target=watch, daemon=True, name="audit: the cluster")
     thread.start()
@@ -257,7 +259,7 @@ class _Worker:
 
 
 def _result_from_ray(ask: Callable[..., Any], *of: Any) -> Any:
-    """What Ray has; what work, or the opening of a place, refused is refused here in its own words."""
+    """The result of a call to Ray. AuditError and NotApplicable of a worker are raised here as they were there."""
     ray = _import_ray()
     try:
         found = ask(*of)

@@ -52,9 +52,10 @@ class TokenGuide:
         self.space, self.tokenizer, self.head = space, tokenizer, head
         self._written = decode_exactly(tokenizer, head)
         self._pieces: dict[str, list[int]] = {}  # what each token writes behind the head: tokens by text
+        # Behind the head, not alone: SentencePiece drops the space of a token that stands first.
         for token in range(len(tokenizer)):
             self._pieces.setdefault(decode_exactly(tokenizer, (*head, token))[len(self._written) :], []).append(token)
-        self._pieces.pop("", None)
+        self._pieces.pop("", None)  # no token that writes nothing: a text could take any number of them
         self._beginnings = {piece[:i] for piece in self._pieces for i in range(1, len(piece) + 1)}
         self._allowed: dict[State, tuple[Tensor, list[State]]] = {}
         start = space.after(self._written)
@@ -106,6 +107,7 @@ def draw_constrained_texts(
     """One text a row of `noise`, (draws, guide.longest()) in [0, 1), and of no other. context: ends in the head."""
 
     def inverse_cdf(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
+        # Rounding may end the cdf below a uniform close to 1.
         return np.minimum(np.searchsorted(cdf, noise[who, at], side="right"), len(cdf) - 1)
 
     tokens, nll, log_q = _guided_texts_with_nll(model, guide, context, len(noise), inverse_cdf)
@@ -120,9 +122,10 @@ def draw_constrained_texts(
 def score_texts(
     model: LanguageModel, guide: TokenGuide, context: Tokens, texts: Sequence[str], tails: Sequence[Tokens]
 ) -> ConstrainedDraws:
-    """As if these texts had been drawn. tails: their tokens behind the head, which `TokenGuide.check` has accepted."""
+    """nll and log_q of given texts, as of drawn ones. tails: tokens behind the head; `TokenGuide.check` takes them."""
 
     def its_own(who: NDArray[np.int64], at: int, allowed: Tensor, cdf: NDArray[np.float64]) -> NDArray[np.int64]:
+        # `allowed` is sorted, and has each of these tokens: `TokenGuide.check` has seen to it.
         return np.searchsorted(allowed.numpy(), [tails[i][at] for i in who.tolist()])
 
     _, nll, log_q = _guided_texts_with_nll(model, guide, context, len(tails), its_own)
@@ -155,6 +158,7 @@ def _guided_texts_with_nll(
                 log_mass = torch.logsumexp(own, -1)
                 picked = pick(live[mine], position, allowed, torch.cumsum((own - log_mass).exp(), -1).numpy())
                 nll[live[mine]] -= own.numpy()[picked]
+                # Renormalised over the tokens allowed: the q that weighs a draw (formulas.md A8).
                 log_q[live[mine]] += (own - log_mass).numpy()[picked]
                 for text, place in zip(mine.tolist(), picked.tolist(), strict=True):
                     token = int(allowed[place])
@@ -178,6 +182,7 @@ def _guided_texts_with_nll(
 
 def common_prefix(sequences: Sequence[Sequence[int]]) -> Tokens:
     """What all of the token sequences begin with, and all of them go on behind."""
+    # What the first and the last in order share, all between them share, too.
     ordered = sorted(map(tuple, sequences))
     first, last, shared = ordered[0], ordered[-1], 0
     while shared < min(map(len, ordered)) - 1 and first[shared] == last[shared]:

@@ -44,6 +44,7 @@ class Candidates:
     def forward_rows(self) -> int:
         """Rows that were run through the model: one a distinct partial sample, the bare prefix included."""
         length = self.suffixes.shape[1]
+        # Sorted, each shares most with the one before it: what it does not share, but for its last token, are new rows.
         ordered = np.unique(self.suffixes.numpy(), axis=0)
         same = (ordered[1:] == ordered[:-1]).cumprod(axis=1).sum(axis=1)  # tokens shared with the one before
         return length + int((length - 1 - same).sum())
@@ -101,7 +102,7 @@ def sample_mixed_length_batch(
         return model.start(own, max(lengths[i] for i in same), prompt=prompt, distribution=distribution)
 
     first, *others = [begun(same) for same in groups]
-    noise = np.zeros((len(tokens), len(uniforms[0]), longest, CHANNELS))
+    noise = np.zeros((len(tokens), len(uniforms[0]), longest, CHANNELS))  # never read behind the end of a shorter one
     for row, i in enumerate(by_length):
         noise[row, :, : lengths[i]] = uniforms[i]
     ends = [lengths[i] for i in by_length]
@@ -115,8 +116,8 @@ def sample_mixed_length_batch(
 def sampling_batches_by_length(
     model: LanguageModel, shapes: Sequence[tuple[int, int]], samples: int = 1
 ) -> Iterator[list[int]]:
-    """Indices of the (prefix, suffix) lengths of which so many samples each are drawn in one batch: those of one shape,
-    and where the model can join rows, what shapes are rare, by rising length."""
+    """Batches of indices into (prefix, suffix) lengths, of each of which `samples` are drawn: one for each shape, and,
+    where the model can join rows, one for all rare shapes, by rising length."""
     rare = list[int]()
     for alike in batches_of_equal_shape(shapes):
         if model.can_join_rows and len(alike) * samples < _RARE:
@@ -150,6 +151,7 @@ def merge_candidates(parts: Sequence[Candidates]) -> Candidates:
     """The candidates of one secret whose samples were drawn in several passes, in the order of their first sample."""
     suffixes, counts = torch.cat([part.suffixes for part in parts]), torch.cat([part.counts for part in parts])
     _, first, where = np.unique(suffixes.numpy(), axis=0, return_index=True, return_inverse=True)
+    # reshape: numpy 2.0 gives the inverse one dimension more.
     total = counts.new_zeros(len(first)).index_add_(0, torch.from_numpy(where.reshape(-1)), counts)
     order = torch.from_numpy(np.argsort(first))
     scores = [part.token_log_probs for part in parts if part.token_log_probs is not None]

@@ -141,6 +141,7 @@ def _surviving_children(
         token = column if tokens is None else tokens[row, column]
         parts.append((nodes[row], token, log_q[nodes[row]] + step[row, column].double()))
     parents, chosen, child = (torch.cat(part) for part in zip(*parts, strict=True))
+    # Groups come in any order; by parent and token, owners ascend again, as the split into secrets needs.
     order = torch.argsort(parents * distribution.shape[-1] + chosen)
     parents, chosen, child = parents[order], chosen[order], child[order]
     stays = _surviving_children_mask(child, owner[parents], floor, secrets)
@@ -169,7 +170,7 @@ def _leaves_with_certificate(
     best = float(log_q[0])
     certificate = Certificate(
         reached=best >= floor,
-        certified=best >= pruned,
+        certified=best >= pruned,  # what was pruned only loses probability with each further token (formulas.md A5)
         leftover=max(0.0, 1 - float(log_q.exp().sum())),
         pruned=math.exp(pruned),
     )

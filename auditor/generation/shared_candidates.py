@@ -16,7 +16,7 @@ from auditor.generation.sample import Candidates
 
 
 class CandidatesOnDisk:
-    """By secret. They lie in a file without a name, which ends with the last who refers to it."""
+    """Candidates by secret, in a file without a name that is closed once nothing refers to this object."""
 
     def __init__(self) -> None:
         self._where: dict[str, tuple[int, int]] = {}  # begins, bytes
@@ -33,6 +33,7 @@ class CandidatesOnDisk:
         self._where[secret] = self._file.add(held.getvalue())
 
     def __getitem__(self, secret: str) -> Candidates:
+        # Safe to unpickle: only this object writes the file.
         found: Candidates = pickle.loads(self._file.read(*self._where[secret]))
         return found
 

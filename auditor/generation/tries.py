@@ -90,6 +90,7 @@ def load_or_build_trie(space: Space, tokenizer: Any) -> Trie:
     written_out = getattr(tokenizer, "backend_tokenizer", None)  # its whole behaviour, which others do not tell
     if space.size < _KEPT_ON_DISK or written_out is None or not getattr(tokenizer, "is_fast", False):
         return build_trie(space, tokenizer)
+    # 1: the form of the file, to be raised with every change of `TrieLevel`.
     key = hashlib.sha256(repr((1, space.format, space.lists, written_out.to_str())).encode()).hexdigest()[:32]
     path = cache_folder() / "tries" / f"{key}.npz"
     if path.is_file():
@@ -106,10 +107,12 @@ def build_trie(space: Space, tokenizer: Any) -> Trie:
         ids = encode_texts(tokenizer, chunk)
         lengths = np.array([len(row) for row in ids])
         padded = np.full((len(ids), lengths.max(initial=1)), -1, dtype=np.int32)
+        # A boolean mask is filled row by row, in the order of the list.
         padded[np.arange(padded.shape[1]) < lengths[:, None]] = [token for row in ids for token in row]
         parts.append(padded)
     width = max(part.shape[1] for part in parts)
     tokens = np.concatenate([np.pad(p, ((0, 0), (0, width - p.shape[1])), constant_values=-1) for p in parts])
+    # lexsort sorts by its last key first. -1 comes first: a text stands before those that it begins.
     tokens = tokens[np.lexsort(tokens.T[::-1])]
     lengths = (tokens >= 0).sum(1)
     same = np.cumprod(tokens[1:] == tokens[:-1], axis=1).sum(1)  # tokens that a text shares with the one before it
@@ -119,7 +122,7 @@ def build_trie(space: Space, tokenizer: Any) -> Trie:
             "as the beginning of another: it lacks some of their characters or normalises them, so that they cannot be "
             "ranked; make canaries of another format for it"
         )
-    head = int(min(same.min(), lengths.min() - 1))
+    head = int(min(same.min(), lengths.min() - 1))  # leaves each text a token of its own, for its leaf
     levels = _levels_from_sorted_tokens(tokens[:, head:], lengths - head, same - head)
     return Trie(tuple(tokens[0, :head].tolist()), levels, int(tokens.max()))
 
@@ -132,6 +135,7 @@ def _levels_from_sorted_tokens(
     shared = np.concatenate([[-1], same])
     for depth in range(int(lengths.max())):
         inside = lengths > depth  # texts that pass through a node of this depth
+        # A text that shares fewer than `depth` tokens with the one before it opens a node.
         node = np.unique(np.cumsum(shared < depth)[inside], return_inverse=True)[1]  # of each text
         last = lengths[inside] == depth + 1
         child = ~last & (shared < depth + 1)[inside]  # the first text of each inner child
@@ -147,6 +151,7 @@ def _levels_from_sorted_tokens(
                 torch.ones(count, dtype=torch.long),
             )
         )
+    # From the deepest level up, so that the counts of children are complete.
     for level, below in zip(made[-2::-1], made[:0:-1], strict=True):
         owner = torch.repeat_interleave(torch.arange(len(level.nodes)), level.inner_start.diff())
         level.nodes.scatter_add_(0, owner, below.nodes)
@@ -154,7 +159,7 @@ def _levels_from_sorted_tokens(
 
 
 def _save(path: Path, made: Trie) -> None:
-    """Two processes may write it at once."""
+    """Atomically: two processes may write the same trie at once."""
     levels, columns = enumerate(made.levels), fields(TrieLevel)
     arrays = {f"{f.name}-{i}": getattr(level, f.name).numpy() for i, level in levels for f in columns}
     with disk.atomic_replacement_file(path) as scratch, scratch.open("wb") as file:
@@ -246,9 +251,11 @@ def count_leaves_within_nll(
         search = _LeafSearch(tree, limits, nodes, model.device)
         search.walk(model, context, max_rows, lambda: progress(search.spent + search.cut, tree.nodes))
         at_most = torch.cumsum(search.found[:-1], 0).cpu().numpy()
+        # The search sorts its limits: the rank of each limit brings the counts back into the order given.
         places = np.argsort(np.argsort(limits, kind="stable"), kind="stable")
         return LeafCount(at_most[places], search.unseen, search.spent)
 
+    # A search that outgrew memory begins anew: what it had counted until then is no answer.
     return BatchSizeLimit(max_rows).ask(count)[1]
 
 
@@ -278,13 +285,15 @@ class _LeafSearch:
             while len(live):
                 children, parents = self.look(live, rows)
                 progress()
+                # Below the deepest level there is no level to look up.
                 sizes = self.levels[children.depth].nodes[children.node] if len(children) else children.node
                 if int(sizes.sum()) > max_rows:
+                    # A stack: the likeliest are to come off it first.
                     waiting += reversed(_split_branches_by_nodes(children, sizes, max_rows))
                     break
                 live = self.affordable(children)
                 if len(live):
-                    rows.advance(parents[: len(live)], live.path[:, -1])
+                    rows.advance(parents[: len(live)], live.path[:, -1])  # `affordable` drops from the end alone
 
     def affordable(self, live: _Branches) -> _Branches:
         """The branches that the nodes left pay for; the others stay unseen."""
@@ -304,7 +313,7 @@ class _LeafSearch:
         inner_of, inner = _parent_and_child_indices(level.inner_start, live.node)
         parents, tokens = torch.cat([leaf_of, inner_of]), torch.cat([level.leaf_token[leaf], level.inner_token[inner]])
         nll = live.nll[parents] - rows.token_log_probs(parents, tokens).double()
-        reached = torch.searchsorted(self.limits, nll[: len(leaf)])
+        reached = torch.searchsorted(self.limits, nll[: len(leaf)])  # the first limit >= nll: ties are within it
         self.found += torch.bincount(reached, minlength=len(self.found))
         nll, tokens = nll[len(leaf) :], tokens[len(leaf) :]
         order = torch.argsort(nll, stable=True)

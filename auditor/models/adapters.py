@@ -60,10 +60,10 @@ def _check_adapter_fits_base(adapter: str, config: PeftConfig, base: PreTrainedM
 
 
 def resize_embeddings_for_adapter(base: Any, adapter: Path) -> None:
-    """Gives the base as many tokens as an adapter has that was trained with more of them, and holds their rows."""
+    """Resizes the base's embeddings, in place, to as many rows as an adapter with embeddings of its own has saved."""
     rows = _saved_embedding_row_count(adapter, base)
     if rows is not None and rows != base.get_input_embeddings().weight.shape[0]:
-        base.resize_token_embeddings(rows, mean_resizing=False)
+        base.resize_token_embeddings(rows, mean_resizing=False)  # new rows need no guess: the adapter has them
 
 
 def _saved_embedding_row_count(adapter: Path, base: Any) -> int | None:

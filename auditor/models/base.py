@@ -51,7 +51,7 @@ class Rows(ABC):
 
     def draw(self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding) -> tuple[Tensor, Tensor]:
         """One token a draw. row_of_draw: (draws,); uniforms: (draws, CHANNELS). Returns tokens and CDF nearness."""
-        return decoding.draw(self.log_probs(), row_of_draw, uniforms[:, 0])
+        return decoding.draw(self.log_probs(), row_of_draw, uniforms[:, 0])  # other channels: for randomised defenses
 
     def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
         """(tokens,): the log-probability, in nats, of each token in its row's distribution."""
@@ -108,7 +108,7 @@ class Completions:
 
 
 def implies_capability(capabilities: frozenset[str], capability: str) -> bool:
-    """Whether who has these capabilities has this one: a distribution tells all of any token."""
+    """Whether these capabilities include this one: `distribution` includes `likelihood`, `ranks` and `likeliest`."""
     return capability in capabilities or (
         capability in ("likelihood", "ranks", "likeliest") and "distribution" in capabilities
     )
@@ -164,13 +164,13 @@ class LanguageModel(ABC):
         """
 
     def read_ahead(self, texts: Sequence[tuple[int, ...]], last: Sequence[int]) -> None:  # noqa: B027
-        """Says what it will be asked about: these texts, each at its last so many positions.
+        """Announces the texts that it will be asked about, text i at its last `last[i]` positions.
 
         A model that remembers what it read reads those of several lengths at once; any other does nothing.
         """
 
     def continues_read_texts(self, tokens: int) -> bool:
-        """Whether what stands before those positions is completed without being read anew, of so many tokens in all."""
+        """Whether it would keep so many tokens that `read_ahead` reads, to complete them without reading them again."""
         return False
 
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
@@ -231,6 +231,7 @@ class LanguageModel(ABC):
             total[live] += rows.token_log_probs(row[live], tokens[live, position]).double()
             live = (lengths > position + 1).nonzero().squeeze(-1)
             if len(live):
+                # (row, token) as one number: suffixes that agree so far go on in one child.
                 children, row[live] = torch.unique(
                     row[live] * self.vocab_size + tokens[live, position], return_inverse=True
                 )
@@ -255,7 +256,7 @@ class LanguageModel(ABC):
         )
 
     def digest(self) -> str:
-        """What it is known again by: SHA-256, in hex, of its weights or of its answers; "" where nothing tells."""
+        """SHA-256, in hex, of its weights or of its answers, which identifies it; "" where nothing does."""
         return ""
 
     def cost_sentences(self) -> tuple[str, ...]:
@@ -271,7 +272,7 @@ class LanguageModel(ABC):
         return [False] * len(prefixes)
 
     def finish(self) -> None:  # noqa: B027 - a model at hand stays what it is
-        """The last that it is asked in a run. Raises AuditError where it is not the model that it was."""
+        """Called at the end of a run. Raises AuditError where it is no longer the model that it was."""
 
     def special_token(self, kind: str) -> int | None:
         """The token that its own configuration names as `bos` or `eos`, the first of several."""
@@ -314,7 +315,7 @@ class LanguageModel(ABC):
         return ()
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
-        """That neighbour as it would itself be served: its tokens are drawn as this model's are."""
+        """Neighbour `index` of `neighbours` as a model of its own, whose tokens are drawn as this one's are."""
         raise NotApplicable(f"{self.name} knows of no model that is its neighbour by {relation}")
 
     def claim_premises(self) -> Mapping[str, int]:
@@ -361,11 +362,12 @@ def sample_completions_from_rows(
             found = rows.token_log_probs(own, drawn)
             scores = found.new_zeros(tokens.shape) if scores is None else scores
             scores[live, position] = found
+        # (row, token) as one number: draws that agree so far share a child, and so a forward row (formulas.md A5).
         children, row_of_draw[live] = torch.unique(own * model.vocab_size + drawn, return_inverse=True)
         going = ends[live] > position + 1
         if not going.all():
             live = torch.arange(len(ends), device=model.device)[live][going]
-            kept, row_of_draw[live] = torch.unique(row_of_draw[live], return_inverse=True)
+            kept, row_of_draw[live] = torch.unique(row_of_draw[live], return_inverse=True)  # drops rows of ended draws
             children = children[kept]
         if len(children):
             rows.advance(children // model.vocab_size, children % model.vocab_size)

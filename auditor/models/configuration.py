@@ -10,7 +10,8 @@ _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions") 
 
 
 def input_device(model: Any, embedding: Any) -> torch.device:
-    """Where it takes tokens. Weights that lie elsewhere until they are used (`device_map`) do not say."""
+    """The device that token ids must be on. Offloaded weights (`device_map`) do not tell it, but their hook does."""
+    # accelerate hangs this hook on a part whose weights it moves in for each use.
     used_on = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
     return next(model.parameters()).device if used_on is None else torch.device(used_on)
 

@@ -1,7 +1,7 @@
 """Whether a `LanguageModel` of whoever's gives one distribution however it is asked, on random tokens.
 
-What is held against what is in `distribution_inconsistencies`. Transformers models have a check of their own
-(`self_check`), which also chooses how they are served. Knows nothing of what a model is asked for.
+`distribution_inconsistencies` says what is compared. Transformers models have a check of their own (`self_check`),
+which also chooses how they are served. Knows nothing of what a model is asked for.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def distribution_inconsistencies(model: LanguageModel) -> Iterator[str]:
 
     if not same(model.log_probs(texts[1:], length)[0], whole[1]):
         yield "log_probs of a text depends on the texts beside it"
-    if not same(model.log_probs(texts[:, :-2], 1)[:, 0], whole[:, -3]):
+    if not same(model.log_probs(texts[:, :-2], 1)[:, 0], whole[:, -3]):  # -3: the last of these, in the whole
         yield "the distribution of a token changes with what comes after it"
     yield from _incremental_decoding_mismatches(model, texts, spread)
     given = model.token_log_probs(texts[:, :2], texts[:, 2:])
@@ -95,11 +95,12 @@ def advance_collecting_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """Rows behind the first `begin` tokens of each text, advanced by these steps.
 
-    Returns what each said on its way, (rows, steps + 1, V), and what it then stands behind, (rows, begin + steps).
+    Returns the distributions along each final row's path, (rows, steps + 1, V), and the paths, (rows, begin + steps).
     """
     contexts, distributions = texts[:, :begin], [rows.log_probs()]
     for parents in steps:
         at = torch.tensor(parents, device=contexts.device)
+        # Tokens that differ from row to row, so that rows mixed up are seen.
         tokens = texts.flatten()[contexts.shape[1] + torch.arange(len(at), device=contexts.device)]
         rows.advance(at, tokens)
         contexts = torch.cat([contexts[at], tokens.unsqueeze(-1)], dim=1)

@@ -155,6 +155,7 @@ class Decoding:
                 yield left[sure], token[sure].unsqueeze(-1), ones
                 left = left[~sure]
         scaled_total = self._tempered_log_normaliser(distribution, left, log_total)
+        # Twice top_k: among so many, what ties with the k-th has mostly been seen.
         for width in (*(n for n in _NUCLEUS_GUESSES if 2 * self.top_k <= n < vocab_size), vocab_size):
             if not len(left):
                 return
@@ -211,6 +212,7 @@ class Decoding:
         if 0 < self.top_k < vocab_size:
             kth = values[:, self.top_k - 1 : self.top_k]
             weights = torch.where(values >= kth, weights, 0.0)
+            # top_p is of the mass that top-k left, as Hugging Face renormalises between them (formulas.md A4).
             total, unseen = weights.sum(-1, keepdim=True), weights[:, -1] > 0
         else:  # the distribution is normalised over the whole vocabulary
             total, unseen = torch.ones_like(weights[:, :1]), torch.zeros_like(weights[:, 0], dtype=torch.bool)
@@ -281,7 +283,7 @@ def top_k_by_blocks(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     size = math.isqrt(width // count)  # of a block: as many maxima are looked through as tokens after them
     if size < 2:
         return distribution.topk(count, dim=-1)
-    blocks = width // size
+    blocks = width // size  # block b: columns b, b + blocks, ...; the rest of the columns go on with the first blocks
     inner, rest = distribution[:, : blocks * size].unflatten(1, (size, blocks)), distribution[:, blocks * size :]
     most = inner.amax(1)
     most[:, : rest.shape[1]] = torch.maximum(most[:, : rest.shape[1]], rest)
@@ -316,7 +318,7 @@ def log_sum_exp(distribution: Tensor, rows: Tensor | None = None, scale: float =
         here = slice(start, start + step)
         some = distribution[here] if whole or rows is None else distribution[rows[here]]
         most = some.amax(-1, keepdim=True)
-        shifted = torch.sub(some, most, out=room[: len(some)])
+        shifted = torch.sub(some, most, out=room[: len(some)])  # no fresh pages each time; torch has no gradient of it
         if scale != 1:
             shifted *= scale
         total[here] = shifted.exp_().sum(-1).log_() + scale * most.squeeze(-1)
@@ -339,6 +341,7 @@ def inverse_cdf(weights: Tensor, row_of_draw: Tensor, uniforms: Tensor) -> tuple
     rank[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[row_of_draw[order]]
     table = values.new_zeros(len(cdf), int(counts.max()))
     table[row_of_draw, rank] = values
+    # right: a uniform on a boundary is of the token above it, so that tokens of weight 0 are never drawn.
     column = torch.searchsorted(cdf, table, right=True)[row_of_draw, rank]
     high = cdf[row_of_draw, column]
     low = torch.where(column > 0, cdf[row_of_draw, (column - 1).clamp(min=0)], 0.0)

@@ -93,7 +93,7 @@ class ModelEnsemble(Ensemble):
         distributions = [
             self.parts[int(p)].log_probs(chunk, last, prompt=prompt) for p, chunk in zip(parts, chunks, strict=True)
         ]
-        return torch.cat(distributions)[torch.argsort(order)]
+        return torch.cat(distributions)[torch.argsort(order)]  # argsort inverts a permutation
 
 
 class _SynchronisedRows(Rows):
@@ -116,8 +116,8 @@ class _SynchronisedRows(Rows):
 class PermutedEnsemble(Ensemble):
     """The members of an ensemble in other places: part i is answered by that ensemble's part places[i].
 
-    A member that nothing private was left of answers as part 0, one that is absent has no place, and one that another
-    stands in for has that one's.
+    A member whose private data were taken away has place 0, one that another stands in for has that one's place, and
+    an absent one has no entry.
     """
 
     def __init__(self, held: Ensemble, places: Sequence[int]) -> None:

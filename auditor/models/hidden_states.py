@@ -27,10 +27,10 @@ Logits = Callable[[Tensor, int, int, list[SlotLayer] | None], Tensor]
 class HiddenStates:
     """Answers for texts that were read; the first answer of the head is held against the model's own.
 
-    body: gives hidden states (B, m, d) as the first of its outputs, of the last m positions at least; head: makes
-    logits of them; logits: of the model itself, which reads at least the last so many positions of token ids (B, n) and
-    answers for no more of them than it is told, (B, kept, V) float32; a list takes the layers that hold keys and values
-    of the texts. Where body and head are not all of the model (Gemma 2 caps its logits), nothing is held and the model
+    body: gives hidden states (B, m, d) of the last m positions as the first of its outputs; head: makes logits of them.
+    logits(texts, last, kept, layers): the model itself; of token ids (B, n) it reads at least the last `last` positions
+    and answers for the last `kept`, (B, kept, V) float32; `layers` takes those that hold the texts' keys and values.
+    Where body and head are not all of the model (Gemma 2 caps its logits), nothing is held and the model
     itself is asked each time.
     """
 
@@ -58,8 +58,8 @@ class HiddenStates:
 
     @torch.no_grad()
     def rows(self, prefixes: Tensor, length: int) -> tuple[Tensor, list[SlotLayer]] | None:
-        """(B, V) logits behind prefixes (B, n), and layers of `length` positions that hold them; None where not all are
-        what texts that were read ahead with `keys` have before their last positions."""
+        """(B, V) logits behind prefixes (B, n), and layers of `length` positions that hold these; None unless each is
+        what a text, read ahead with `keys`, has before its last positions."""
         names = [_text_key(prefix) for prefix in prefixes.cpu()]
         if not names or not all(name in self._begun for name in names):
             return None
@@ -83,7 +83,7 @@ class HiddenStates:
         """Reads texts of any lengths side by side: each will be asked about, at its last so many positions.
 
         The shorter are filled up behind their ends, which changes nothing before them in a causal model. keys: whether
-        keys and values are held, too, for those who complete what is before those positions.
+        keys and values are held, too, to complete what stands before those positions.
         """
         asked = ((torch.tensor(t), own) for t, own in dict(zip(texts, last, strict=True)).items() if own <= len(t))
         ahead = sorted(
@@ -103,6 +103,7 @@ class HiddenStates:
         filled = torch.stack([torch.cat([text, text[-1:].expand(longest - len(text))]) for text, _ in texts])
         first = min(len(text) - last for text, last in texts)
         layers: list[SlotLayer] | None = [] if keys else None
+        # Logits of one position only: the states are what is wanted, and a head over all costs the most.
         _, states = self._logits_and_hidden_states(filled.to(device), longest - first, 1, layers)
         if states is None or not torch.isfinite(states).all():
             return
@@ -114,6 +115,7 @@ class HiddenStates:
         ):
             self._bytes += new
             for slot, ((text, last), state) in enumerate(zip(texts, own, strict=True)):
+                # The state at -last has read the text up to and with that position.
                 self._begun[_text_key(text[: len(text) - last + 1])] = state[-last], layers, slot
 
     def _has_states(self, name: bytes, last: int) -> bool:
@@ -144,7 +146,7 @@ class HiddenStates:
         return found, caught[-1] if self._right else None
 
     def _hold_where_room(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
-        """As far as there is room."""
+        """All of them; none where memory has no room for all."""
         if (new := sum(own.nbytes for own in states)) <= self._remaining_bytes(states[0].device, _SHARE):
             self._held.update(zip(names, states, strict=True))
             self._bytes += new

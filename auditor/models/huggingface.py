@@ -33,7 +33,7 @@ Forward = Callable[[Tensor, int, Cache | OwnCache | None], Tensor]  # as `Huggin
 
 
 # How decoding rows keep their past: keys and values in slots of ours; in whatever cache the model makes of its own,
-# copied row by row; or not at all: each token reads its whole row.
+# copied row by row; or not at all: each token reads its whole row. The fastest first, as the self-check tries them.
 Served = Literal["slots", "cache", "recompute"]
 
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what families call it
@@ -82,7 +82,7 @@ class HuggingFaceRows(Rows):
         return self._answer(self.model.embed(tokens, prompt), cache)
 
     def _answer(self, read: Tensor, cache: Cache | OwnCache | None) -> Tensor:
-        """As `_ask`, of what the model reads."""
+        """As `_ask`, of tokens or embeddings, as `HuggingFaceModel.embed` gives them."""
         self._total = None
         return self.forward(read.repeat_interleave(self.width, dim=0), 1, cache)[:, 0].unflatten(0, (-1, self.width))
 
@@ -96,6 +96,7 @@ class HuggingFaceRows(Rows):
     def log_probs(self) -> Tensor:
         """(rows, V); (rows, width, V) where a row has several parts."""
         if self._total is None or self._total.any():
+            # Log-probabilities are logits whose total is 0: they are kept in the place of what came.
             self._logits = torch.log_softmax(self._logits, dim=-1)
             self._total = self._logits.new_zeros(self._logits.shape[:-1])
         return self._logits if self.width > 1 else self._logits[:, 0]
@@ -127,7 +128,7 @@ class SlotRows(HuggingFaceRows):
     def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
         total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
         self.slots = torch.arange(len(prefixes), device=self.model.device)
-        alone = self.forward == self.model.logits
+        alone = self.forward == self.model.logits  # not `is`: a bound method is made anew each time
         before = self.model.cached_prefix_rows(prefixes, total) if alone and prompt is None else None
         if before is not None:
             logits, self.layers = before
@@ -147,7 +148,7 @@ class SlotRows(HuggingFaceRows):
         return self.slots[rows]
 
     def joined(self, others: Sequence[Rows]) -> Rows:
-        """What each of its slots holds ends at one position; what a slot does not hold is left out by a mask."""
+        """All slots end at one position; a mask leaves out the empty positions in front of the shorter ones."""
         parts = [self]
         for rows in others:
             assert isinstance(rows, SlotRows)  # of one model, which serves all its rows in one way
@@ -232,7 +233,7 @@ class HuggingFaceModel(LanguageModel):
         embeddings: bool = True,
         notes: tuple[str, ...] = (),
     ) -> None:
-        self.model = model.eval().requires_grad_(False)
+        self.model = model.eval().requires_grad_(False)  # in place: the caller's own model is frozen, too
         self.tokenizer = tokenizer
         self.name = name
         self.notes = notes
@@ -246,6 +247,7 @@ class HuggingFaceModel(LanguageModel):
         self.embedding = model.get_input_embeddings()
         self.device = input_device(model, self.embedding)
         head = model.get_output_embeddings()
+        # The hook stays on the model, which may be wrapped more than once.
         if head is not None and make_head_input_contiguous not in head._forward_pre_hooks.values():
             head.register_forward_pre_hook(make_head_input_contiguous)
         self.vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
@@ -278,14 +280,15 @@ class HuggingFaceModel(LanguageModel):
         return None if self._seen is None else self._seen.rows(prefixes, length)
 
     def begun(self, read: Tensor, last: int, length: int, shared: bool = True) -> tuple[int, list[SlotLayer]]:
-        """As `SharedPrefixCache.layers`; empty ones where no beginnings are `shared`."""
+        """As `SharedPrefixCache.layers`; empty layers where nothing is to be `shared`, or no such cache is on."""
         if self.begins is None or not shared or read.requires_grad:
             return 0, [SlotLayer(length) for _ in range(self.n_layers)]
         return self.begins.layers(read, last, length)
 
     def share_beginnings(self, **least: int) -> None:
         """From now on what texts begin with is read once. Only where the self-check has found that nothing changes."""
-        weights = [*self.model.parameters()]  # whose versions change when they are written to
+        # torch counts in `_version` what is written to a weight in place, but not through `.data`.
+        weights = [*self.model.parameters()]
         self.begins = SharedPrefixCache(
             self._logits, self.n_layers, lambda: sum(weight._version for weight in weights), **least
         )
@@ -308,6 +311,7 @@ class HuggingFaceModel(LanguageModel):
     @cached_property
     def _cache_bytes(self) -> tuple[int, int]:
         """What the cache holds of one row, in bytes: whatever its length, and for each position."""
+        # Two lengths tell apart what grows with the length and what does not.
         two, four = (sum(held.nbytes for held in self._cache_of_dummy_pass(1, n).tensors().values()) for n in (2, 4))
         each = (four - two) // 2
         return two - 2 * each, each
@@ -327,6 +331,7 @@ class HuggingFaceModel(LanguageModel):
         digest = hashlib.sha256()
         for name, tensor in self.model.state_dict().items():
             digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+            # As bytes: numpy has no bfloat16.
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
@@ -385,6 +390,7 @@ class HuggingFaceModel(LanguageModel):
         own = cache if isinstance(cache, OwnCache) else None
         extra: dict[str, Any] = {"logits_to_keep": last} if self._keeps_logits else {}
         if self._cache_name:
+            # use_cache: where it is not said, models make a cache of their own for every call.
             extra |= {self._cache_name: own.held if own else cache, "use_cache": cache is not None}
         if isinstance(cache, PaddedCache):
             extra |= cache.where(read.shape[1])

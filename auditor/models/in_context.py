@@ -20,9 +20,9 @@ from auditor.models.ensemble import Ensemble
 
 @dataclass(frozen=True)
 class RecordBatches:
-    """Records in batches of `size` at most, and which batch a text is asked of, by what the text begins with.
+    """Records in batches of `size` at most; `asked`: the batch that answers a text, by how the text begins.
 
-    A text that begins with nothing of that is asked of the first.
+    A text with none of these beginnings is answered by the first batch.
     """
 
     records: tuple[tuple[Tokens, ...], ...]
@@ -30,7 +30,7 @@ class RecordBatches:
     asked: Mapping[Tokens, int]
 
     def of(self, texts: Tensor) -> list[int]:
-        """The batch that each of the texts (B, n) is asked of; of several beginnings, the longest decides."""
+        """The batch that answers each of the texts (B, n); of several beginnings in `asked`, the longest decides."""
         lengths = sorted({len(begin) for begin in self.asked}, reverse=True)
         rows = map(tuple, texts.tolist())
         return [
@@ -75,6 +75,7 @@ class InContext(Ensemble):
                 )
             pieces.append(self.public.log_probs(read, last, prompt=prompt))
             order += where
+        # argsort inverts the permutation that grouping by length made.
         return torch.cat(pieces)[torch.argsort(torch.tensor(order, device=contexts.device))]
 
     def _prepend_records_by_length(self, contexts: Tensor, parts: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
@@ -117,5 +118,5 @@ class _Rows(Rows):
             mine = (place[parent] >= 0).nonzero().squeeze(-1)
             if len(mine):
                 rows.advance(place[parent[mine]], token[mine])
-                groups.append((rows, mine))
+                groups.append((rows, mine))  # `mine` counts the new (row, part) pairs, as the next step does
         self.groups, self.count = groups, len(parents)

@@ -68,6 +68,7 @@ class LoraEnsemble(Ensemble):
     def distributions(self, contexts: Tensor, parts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         self._routing.part, self._routing.blocks = None, parts
         read = self._model.embed(contexts.to(self._model.device), prompt)
+        # One block of rows after another, as `Routing.blocks` has it.
         distributions = self._model.forward(read.repeat(len(parts), *(1,) * (read.ndim - 1)), last)
         return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
@@ -108,6 +109,7 @@ class _CachedMembers(Members):
     @torch.no_grad()
     def distributions(self, row: Tensor, part: Tensor) -> Tensor:
         parts = self.slot.shape[1]
+        # A slot has one writer: a pair that is asked twice is read once.
         pairs, place = torch.unique(row * parts + part, return_inverse=True)
         row, part = pairs // parts, pairs % parts
         read = self.lora._model.embed(self.tokens, self.prompt)
@@ -151,10 +153,12 @@ class _CachedMembers(Members):
 
     def _exclusive_slots(self, layer: SlotLayer, held: Tensor) -> Tensor:
         """A slot for each pair that no other pair has; -1 where memory has none left."""
+        # -1 (no slot) is looked up as slot 0; the comparison before it leaves it out.
         alone = (held >= 0) & (self.users[held.clamp_min(0)] == 1) if len(self.users) else held >= 0
         free = (self.users == 0).nonzero().squeeze(-1)
         wanted = int((~alone).sum())
         assert layer.keys is not None
+        # Bytes of a position: keys and values of all layers, which are of one size.
         position = 2 * len(self.pool) * layer.keys[0, :, 0].numel() * layer.keys.element_size()
         room = max(0, _CACHE_BYTES // (position * self.pool[0].length) - len(self.users))
         more = min(room, max(wanted - len(free), len(self.users))) if wanted > len(free) else 0  # doubled: paid rarely
@@ -339,6 +343,7 @@ def _require_single_device(public: HuggingFaceModel) -> None:
 
 def copy_sharing_weights(model: Any) -> Any:
     """New modules, the same parameters and buffers: the model stays as it is."""
+    # deepcopy takes what its memo holds, by id, for copied already.
     return copy.deepcopy(model, {id(p): p for p in [*model.parameters(), *model.buffers()]})
 
 

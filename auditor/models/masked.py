@@ -75,7 +75,7 @@ class HuggingFaceMaskedModel(MaskedModel):
         logits = self.model(**read).logits
         wanted = positions.unsqueeze(-1).expand(-1, -1, logits.shape[-1])
         distribution = torch.log_softmax(logits.gather(1, wanted).float(), dim=-1)
-        if torch.isnan(distribution[..., 0]).any():
+        if torch.isnan(distribution[..., 0]).any():  # log_softmax spreads a NaN to its whole row
             raise AuditError(
                 f"expected finite logits, but {self.name} returned NaN: the weights or the dtype are broken"
             )

@@ -1,6 +1,6 @@
-"""What is held at once, by the memory that is free; halved, and gone on with, wherever that turns out to be too much.
+"""How much is asked at once, by the memory that is free; halved wherever that turns out to be too much all the same.
 
-No result depends on how much is asked at once, so nothing but time does. Knows no model.
+Nothing but time depends on it: no result does. Knows no model.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def in_new_thread(work: Callable[[int], T]) -> Callable[[int], T]:
 
     Where oneDNN once found no page to compile a kernel into, it compiles none in that thread ever again.
     """
+    # As a decorator: a thread begins with gradients on. Making it sets the mode here, too, to what it is already.
     context, same = copy_context(), torch.set_grad_enabled(torch.is_grad_enabled())
 
     def run(size: int) -> T:
@@ -79,9 +80,9 @@ class BatchSizeLimit:
     least: int = 1
 
     def ask(self, work: Callable[[int], T], most: int | None = None) -> tuple[int, T]:
-        """How many memory held, and `work` of that number; of no more than `most`.
+        """The size that memory held, no more than `most`, and `work(size)`.
 
-        Raises what `work` raises; that memory does not hold even the least, too.
+        Raises what `work` raises, and that of memory that holds not even `least`.
         """
         asked = self.size if most is None else min(self.size, most)
         run, apart = work, False
@@ -99,7 +100,7 @@ class BatchSizeLimit:
                 run, apart = in_new_thread(work), True
 
     def pieces(self, count: int, work: Callable[[slice], T]) -> Iterator[tuple[slice, T]]:
-        """`work` on 0..count, so many at once: each piece with what came of it. Raises as `ask`."""
+        """`work` on slices of 0..count in turn, `size` long at most: each with its result. Raises as `ask`."""
         start = 0
         while start < count:
             held, result = self.ask(lambda n, start=start: work(slice(start, start + n)), count - start)  # type: ignore[misc]

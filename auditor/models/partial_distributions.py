@@ -37,20 +37,20 @@ class PartialDistribution:
     most: int
 
     def places(self) -> Tensor:
-        """(n,) the place of each token in the order of truncation, from 1; no more than that where not all is told.
+        """(n,) the rank of each token in the order of truncation, from 1; where not all is told, the last it can be.
 
-        Equal tokens stand by their ids. Behind the K likeliest they are counted as if all stood before.
+        Equal tokens stand by their ids; a token that is none of the K likeliest behind all that are equal to it.
         """
         return torch.where(self._known, 1 + self._surely_ranked_higher.sum(-1), self.ranks)
 
     @property
     def _known(self) -> Tensor:
-        """(n,) whether it is one of the K likeliest."""
+        """(n,) whether the given token is one of the K likeliest."""
         return (self.likeliest == self.tokens.unsqueeze(-1)).any(-1)
 
     @property
     def _surely_ranked_higher(self) -> Tensor:
-        """(n, K) which of them surely stand before it."""
+        """(n, K) which of the likeliest tokens surely stand before the given one."""
         own, at = self.log_probs.unsqueeze(-1), self.tokens.unsqueeze(-1)
         return (self.top > own) | ((self.top == own) & (self.likeliest < at))
 
@@ -124,6 +124,7 @@ class _UntoldTokens:
 
     def weight(self, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the most that they weigh together, if their mass is between these two."""
+        # A weight is a power of a share: convex at temperatures up to 1, where even shares weigh least (Jensen).
         if self.power >= 1:
             return self._weight_of_even_split(least), self._weight_of_uneven_split(most)
         return self._weight_of_uneven_split(least), self._weight_of_even_split(most)
@@ -146,6 +147,7 @@ class _UntoldTokens:
         middle = torch.maximum(torch.minimum(mass, self.middle * self.cap), self.middle * self.own)
         of_middle = self.middle * self.own.pow(self.power) + rise * (middle - self.middle * self.own)
         rest = (mass - middle).clamp(min=0)
+        # low ** (power - 1): the slope of the chord from a share of 0 to one of `low`.
         return of_middle + torch.where(rest > 0, rest * self.low.pow(self.power - 1), 0.0)
 
 

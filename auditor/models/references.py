@@ -1,4 +1,4 @@
-"""Reference models: trained as the target was, each on some of the attacked records; which ones, it says itself."""
+"""Reference models: trained as the target was, each on those of the attacked records that its `shard.json` lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class References:
     saw: tuple[frozenset[str], ...]
 
     def check(self, attacked: Collection[str], where: str) -> None:
-        """AuditError for what tells nothing of membership. attacked: ids of records; where: the folder, in words."""
+        """Raises AuditError for fewer than 2 models, a model that saw all records, and a record that all models saw."""
         if len(self.models) < 2:
             raise AuditError(f"expected at least 2 reference models in {where}, got {len(self.models)}")
         for model, saw in zip(self.models, self.saw, strict=True):

@@ -44,12 +44,13 @@ def check_and_configure_serving(model: HuggingFaceModel, reach: int | None = Non
     room = min(wanted, model.max_positions or wanted)
     if room <= max(_reached.get(model, 0), 1):
         return ()
-    before, model.begins, model.can_join_rows = model.notes, None, False
+    before, model.begins, model.can_join_rows = model.notes, None, False  # what held for shorter texts is tried anew
     with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
         trial = _Trial(model, room)
         if model not in _reached:
             trial.check_causality()
             trial.drop_embeddings_unless_faithful()
+        # In this order: a shorter room first, then rows in it, then what stands on how they are served.
         trial.limit_text_length(needed=reach is not None)
         trial.choose_row_serving()
         if reach is not None:
@@ -84,7 +85,7 @@ class _Trial:
         return distribution_distance(found, truth) <= self.tolerance
 
     def check_causality(self) -> None:
-        """An earlier token changes a distribution; a later one, or its being there, does not; none is drawn by lot."""
+        """Raises AuditError unless earlier tokens change a distribution, and later ones, or their presence, do not."""
         first, second = self.own[:, :-1]
         if bool((self.own == self.own[:, :1]).all()):
             raise AuditError(
@@ -101,7 +102,7 @@ class _Trial:
             )
 
     def drop_embeddings_unless_faithful(self) -> None:
-        """Drops the embeddings of a model that they do not tell all of a text, or that has no gradients in them."""
+        """Takes `embeddings` from a model that answers otherwise by them than by ids, or without a gradient in them."""
         if "embeddings" in self.model.capabilities and not _holds_without_error(self._embeddings_tell_all):
             self.model.capabilities = self.model.capabilities - {"embeddings"}
             self._note(
@@ -124,7 +125,7 @@ class _Trial:
     def limit_text_length(self, needed: bool) -> None:
         """Ends the room at a length from which on a model reads what came before otherwise, as stretched positions do.
 
-        needed: texts of the whole room will come, so that it is refused.
+        needed: the run has texts as long as the room, so that such a model is refused in place of limited.
         """
         for mark in text_lengths_to_test(self.model.model.config, self.room):
             end = min(mark + 3, self.room)
@@ -198,6 +199,7 @@ class _Trial:
         texts, model = self.texts.clone(), self.model
         texts[1, :begin] = texts[0, :begin]
         last = self.room - begin
+        # Leaves `begins` as it tried it: `share_beginnings` then sets it for good, or to None.
         model.begins = None
         whole = model.logits_after_cached_prefix(texts, last)
         model.share_beginnings(least=1)

@@ -33,9 +33,9 @@ class SharedPrefixCache:
 
     @torch.no_grad()
     def layers(self, texts: Tensor, last: int, length: int) -> tuple[int, list[SlotLayer]]:
-        """Layers of `length` positions for these texts, and how many of their first positions these hold already.
+        """How many first positions of these texts are read already, and layers of `length` positions that hold them.
 
-        The last so many positions are left to be read, and all where the texts share nothing that is worth it.
+        The `last` positions at least are left to be read; all are, where the texts share too little.
         """
         if self._of != (version := self._version()):
             self._held, self._of = None, version
@@ -69,4 +69,4 @@ def shared_prefix_length(texts: Tensor, text: Tensor) -> int:
     same = texts[:, :size] == text[:size]
     while same.ndim > 2:
         same = same.all(-1)
-    return int(same.all(0).long().cumprod(0).sum())
+    return int(same.all(0).long().cumprod(0).sum())  # cumprod is 0 from the first difference on

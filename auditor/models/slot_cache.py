@@ -30,6 +30,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _allocate_slots(self, like: Tensor, count: int) -> Tensor:
+        # Not cleared: `update` gives out no position that was not written.
         return like.new_empty(count, like.shape[1], self.length, like.shape[3])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -133,7 +134,7 @@ class PaddedCache(Cache):
         self.empty = empty
 
     def where(self, length: int) -> dict[str, Tensor]:
-        """For `length` more tokens: what a model must leave out, and how many tokens stand before each of them."""
+        """A model's arguments for `length` more tokens: the mask that leaves out empty positions, and position ids."""
         end = self.get_seq_length() + length
         positions = torch.arange(end, device=self.empty.device) - self.empty.unsqueeze(-1)
         return {"attention_mask": (positions >= 0).long(), "position_ids": positions[:, -length:]}
@@ -150,7 +151,7 @@ def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor
     position = torch.arange(count, device=parents.device)
     first = torch.full((int(slots.max()) + 1,), count, device=parents.device)
     first.scatter_reduce_(0, old, position, "amin")
-    stays = (first[old] == position) & (old < count)
+    stays = (first[old] == position) & (old < count)  # a slot beyond the number of children moves down: dense
     taken = torch.zeros(count, dtype=torch.bool, device=parents.device)
     taken[old[stays]] = True
     new = old.clone()

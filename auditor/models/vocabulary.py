@@ -1,4 +1,4 @@
-"""Whether tokens are those of a model, which a distribution tells by its width alone; and what they write."""
+"""Whether token ids fit a model, of whose vocabulary a distribution tells only the size; and the text they spell."""
 
 from __future__ import annotations
 

@@ -104,6 +104,7 @@ def read_weights(kind: Kind, name: str, options: LoadingOptions) -> Weights:
     own = {**own, **options.hub, "config": config, "dtype": DTYPES[options.dtype]}
 
     def read(renamed: Mapping[str, str] | None) -> tuple[PreTrainedModel, dict[str, Any]]:
+        # Wrong shapes are listed, not raised, so that `check_weights` refuses them in one sentence.
         found: tuple[PreTrainedModel, dict[str, Any]] = auto.from_pretrained(
             name, **own, output_loading_info=True, ignore_mismatched_sizes=True, key_mapping=renamed
         )

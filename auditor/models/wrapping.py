@@ -1,4 +1,4 @@
-"""The base of models and rows that answer through others: what is no answer is the other's own, and forwarded here."""
+"""The base of models and rows that answer through others, whose sizes, names and costs are forwarded here."""
 
 from __future__ import annotations
 

@@ -63,11 +63,13 @@ class LlamaModel(LanguageModel):
         most = min(len(self._held), len(text) - last)
         while shared < most and self._held[shared] == text[shared]:
             shared += 1
+        # `eval` drops what llama.cpp holds behind n_tokens, and goes on there.
         self._llama.n_tokens, self._held = shared, text[:shared]
         for position in range(shared, len(text)):
             self._llama.eval([text[position]])
             self._held.append(text[position])
             if position >= len(text) - last:
+                # A copy: llama.cpp writes the next logits into the same buffer.
                 yield np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._llama.ctx), (self.vocab_size,)).copy()
 
 

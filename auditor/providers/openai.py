@@ -55,7 +55,8 @@ class OpenAI(Provider):
         model.charge(self._cost_ledger(wanted))
 
     def _cost_ledger(self, wanted: RequestedModel) -> TokenBudget:
-        """What this run pays, out of the store of what this server has answered to anybody here."""
+        """The token budget of this run, over the store of what this server has answered in all runs on this machine."""
+        # OpenAI.name, also in `Served`: both share the answers of one model.
         where = hashlib.sha256(f"{wanted.base_url} {OpenAI.name}:{wanted.name}".encode()).hexdigest()[:16]
         return TokenBudget(AnswerStore(cache_folder() / "api" / f"{where}.sqlite"), wanted.run, wanted.most)
 
