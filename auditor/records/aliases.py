@@ -38,7 +38,7 @@ def load_alias_salt() -> bytes:
         return _check_salt_length(given.encode(), SALT)
     path = cache_folder() / "salt"
     try:
-        with FileLock(f"{path}.lock"):
+        with FileLock(f"{path}.lock"):  # two first runs at once would make two salts
             if not path.exists():
                 disk.replace_atomically(path, randomness.token_hex(32))
             return _check_salt_length(path.read_bytes(), f"a salt in {str(path)!r}")
@@ -61,7 +61,7 @@ def salt_fingerprint(salt: bytes) -> str:
 def with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
     """The secrets with their aliases: `s` and 12 hex digits, numbered where a benchmark holds one record twice.
 
-    Whose they are has an alias too, `u` and 12 hex digits: nothing behind this knows a name.
+    The person that a secret is of gets one too, `u` and 12 hex digits: no later code knows a name.
     """
     found, seen = list[Secret](), Counter[str]()
     for secret in secrets:

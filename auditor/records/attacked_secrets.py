@@ -34,15 +34,15 @@ class SecretFacts:
     length: int | None = None  # of its suffix, in tokens
     group: str | None = None
     canary: bool = False
-    document: str | None = None  # what it is a part of: the alias of that one's first part
-    at: int = 0  # where in that its suffix begins, in tokens
-    user: str | None = None  # the alias of whose it is
+    document: str | None = None  # that it is a part of, called by the alias of the document's first part
+    at: int = 0  # where in the document its suffix begins, in tokens
+    user: str | None = None  # the alias of the person that it is of
     user_trained: bool = False
 
 
 @dataclass(frozen=True)
 class AnsweredSecretIds:
-    """guesses, observations: ids that have an answer, by row. None each: not in the folder, as of a baseline in CI."""
+    """guesses, observations: ids with an answer, by row. None: the folder lacks that file, as a baseline in CI does."""
 
     plan: Mapping[str, Any] | None = None
     secrets: Mapping[str, SecretFacts] | None = None
@@ -50,7 +50,7 @@ class AnsweredSecretIds:
     observations: Answers | None = None
 
     def whole(self) -> AnsweredSecretIds:
-        """As of a folder that is to hold all of it: what is missing is empty."""
+        """The same with empty in place of None, for a folder that should lack nothing."""
         return AnsweredSecretIds(self.plan or {}, self.secrets or {}, self.guesses or {}, self.observations or {})
 
 
@@ -72,6 +72,7 @@ def read_secret_facts(folder: Path) -> dict[str, SecretFacts] | None:
     if not path.exists():
         return None
     columns = read_json_object(path, "the secrets of a run")
+    # Columns that a file has in pairs or not at all; without any other it is damaged.
     some = {name: pair for pair in (("document", "at"), ("user", "user_trained")) for name in pair}
     names = [field.name for field in fields(SecretFacts) if some.get(field.name, ("id",))[0] in columns]
     try:

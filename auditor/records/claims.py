@@ -28,7 +28,7 @@ TOO_WEAK: Verdict = "audit too weak to tell"  # it could not have contradicted t
 
 @dataclass(frozen=True)
 class Bound:
-    """One audit, at its share of the level, beside the epsilon that is promised of the game that it plays."""
+    """One audit, at its share of the level, and the epsilon that is promised for the game that it plays."""
 
     row: CellKey
     audit: Audited
@@ -68,7 +68,7 @@ class ClaimEvidence:
 
     @property
     def verdict(self) -> Verdict | None:
-        """None: nothing to judge, or nothing to judge it by. Without a claim it is the nominal epsilon's."""
+        """None: nothing to judge, or nothing to judge it by. Without a claim the nominal epsilon is judged."""
         if self.refuted or any(bound.audit.epsilon > bound.promised for bound in self.bounds):
             return CONTRADICTED
         if self.claimed is None and self.nominal is None:

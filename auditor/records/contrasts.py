@@ -104,7 +104,7 @@ def _perplexity_contrast_by_text(name: str, parts: Sequence[WeightedMetric], see
 
 
 def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float]:
-    """What the metric is the members' mean of, where a probe kept that: `exposure`, `exposure(count=16)`."""
+    """By member, the numbers whose mean the metric is, where a probe kept them: `exposure`, `exposure(count=16)`."""
     match = re.fullmatch(r"(\w+)(?:\(count=(\d{1,15})\))?", part.metric)
     held = part.cell.rows.get(seed)
     if match is None or held is None or held.outcome is not None:
@@ -114,7 +114,7 @@ def _metric_values_by_secret(part: WeightedMetric, seed: int) -> dict[str, float
 
 
 def _paired_mean_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence[int]) -> Measurement:
-    """As the steps of a chain of causes are (auditor/runs/chain_steps.py)."""
+    """Of a probe's means, by the bootstrap that a chain of causes takes (auditor/runs/chain_steps.py)."""
     secrets = sorted(_metric_values_by_secret(parts[0], seeds[0]))
     plus, minus = np.zeros(len(secrets)), np.zeros(len(secrets))
     for part in parts:

@@ -29,7 +29,7 @@ _SETTLED = 2.0  # seconds: a file may change again within one tick of the coarse
 
 
 def model_sha256_by_file_name(named: Mapping[str, tuple[str, str | None]]) -> dict[str, str]:
-    """File name -> SHA-256, of models by role: each a folder or hub id, and the revision of one on the hub."""
+    """`role/file` -> SHA-256. named: by role, the folder or hub id of a model, and its revision on the hub."""
     memory = _DigestCache()
     found = {name: memory.digest(path) for name, path in _model_files_by_role(named)}
     memory.keep()
@@ -133,7 +133,7 @@ def _cached_hub_snapshot(name: str, revision: str | None) -> Path | None:
     for file in ("config.json", "adapter_config.json"):
         with suppress(ValueError):  # no name that a hub could have
             path = try_to_load_from_cache(name, file, revision=revision)
-            if isinstance(path, str):
+            if isinstance(path, str):  # else None, or the hub's mark for a file that it is known not to have
                 return Path(path).parent
     return None
 

@@ -54,6 +54,7 @@ class RunFolder:
             folder._ours = not path.exists()
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder._lock = locks.acquire_lock(path)
+            # Asked only under the lock, which whoever writes a plan holds.
             if (path / PLAN).exists():
                 raise AuditError(
                     f"expected a new folder for -o, but {str(path)!r} holds a run; continue it with --resume {path}"
@@ -170,11 +171,11 @@ class RunFolder:
         disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
 
     def facts(self, cell: CellKey) -> dict[str, float]:
-        """What `save_probe_facts` was given of it; empty where it was given nothing."""
+        """What `save_probe_facts` kept of this cell; empty where it kept nothing."""
         return self._probe_facts_by_cell().get(str(cell), {})
 
     def save_probe_facts(self, cell: CellKey, facts: Mapping[str, float]) -> None:
-        """What a probe found of a cell, and of no one secret in it."""
+        """Keeps what a probe found of a cell as a whole, not of single secrets."""
         if facts:
             known = {**self._probe_facts_by_cell(), str(cell): dict(facts)}
             disk.replace_atomically(self.path / _FACTS, json.dumps(to_json(known)))
@@ -188,7 +189,7 @@ class RunFolder:
 
 
 def remove_latest_link() -> None:
-    """Takes runs/latest away when a new run is asked for: one that is refused leaves none to be taken for it."""
+    """Removes runs/latest when a new run is asked for: if that is refused, no older run is taken for it."""
     latest = _RUNS / _LATEST
     if latest.is_symlink():
         latest.unlink()

@@ -84,7 +84,7 @@ def _option_labels(name: str, at: Mapping[str, Any], defenses: Sequence[str]) ->
 
 
 def _weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
-    """What holds at every seed."""
+    """The claim that holds at every seed, that of the largest epsilon; None where some seed has none."""
     held = [claim for claim in claims if claim is not None]
     return max(held, key=lambda c: c.epsilon.get(c.relation, math.inf)) if len(held) == len(claims) else None
 
@@ -92,7 +92,7 @@ def _weakest_claim(claims: Sequence[Claim | None]) -> Claim | None:
 def merge_grid_models(places: Sequence[Sequence[FrontierModel]]) -> list[FrontierModel]:
     """The models of several points of a grid, the undefended one and every other with the same label once.
 
-    None where the undefended models differ: those points are about different targets.
+    Empty where the undefended models differ: those points are about different targets.
     """
     bases = [place[0] for place in places]
     base = max(bases, key=lambda one: len(one.heldout), default=None)
@@ -127,7 +127,7 @@ def _models_with_distinct_lines(models: Sequence[FrontierModel]) -> list[Frontie
 
 
 def _metric_and_row_of_panels(base: FrontierModel) -> Iterator[tuple[Metric, Row]]:
-    """In the widest access that was measured; a number that several rows have is of the one that it is the point of."""
+    """White-box rows alone, if there are any; of several with a probe's metric, the one that lists it earliest."""
     for name in LEAKS:
         rows = [row for row, cell in base.cells.items() if cell.rows and name in _measured_metric_names(cell)]
         widest = [row for row in rows if row[0] == "white-box"] or rows
@@ -137,13 +137,13 @@ def _metric_and_row_of_panels(base: FrontierModel) -> Iterator[tuple[Metric, Row
 
 
 def _measured_metric_names(cell: Replicates) -> list[str]:
-    """Names, in their order."""
     return [*next(iter(cell.measured.values()), ())]
 
 
 def _perplexity_ratios_by_label(models: Sequence[FrontierModel]) -> dict[str, Measurement]:
     """By label, where the model's perplexity of the same texts as the undefended one's is known."""
     base = models[0].heldout
+    # Ratios are paired by text over all seeds: each seed needs the same number of texts.
     tokens = {seed: tuple(held["tokens"]) for seed, held in base.items()}
     if not tokens or len({len(own) for own in tokens.values()}) > 1:
         return {}
@@ -181,7 +181,7 @@ def _missing_point_reason(
     seeds: Sequence[int],
     ratio: Mapping[str, Measurement],
 ) -> str:
-    """Why it has no point; "" where it has one."""
+    """Why the model has no point on this frontier; "" where it has one."""
     if model.label not in ratio:
         return "no perplexity of the texts that the undefended model predicts"
     cell = model.cells.get(row)
@@ -195,6 +195,7 @@ def _missing_point_reason(
     for held in cell.rows.values():
         if column not in held.values:
             return f"{metric.name} is not kept secret by secret"
+        # Of a score only its place among the others counts, so it may be infinite; of a mean no part may.
         known = ~np.isnan(held.values[column]) if metric.scores else np.isfinite(held.values[column])
         if not known.all():
             return f"{metric.name} is not a number for some secret"

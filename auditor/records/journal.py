@@ -33,6 +33,7 @@ class CellJournal(Generic[Key, Record]):
     _begins: dict[Key, dict[str, int]] = field(default_factory=dict)
 
     def done(self, key: Key) -> Mapping[str, Record]:
+        # A live view, as `append` adds to this very dict.
         return _FinishedSecrets(self._begins.setdefault(key, {}), self._at)
 
     def append(self, key: Key, batch: Sequence[Record]) -> None:

@@ -98,6 +98,7 @@ def _smallest_detectable_share(n: int, baseline: Measurement | float | None, loo
 
     def above(k: int) -> bool:
         if isinstance(baseline, Measurement):
+            # Newcombe's rule, as in `mean_excess_over_nonmembers`.
             return k / n - baseline.value > factor * math.hypot(k / n - wilson(k, n)[0], high - baseline.value)
         return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
 
@@ -150,7 +151,7 @@ def readings_against_nonmembers(
 
 
 def readings_by_repeat_count(finding: Finding, baseline: Measurement | float | None, name: str) -> Iterator[Reading]:
-    """Those trained on so often alone, where there are several such groups: at a level shared among them."""
+    """One reading for each repeat count, where there are several: at a level shared among them."""
     groups = [
         (count, m) for count, m in finding.by_repeats.items() if count.isdecimal() and m.name == name and is_measured(m)
     ]
@@ -165,7 +166,8 @@ def readings_by_repeat_count(finding: Finding, baseline: Measurement | float | N
 
 
 def bonferroni_adjusted_readings(readings: Sequence[Reading]) -> list[Reading]:
-    """As they are read where all together have one level (Bonferroni), not each, or each group of them, its own."""
+    """The readings with one level for all of them (Bonferroni), instead of one for each reading or group."""
+    # k readings that share a level over k looks are one level together.
     levels = math.ceil(sum(1 / reading.looks for reading in readings if reading.alone))
     found = []
     for reading in readings:
@@ -175,7 +177,7 @@ def bonferroni_adjusted_readings(readings: Sequence[Reading]) -> list[Reading]:
 
 
 def widened_interval(m: Measurement, looks: int) -> Measurement:
-    """Its interval at 95% over so many looks (Bonferroni), as a normal distribution widens."""
+    """The measurement with its 95% interval over so many looks (Bonferroni), as a normal distribution's widens."""
     scale = _interval_factor_for_looks(looks)
     return replace(m, low=m.value - scale * (m.value - m.low), high=m.value + scale * (m.high - m.value))
 

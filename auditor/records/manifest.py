@@ -35,7 +35,7 @@ class FolderEdits:
     gone: tuple[str, ...] = ()
 
     def said(self, whole: bool = True) -> list[str]:
-        """A sentence each. whole: all is to be there that the run wrote; of a baseline in CI, two files are."""
+        """A sentence for each. whole: no file of the run may be missing; a baseline in CI keeps two of them."""
         gone = [f"{name} is gone" for name in self.gone] if whole else []
         return [*(f"{name} has changed" for name in self.changed), *gone]
 
@@ -56,6 +56,7 @@ def _journal_digests(folder: Path) -> dict[str, str]:
 def write_manifest(folder: Path, result: bytes) -> None:
     """For a run that ends. result: what `result.json` will hold, which is written behind it."""
     private = {_RANDOM: secrets.token_hex(32), **_journal_digests(folder)}
+    # First, since the manifest holds the digest of this file as well.
     disk.replace_atomically(folder / PRIVATE, json.dumps(private, indent=1))
     found = {**record_digests(folder), RESULT: hashlib.sha256(result).hexdigest()}
     disk.replace_atomically(folder / MANIFEST, json.dumps({"files": found}, indent=1), sync=True)

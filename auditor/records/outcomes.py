@@ -36,7 +36,7 @@ _ASKED = "asked"  # of whom nothing else is kept
 
 @dataclass(frozen=True)
 class PerSecret:
-    """One row, (secrets,) each. values: by measurement; of an attack also the "score" of each first guess.
+    """What one row found out, (secrets,) each. values: by measurement; of an attack also the "score" of first guesses.
 
     outcome: of an attack, all that it was judged by. kinds: by kind of personal data, the share of what each secret
     holds of it that its first guess holds; NaN where it holds none. score_is_probability: of an attack.
@@ -66,7 +66,7 @@ class PerSecret:
         return cls(judged.ids, judged.member, judged.repeats, values, judged, parts, score_is_probability)
 
     def columns(self, cell: CellKey) -> Iterator[Column]:
-        """What the table keeps of it: of an attack all that it was judged by, of which the rest is worked out."""
+        """What the table keeps: of an attack what its guesses were judged by, from which all else is worked out."""
         for name, values in self._kept().items():
             yield Column(MEASURED, cell, name, self.ids, values, self.member, self.repeats)
 
@@ -78,7 +78,7 @@ class PerSecret:
         return {**kept, **score, **self.outcome.traits, **{f"{_OF_KIND}{k})": held for k, held in self.kinds.items()}}
 
     def measure(self, name: str, count: int | None = None, kind: str | None = None) -> Measurement | None:
-        """A number of the row with its interval, worked out as it was, of each secret; None where too little is kept.
+        """A number of the row with its interval, worked out anew from those of the secrets; None: too little is kept.
 
         count: of the members that stood in the data so often; kind: of personal data. A name for non-members: of those.
         """
@@ -102,7 +102,7 @@ class PerSecret:
     def anytime_valid_evidence(
         self, name: str, count: int | None = None, kind: str | None = None
     ) -> BettingMean | BettingExcess | None:
-        """The number with bounds that hold at every look; None for what is no mean of shares, or of nothing."""
+        """The number with bounds that hold at every look; None for what is no mean of shares, and of no secret."""
         about = find_metric(name)
         if about.signed and name.startswith(EXCESS) and count is None:
             base = name.removeprefix(EXCESS)
@@ -124,11 +124,12 @@ class PerSecret:
 
     def values_by_secret(self, name: str, members: bool, count: int | None = None) -> dict[str, float]:
         """The values of the members (or the others), of one repeat count if given, by id; empty where none are kept."""
+        # Not strict: a number that is not kept gives no rows.
         rows = zip(self.ids, self.member, self.repeats, self.values.get(name, np.empty(0)).tolist(), strict=False)
         return {id: x for id, member, times, x in rows if member == members and count in (None, times)}
 
     def only(self, name: str, others: bool) -> PerSecret:
-        """One number of each member; others: and of each non-member."""
+        """This one number of the members; others: of the non-members as well."""
         kept = np.flatnonzero(self.member | others)
         ids, repeats = tuple(self.ids[i] for i in kept), tuple(self.repeats[i] for i in kept)
         return PerSecret(ids, self.member[kept], repeats, {name: self.values[name][kept]})
@@ -191,7 +192,7 @@ def _per_secret_from_columns(columns: Sequence[Column]) -> PerSecret:
 
 
 def tpr_evidence(metric: str, row: PerSecret | None) -> BoundedNumber | None:
-    """Members found at rates of false positives, with bounds at any level; None for what is no such number of it."""
+    """Members found at rates of false positives, with bounds at any level; None for other metrics, or no scores."""
     about = find_metric(metric)
     most = about.rate or about.below
     if not most or row is None or about.scores not in row.values:

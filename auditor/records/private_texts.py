@@ -53,7 +53,7 @@ def write_texts(
     decode: Decode,
     out: Out = MappingProxyType({}),
 ) -> None:
-    """guesses: by row, those of each secret id, of which the first is written."""
+    """Writes texts.jsonl. guesses: by row and secret id; the first one of each is written."""
     with (
         disk.atomic_replacement_file(folder / TEXTS) as scratch,
         open(scratch, "w", encoding="utf-8", newline="\n") as file,
@@ -95,7 +95,7 @@ def decoded_pieces(decode: Decode, context: Sequence[int], tokens: Sequence[int]
     found, seen = [], len(decode(context))
     for count in range(1, len(tokens) + 1):
         text = decode([*context, *tokens[:count]])
-        if text.endswith("\ufffd") and count < len(tokens):
+        if text.endswith("\ufffd") and count < len(tokens):  # half a character is decoded as this
             text = text[:seen]
         found.append(text[seen:])
         seen = len(text)

@@ -23,7 +23,7 @@ def read_result(folder: Path) -> AuditResult:
     if not isinstance(raw, dict):
         raise AuditError(f"{path}: expected an object, got {type(raw).__name__}")
     found = raw.get("schema_version", "none")
-    if type(found) is not int or found != SCHEMA_VERSION:
+    if type(found) is not int or found != SCHEMA_VERSION:  # not isinstance: True is an int
         newer = type(found) is int and found > SCHEMA_VERSION
         by = raw.get("tool_version")
         made_by = f"audit {by} made it, this one is {__version__}; " if isinstance(by, str) else ""
@@ -49,7 +49,7 @@ def _load_result_json(folder: Path, path: Path) -> Any:
 
 
 def creation_time(result: AuditResult, where: str) -> datetime:
-    """When, UTC. Raises AuditError for a date that is none; where: for its sentence."""
+    """When the run was made, in UTC. Raises AuditError, which names `where`, for a date that is none."""
     try:
         at = datetime.fromisoformat(result.created)
     except ValueError:

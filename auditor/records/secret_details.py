@@ -44,7 +44,7 @@ class Details:
 
 
 def secret_fact_columns(secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()) -> dict[str, Any]:
-    """The record `read_details` reads: a column a key; salt: the fingerprint of the one that made the aliases.
+    """The record `read_details` reads: a column a key; salt: the fingerprint of what made the aliases.
 
     canaries: ids of those that only probes look at.
     """
@@ -55,6 +55,7 @@ def secret_fact_columns(secrets: Sequence[Secret], salt: str, canaries: Collecti
         found |= {name: [getattr(s, name) for s in secrets] for name in ("user", "user_trained")}
     if all(secret.document is None for secret in secrets):
         return found
+    # Reversed, so that of all parts of a document the first gives the alias that stays.
     first = {secret.document: secret.alias for secret in reversed(secrets) if secret.document is not None}
     named = [None if secret.document is None else first[secret.document] for secret in secrets]
     return {**found, "document": named, "at": [secret.at for secret in secrets]}

@@ -183,6 +183,7 @@ def _signal_from_readings(kind: Kind, target: str, setting: str, readings: Seque
         m = reading.measured
         size = abs(m.value - 0.5) if reading.either_way else m.value
         shared, named = reading.looks > least, first.get(m.name, len(first))
+        # The least is best: able to show a leak, at its own level, high among the limits, large; of zeros the widest.
         return not reading.alone, shared, named, -size, -m.n if size else -m.high
 
     best = min(shown or suspected or readings, key=place)
@@ -222,7 +223,7 @@ def _greedy_recall_signal(result: AuditResult) -> Signal:
 
 
 def _unmeasured_signal_reason(result: AuditResult, rows: Sequence[Finding], kind: Kind) -> str:
-    """What stood in the way of those that would have measured it; "": they were not asked for."""
+    """Why no attack or probe measured this kind; "": none that could have was asked for."""
     if kind.alike and (unlike := member_mismatch_doubts(result)) and any(f.measurement(kind.main) for f in rows):
         return unlike[0].sentence
     if kind is PERSONAL and any(is_measured(f.measurement(RECALL)) for f in rows):

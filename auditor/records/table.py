@@ -52,7 +52,7 @@ class Column:
 
 
 def write_columns(folder: Path, columns: Iterable[Column]) -> None:
-    """All that a run keeps; a group of rows a kind and target, so that a reader skips what it does not ask for."""
+    """All that a run keeps; each kind and target is a row group of its own, so that a reader may skip the others."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -104,7 +104,7 @@ def read_columns(folder: Path, kind: str) -> list[Column]:
     path = folder / TABLE
     if not path.exists():
         return []
-    with refuse_foreign_table(path):
+    with refuse_foreign_table(path):  # a list: a generator would raise when the block is long left
         return list(_columns_from_table(_read_checked_table(path, filters=[("kind", "=", kind)]).combine_chunks()))
 
 
@@ -122,6 +122,7 @@ def _columns_from_table(table: pa.Table) -> Iterator[Column]:
     """Rows that stand together. Raises ValueError for a quantity of a configuration in two places."""
     if not table.num_rows:
         return
+    # In one chunk: every chunk would have a dictionary, and so codes, of its own.
     names = {name: table[name].combine_chunks().dictionary_encode() for name in (*_NAMES, "secret")}
     if any(table[name].null_count for name in (*names, "value")):
         raise ValueError("rows without a name or a value")
@@ -186,7 +187,7 @@ def read_observations(folder: Path) -> Seen:
 
 
 def read_table_as_dataframe(folder: Path, aliases: Mapping[str, str]) -> pd.DataFrame:
-    """The whole file, secrets by what reports call them. Raises AuditError as `read_columns`, and where it is not."""
+    """The whole file, with aliases for secrets. Raises AuditError as `read_columns`, and where there is no file."""
     path = folder / TABLE
     with refuse_foreign_table(path):
         found = _read_checked_table(path, read_dictionary=[*_NAMES, "secret"]).to_pandas()

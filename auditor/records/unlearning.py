@@ -75,5 +75,5 @@ def _perplexities_before_and_after(
     before, after = (held.get(models[model]) for model in (BEFORE, AFTER))
     if before and after and np.isfinite(before["perplexity"] + after["perplexity"]).all():
         base, nll, tokens = np.array([before["perplexity"], after["perplexity"], before["tokens"]], dtype=float)
-        found["ratio"] = perplexity_ratios(nll[None, None], tokens[None], base[None])[0]
+        found["ratio"] = perplexity_ratios(nll[None, None], tokens[None], base[None])[0]  # one model, one seed
     return found
