@@ -13,7 +13,7 @@ from auditor.plugins.view import View
 def remarks_on_guesses(
     guesses: Sequence[Guesses], attacked: Sequence[Secret], benchmark: Benchmark, asked: int
 ) -> tuple[str, ...]:
-    """asked: for how many of those that are attacked an answer was wanted."""
+    """All that the guesses of a cell make one say. asked: how many of the attacked secrets an answer was wanted for."""
     said = [
         *remarks_on_attacked_subset(attacked, benchmark),
         *_dependence_remarks("parts of", [one.document for one in attacked if one.document is not None], "documents"),
@@ -26,7 +26,7 @@ def remarks_on_guesses(
 
 
 def remarks_on_boundary_draws(guesses: Sequence[Guesses]) -> tuple[str, ...]:
-    """That float noise may have decided some of them."""
+    """How many draws float noise may have decided."""
     near, drawn = sum(g.near_boundary for g in guesses), sum(g.drawn for g in guesses)
     return (f"{near} of {drawn} draws lay within 1e-6 of a CDF boundary",) if near else ()
 
@@ -40,7 +40,7 @@ def remarks_on_attacked_subset(attacked: Sequence[Secret], benchmark: Benchmark)
 
 
 def _dependence_remarks(what: str, groups: Sequence[object], name: str) -> tuple[str, ...]:
-    """groups: of each secret that has one, the document or the person; secrets of one are not independent."""
+    """groups: the document or the person of each secret that has one; secrets that share one are not independent."""
     if not groups:
         return ()
     return (
@@ -50,7 +50,7 @@ def _dependence_remarks(what: str, groups: Sequence[object], name: str) -> tuple
 
 
 def remarks_on_budget(view: View, attack: Attack, guesses: Sequence[Guesses], what: str = "secrets") -> tuple[str, ...]:
-    """How far a fixed budget went, where the public model answered what it did not pay for."""
+    """How many answers a fixed budget paid for in full, where the public model answered the rest."""
     if view.allowance is None:
         return ()
     allowed = view.allowance

@@ -67,7 +67,7 @@ class RunContext:
         return self.benchmark.challenge()
 
     def view(self, target: Target, setting: Setting) -> View:
-        """A fresh one, with a fixed budget shared out; nothing that was drawn before is there."""
+        """A fresh view, in which nothing is drawn yet; a fixed budget is shared out over the secrets."""
         public, reference = (
             other and with_prefix_token(other, self.prefix_token.tokens)
             for other in (self.site.public, self.site.reference)
@@ -102,8 +102,8 @@ class RunContext:
         )
 
     def check_models_self_consistent(self, models: Iterable[LanguageModel | None]) -> None:
-        """Whether each gives one distribution however it is asked, up to the longest text of this run behind the soft
-        prompt."""
+        """Checks that each gives one distribution however it is asked, up to the longest text of this run behind the
+        soft prompt. What a reader must know of them goes to the benchmark's notes."""
         texts = [len(query.prefix) + query.length for query in self.challenge.queries]
         texts += [len(canary.prefix + canary.suffix) for canary in self.benchmark.canaries]
         texts += map(len, self.benchmark.heldout)
@@ -126,7 +126,7 @@ class RunContext:
             if isinstance(method, Probe) and method.of == "secrets":
                 method.check(self.benchmark.secrets)
         for wanted in self.selection.references:
-            self.references(wanted)
+            self.references(wanted)  # loaded, or trained by the lab, now: the site keeps them
 
     def check_room(self) -> None:
         """Raises AuditError where a model has no room for the texts of this run behind its prefix token and soft
@@ -144,7 +144,7 @@ class RunContext:
 
 @dataclass(frozen=True)
 class Audit(RunContext):
-    """The scene of a run with its folder."""
+    """What all cells have in common, with the folder of the run and what is kept in it."""
 
     folder: RunFolder
     stops: Mapping[CellKey, StoppingRule] = field(default_factory=dict)  # of the rows that may ask fewer than all
@@ -162,18 +162,18 @@ class Audit(RunContext):
 
     @property
     def subjects(self) -> tuple[Secret, ...]:
-        """All that the run is about, for its fingerprint. Of the lab's canaries, those that other runs do not have."""
+        """What the run's fingerprint is of: secrets, and canaries; of the lab's only an audit's: all have the rest."""
         canaries = self.benchmark.canaries
         own = [one for one in canaries if one.canary and one.canary.coin is not None]
         return (*self.benchmark.secrets, *(canaries if self.data.canaries else own))
 
     @cached_property
     def asked(self) -> dict[str, Any]:
-        """With what stands before every text, which model is attacked for which secrets: equal ones share answers."""
+        """Key by which runs share answers: which model is attacked for which secrets, behind which prefix token."""
         return {**self.site.subject, "prefix_token": self.prefix_token.tokens}
 
     def corpus(self, attack: CorpusAttack) -> TrainingCorpus:
-        """What its generations are held against. Raises AuditError where there is no holding them against it."""
+        """The texts that its generations are held against. Raises AuditError for an n-gram that none has room for."""
         corpus = self.benchmark.corpus
         index = self.site.shared.get(
             "n-grams", self.site.subject, lambda: build_index(corpus(True), (tokens for tokens, _ in corpus(False)))
@@ -181,7 +181,7 @@ class Audit(RunContext):
         return generations.training_corpus(attack, self.benchmark, index)
 
     def check_corpus_attacks_feasible(self, target: Target) -> None:
-        """Refuses what could only be refused after the first of them was drawn. Raises AuditError."""
+        """Refuses generations that could otherwise be refused only once the first was drawn. Raises AuditError."""
         view = self.view(target, WHITE_BOX)
         for attack in self.selection.attacks:
             if not isinstance(attack, CorpusAttack):
@@ -195,7 +195,7 @@ class Audit(RunContext):
                         model.check_room(n_prefix, length)
 
     def tuned_state(self, target: Target, view: View, attack: Attack) -> State:
-        """Tunes where neither this run, nor one that it goes on from, nor one beside it has done so."""
+        """What the attack tuned: in this run, the one that it resumes or one of the same sweep, else now."""
         key = (attack.name, attack.state_name(view))
         if key not in self._tuned:
             name, fits = "-".join(key), self.site.shared.fits
@@ -214,7 +214,7 @@ class Audit(RunContext):
 
 
 def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixToken:
-    """Once a run, on the model without a defense; a resumed run keeps the one it was started with.
+    """The prefix token, chosen once a run on the undefended model; a resumed run keeps the one it was started with.
 
     longest: tokens that a context takes beside the prefix token, at most. Raises AuditError where a resumed run is
     asked for another one.
@@ -237,7 +237,7 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
 
 
 def resolve_prefix_token_of_site(site: Site, known: Sequence[Pair], longest: int) -> PrefixToken:
-    """As the plan asks for it, chosen by these known pairs where that is left open."""
+    """The prefix token that the plan asks for; where it leaves that open, the one that these known pairs choose."""
     told = site.benchmark
     own = (told.canaries, told.framed, told.as_trained)
     return resolve_prefix_token(site.data_plan.prefix_token, site.model, known, longest, *own)

@@ -32,7 +32,7 @@ Answer = TypeVar("Answer", Guesses, Observation)
 
 @dataclass(frozen=True)
 class CellWorkResult(Generic[Answer]):
-    """What came of some secrets, with the tokens drawn inside the claim for it and the seconds that it took."""
+    """The answers about some secrets, with the tokens that they drew inside the claim, and the seconds they took."""
 
     of: list[Answer]
     drawn: dict[tuple[str, str], int]  # see `Meter`
@@ -48,7 +48,7 @@ class Workplace:
         self._views: dict[str, View] = {}
 
     def take(self, target: Target) -> None:
-        """A target that is built already; the one before goes."""
+        """Makes a target that is built already the current one; the one before is let go."""
         self._target, self._views = target, {}
 
     def view(self, target: str, setting: str) -> View:
@@ -86,6 +86,7 @@ class CellWork(Generic[Asked, Answer]):
         )
         for batch in batch_finished_secrets(answers, _AT_ONCE):
             now = time.perf_counter()
+            # A dict keeps its order: what the meter drew since the last batch stands behind the first `known` entries.
             yield CellWorkResult(batch, dict(islice(drawn.items(), known, None)), now - start)
             start, known = time.perf_counter(), len(drawn)
 
@@ -115,19 +116,19 @@ class WorkerSite:
 
     def __call__(self) -> tuple[Site, Selection]:
         self.there.enter_folder_checking_version()
-        plan = self.plan.with_fields(submission=None)
+        plan = self.plan.with_fields(submission=None)  # a file on the machine of the run, which would be refused here
         site = make_site(plan)
         return site, select_and_check_plugins(plan, site)
 
 
 def fingerprints_of_inputs(plan: Plan, site: Site) -> dict[str, str]:
-    """Of all inputs, once the model is loaded; a worker whose fingerprints differ is refused."""
+    """Digests of all inputs, once the model is loaded; a worker whose digests differ is refused."""
     return {**plan_weights.file_and_memory_digests(plan, site), "the data": secrets_digest(site.benchmark.secrets)}
 
 
 @dataclass(frozen=True)
 class WorkerWorkplace:
-    """A worker's own place to work at cells, at which everything is as it is at the run's; read: what that read."""
+    """A worker's own `Workplace`, checked to be like the run's. read: digests of what the run read, by name."""
 
     site: WorkerSite
     prefix_token: PrefixToken
@@ -139,6 +140,7 @@ class WorkerWorkplace:
         site.only_read()
         plan = self.site.plan
         scene = RunContext(site, selection, self.prefix_token, plan.defenses, plan.compute.batch_size)
+        # In this order: `Targets` loads the model, and files of a hub have no digest before they were fetched.
         place, found = Workplace(scene, Targets(scene)), fingerprints_of_inputs(plan, site)
         for name, digest in self.read.items():
             if found.get(name) != digest:

@@ -84,7 +84,7 @@ class Cell(TargetRun, ABC):
         """The blank, filled in. Raises NotApplicable where there is nothing to measure."""
 
     def _found(self, work: CellWork[Asked, Answer], items: Sequence[Asked]) -> Iterator[CellWorkResult[Answer]]:
-        """What the engine finds of them, as it comes in."""
+        """The engine's answers about these items, as they come in; the target's meter learns what they drew."""
         for found in self.engine.stream(work, items):
             self.target.spending.meter.drawn |= found.drawn
             yield found
@@ -92,7 +92,7 @@ class Cell(TargetRun, ABC):
     def _ask(
         self, items: Sequence[stopping.Item], ask: stopping.Ask[stopping.Item], seen: stopping.Seen[stopping.Item]
     ) -> Sequence[stopping.Item]:
-        """All items, or under `--until` as many as it takes; returns those, in their order."""
+        """Asks about all items, or under `--until` as many as it takes; returns those that it asked, in order."""
         if (stop := self.audit.stops.get(self.key)) is None:
             ask(items)
             return items
@@ -172,11 +172,11 @@ class AttackCell(Cell):
             yield chain_steps.mean_difference_between_rows(RECALL, "share", own, base, both)
 
     def _judge_guesses_and_costs(self, answered: Sequence[str]) -> tuple[judging.Outcome, list[Guesses], Kinds]:
-        """The answers held against the secrets, read one by one; what each cost, without its candidates; and what of
-        personal data they hold."""
+        """The answers held against the secrets; what each cost, without its candidates; and the shares of personal data
+        that they hold. Answers are read one by one: all together they may be larger than memory."""
         done, costs = self.audit.folder.guesses.done(self.key), list[Guesses]()
 
-        def read() -> Iterator[Guesses]:
+        def read() -> Iterator[Guesses]:  # fills `costs` while `judge_guesses` iterates over it
             for guesses in map(done.__getitem__, answered):
                 costs.append(dataclasses.replace(guesses, ranked=()))
                 yield guesses
@@ -186,13 +186,14 @@ class AttackCell(Cell):
         return outcome, costs, self.audit.personal.extracted_shares(map(done.__getitem__, answered), secrets, decode)
 
     def _seen(self, asked: Sequence[Query]) -> PerSecret:
-        """What was found of these, as far as they have an answer."""
+        """The row of these queries, judged as far as they have an answer."""
         done = self.audit.folder.guesses.done(self.key)
         outcome, _, kinds = self._judge_guesses_and_costs([query.id for query in asked if query.id in done])
         return row_of_guesses(outcome, kinds)
 
     def _guess_remaining_secrets(self, state: State) -> tuple[list[str], list[str]]:
-        """Attacks what an interrupted run has not; returns what was asked, and what of it has an answer."""
+        """Attacks what an interrupted run left; returns the ids that were asked, and those of them with an answer."""
+        # A view of the journal: it grows by what `ask` appends, and reads the file at each look.
         done, target = self.audit.folder.guesses.done(self.key), self.target
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.audit.challenge.queries if query.id in attacked]
@@ -258,6 +259,7 @@ class ProbeCell(Cell):
         probe, target = self.method, self.target
         every = secrets_to_probe(probe, target, self.audit.benchmark, self.view)
         claim = target.claim
+        # A probe of the claim reads `uncharged_token_count`: what attacks drew beyond what the claim was charged for.
         target.spending.meter.spent = claim.spent_queries if claim else target.spending.meter.total
         secrets, observations = self._observe_secrets(every)
         measurements = tuple(probe.measurements(secrets, observations))
@@ -298,14 +300,14 @@ class ProbeCell(Cell):
         return secrets, Observed(completed, facts)
 
     def _seen(self, asked: Sequence[Secret]) -> PerSecret:
-        """What was observed of these."""
+        """The row of these secrets, which all were observed."""
         done = self.audit.folder.observations.done(self.key)
         return row_of_observations(self.method, asked, Observed([done[secret.id] for secret in asked]))
 
     def _shared_undefended_observations(self) -> tuple[dict[str, Observation], dict[str, float]]:
-        """By secret, and of no one secret, what an earlier run of a sweep saw of the undefended model.
+        """What an earlier run of a sweep observed of the undefended model, by secret, and its facts of no one secret.
 
-        Every point asks it the same.
+        Every point of a sweep asks that model the same. The caller adds to both dicts, which all these runs share.
         """
         if not self.target.is_undefended:
             return {}, {}
@@ -317,14 +319,14 @@ class ProbeCell(Cell):
 
 
 def check_method_applies(method: Attack | Probe, target: Target, view: View) -> None:
-    """Raises NotApplicable."""
+    """Raises NotApplicable where the method asks this target nothing, or the view lacks what it requires."""
     if refused := reason_method_is_skipped(method, target.defense):
         raise NotApplicable(refused)
     view.require_capability(*method.required)
 
 
 def secrets_to_probe(probe: Probe, target: Target, benchmark: Benchmark, view: View) -> tuple[Secret, ...]:
-    """What the probe looks at. Raises NotApplicable where there is nothing of the kind."""
+    """The secrets or canaries that the probe looks at. Raises NotApplicable where there are none of the kind."""
     if probe.of == "secrets":
         return target.secrets
     if probe.of == "own":

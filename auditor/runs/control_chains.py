@@ -30,7 +30,7 @@ class Chains:
     collector: Collector
 
     def with_cause_chain(self, finding: Finding) -> Finding:
-        """With the steps of its defense's chain, in the setting that the controls were attacked in."""
+        """The finding with its defense's chain; unchanged in a setting that the controls were not attacked in."""
         rows = self.selection.rows
         row = next((row for row in rows if row.name == finding.target and not row.companion), None)
         if row is None or finding.setting != self.selection.settings[-1].name:
@@ -39,11 +39,12 @@ class Chains:
             return finding  # its steps have intervals of a fixed size
         if (main := finding.main) is None:
             return finding
+        # [1:] of a key: setting and attack.
         alike = {key.target: held for key, held in self.collector.answers.items() if key[1:] == finding.key[1:]}
         return dataclasses.replace(finding, chain=self._cause_chain_of_row(row, alike, main.name, main.unit))
 
     def with_likelihood_chain(self, target: TargetRecord) -> TargetRecord:
-        """With the steps that make its members' true tokens less likely."""
+        """The target with the chain of steps that make its members' true tokens less likely."""
         row = next((row for row in self.selection.rows if row.name == target.name and not row.companion), None)
         if row is None:
             return target

@@ -59,6 +59,7 @@ class CostEstimate:
     @property
     def flags_that_halve_time(self) -> tuple[str, ...]:
         """The flags that would each halve it, with the largest number that does; () where none does."""
+        # range(1, most) holds i + 1 at i: the index behind the last n that is fast enough is that n; 0: none is.
         found = {
             flag: bisect_right(range(1, most), self.seconds / 2, key=partial(self._seconds_with_flag, flag))
             for flag, most in ((LIMIT, max(self.secrets)), (SAMPLES, self.samples or 0))
@@ -66,7 +67,7 @@ class CostEstimate:
         return tuple(f"{flag} {n}" for flag, n in found.items() if n)
 
     def _seconds_with_flag(self, flag: str, n: int) -> float:
-        """Seconds with that flag; its parts take as long as they have secrets, or draw samples."""
+        """Seconds with `flag n`: parts that it cuts take less in proportion to their secrets, or their samples."""
 
         def share(cost: Cost) -> float:
             if flag not in cost.cut:
@@ -89,7 +90,7 @@ class CostEstimate:
 
 
 def cost_estimate_table(found: CostEstimate) -> RowTable:
-    """What people read of it."""
+    """The estimate as people read it."""
     took, most = phrases.format_duration(found.seconds), phrases.format_memory(found.memory / 1e6)
     note = f"about {took} until the reports are written, {most} of memory at most; worked out from "
     note += f"{found.probe:.0f} seconds of asking"

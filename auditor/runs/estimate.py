@@ -67,7 +67,7 @@ TimedParts = Callable[[int], Iterator[TimedPart]]  # the parts that share what i
 def estimate_run_cost(
     plan: Plan, reporter: Reporter, seconds: float = PROBE, shared: SweepCache | None = None
 ) -> CostEstimate:
-    """Of this very plan. shared: keeps what is loaded here, for who runs it next.
+    """What running this plan will take. shared: keeps what is loaded here, for the run itself.
 
     Raises AuditError for whatever a run would refuse, and where there is nothing to ask yet.
     """
@@ -101,7 +101,7 @@ def estimate_run_cost(
 
 
 def _common_sample_count(attacks: Sequence[Attack]) -> int | None:
-    """Those that every attack which draws some draws; None where they differ, or none does."""
+    """Samples a prefix, where all attacks that draw any draw equally many; else None."""
     drawn = {recipe.samples for attack in attacks if (recipe := attack.sampling()) and recipe.search == "sample"}
     return drawn.pop() if len(drawn) == 1 else None
 
@@ -117,6 +117,7 @@ class _Asker:
         self.device = scene.site.model.device
         on_gpu = self.device.type == "cuda"  # bytes that are held now
         self.held = int(torch.cuda.memory_allocated(self.device) if on_gpu else psutil.Process().memory_info().rss)
+        # Of each target held-out texts and tokens are timed; beside them the prefix token, greedy recall, and cells.
         targets = 1 + len(scene.selection.rows)
         cells = sum(len(scene.selection.settings_for_row(row.companion)) for row in scene.selection.rows)
         self.left = 2 * targets + 2 + _CELLS * (cells + len(scene.selection.settings))  # weights of parts to come
@@ -124,7 +125,7 @@ class _Asker:
     # --- the parts, in the order of a run ---
 
     def prefix_token(self) -> None:
-        """Which prefix token stands before every text: by the auxiliary data, where the plan leaves it open."""
+        """Chooses the prefix token; times that where the plan leaves it open, to be chosen by the auxiliary data."""
         scene, told = self.scene, self.scene.benchmark
         longest = longest_context(told, scene.selection.prompt_rows)
         chosen: list[PrefixToken] = []
@@ -168,7 +169,7 @@ class _Asker:
         self.building = sum(clock.seconds.values())
 
     def read(self, target: Target) -> None:
-        """Held-out texts and the secrets' own tokens, teacher-forced."""
+        """Times teacher-forced passes over the held-out texts and over the secrets' own tokens."""
         if not implies_capability(target.model.capabilities, "likelihood"):
             return
         told = self.scene.benchmark
@@ -197,7 +198,7 @@ class _Asker:
         self.ask(tokens)
 
     def cells(self, target: Target, setting: Setting) -> None:
-        """What attacks tune, and then all cells of the target and setting: they share what they draw."""
+        """Times what attacks tune, then all cells of the target and setting at once, as they share what they draw."""
         states: dict[str, State] = {}
         for attack in self.scene.selection.attacks:
             try:
@@ -207,7 +208,7 @@ class _Asker:
         self.ask(lambda n: self.asked(target, setting, states, n), weight=_CELLS)
 
     def tuned(self, attack: Attack, target: Target, setting: Setting) -> State:
-        """What it would have tuned, on few of the known pairs: once for all that share it. Raises NotApplicable."""
+        """What its rehearsal tunes on few known pairs: once for all attacks that share it. Raises NotApplicable."""
         view, known = self.scene.view(target, setting), self.scene.challenge.known
         state = self.states.setdefault(f"{attack.name} {attack.state_name(view)}", {})
         rehearsal, times = attack.rehearsal()
@@ -219,7 +220,7 @@ class _Asker:
             yield TimedPart(f"{target.title}: {attack.name} ({setting.name}), tuning", len(known), 32, fit, times)
 
         if not state and type(attack).fit is not Attack.fit:
-            self.ask(steps, least=8)
+            self.ask(steps, least=8)  # `fit` fills the state that is returned
         return state
 
     def asked(self, target: Target, setting: Setting, states: dict[str, State], n: int) -> Iterator[TimedPart]:
@@ -290,6 +291,7 @@ class _Asker:
             return Cost(step.name, last.of, why=last.why)
         scale, each, fixed = step.of / last.asked, last.seconds / last.asked, 0.0
         if before and before[-1].asked < last.asked:
+            # The line through the last two attempts; where noise makes it no such line, all of the last is each text's.
             slope = (last.seconds - before[-1].seconds) / (last.asked - before[-1].asked)
             if 0 < slope < each:
                 each, fixed = slope, last.seconds - slope * last.asked
@@ -308,7 +310,7 @@ class _Asker:
 
 
 def _timed_attempt(step: TimedPart, n: int, device: torch.device) -> Cost:
-    """What so many texts of a part took; 0: there is no time for it."""
+    """What n texts of a part took; n = 0: no time is left to ask any."""
     not_asked = "nothing to ask" if not step.of else "" if n else f"not asked: the {PROBE:g} seconds were over"
     if why := step.why or not_asked:
         return Cost(step.name, step.of, memory=0.0, seconds=0.0, why=why)
@@ -335,7 +337,7 @@ def _exhaust_iterator(made: Callable[..., Iterator[Any]], *given: Any) -> None:
 
 
 def _fixed_random_subset(items: Sequence[Any], n: int, what: str) -> list[Any]:
-    """So many of them, from all over: the same ones for the same number, in their order."""
+    """n of the items, from all over, in their order; equal n give equal ones."""
     if n >= len(items):
         return list(items)
     chosen = keyed_random_generator("estimate", what).permutation(len(items))[:n]

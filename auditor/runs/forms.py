@@ -48,13 +48,13 @@ def rows_of_model_forms(target: TargetPlan, others: Sequence[ShownRow] = ()) -> 
 
 
 def forms_that_are_models(asked: Sequence[str]) -> list[str]:
-    """Those that are models of their own."""
+    """The forms that are models of their own, rather than made of the attacked one."""
     made = _form_defenses_by_name()
     return [form for form in asked if form.partition(":")[0] not in made]
 
 
 def _form_defenses_by_name() -> dict[str, type[Defense]]:
-    """Those that are made here, by name."""
+    """The forms that are made here of the attacked model's weights, by name."""
     return {name: kind for name, kind in registry.defenses().items() if kind.form}
 
 
@@ -62,7 +62,7 @@ def _parse_form_row(form: str) -> ShownRow:
     kind, colon, value = form.partition(":")
     if kind in (forms := _form_defenses_by_name()):
         made = forms[kind]
-        option = next(iter(options_of(made)), None)
+        option = next(iter(options_of(made)), None)  # KIND:VALUE sets the first
         if colon and option is None:
             raise AuditError(f"--forms {kind} takes no value, got {form!r}")
         defense = build_plugin("form", forms, kind, {str(option): value} if colon else {})

@@ -39,7 +39,7 @@ class TrainingCorpus:
     def size(self) -> memorised.CorpusCounts:
         trained, heldout = self.index.count(self.n)
         long = self.index.lengths >= self.n
-        known = len(self.index.copies)
+        known = len(self.index.copies)  # texts of the index that were trained on, which come first
         return memorised.CorpusCounts(trained, heldout, int(long[:known].sum()), int(long[known:].sum()))
 
     @cached_property
@@ -122,6 +122,7 @@ def judge_generations(
     for start in range(0, len(drawn), _AT_ONCE):
         some = [done[id] for id in drawn[start : start + _AT_ONCE]]
         texts = [guesses.ranked[0].suffix for guesses in some]
+        # Digests: which generations say the same, without keeping their texts.
         heads.update(hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest() for tokens in texts)
         for guesses, standing in zip(some, corpus.index.standing(texts, corpus.n), strict=True):
             held = memorised.count_memorised(standing, corpus.n)
@@ -176,7 +177,9 @@ def _extracted_record_columns(
     seen: Mapping[int, int],
     longest: Mapping[int, int],
 ) -> Iterator[Column]:
-    """Those extracted, most often first; in which of them (from 0) a secret lies; how many there are, by copies."""
+    """Extracted records, most often first; attacked secrets, by the place of their record among these (from 0); numbers
+    of trained records, by copies.
+    """
     ids, copies = [aliases[record] for record in order], [corpus.index.copies[record] for record in order]
     for name, of in (("generations", seen), ("longest", longest)):
         yield Column(RECORDS, cell, name, ids, [of[record] for record in order], (), copies)

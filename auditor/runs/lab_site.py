@@ -78,6 +78,7 @@ class LabSite(Site):
     def models_to_train(self, defenses: Mapping[str, Defense], references: Sequence[str]) -> list[TrainablePiece]:
         counts = {asked: parse_reference_model_count(asked) for asked in references}
         pieces = [TrainablePiece("reference", i, asked) for asked, count in counts.items() for i in range(count)]
+        # Rows with ensembles of one size share the ensemble: one of them stands for all.
         sizes = {d.members or self.recipe.members: name for name, d in defenses.items() if "ensemble" in d.needs}
         pieces += [TrainablePiece("member", i, of=name) for size, name in sizes.items() for i in range(size)]
         if not self.recipe.target_trained_like_members and any("whole" in d.needs for d in defenses.values()):
@@ -157,14 +158,14 @@ class LabSite(Site):
 
 
 class LabDefenseParts(DefenseParts):
-    """Everything is there: it is trained on the spot."""
+    """What the lab's defenses are made of: all of it is trained on the spot."""
 
     def __init__(self, site: LabSite) -> None:
         self.site, self.shared = site, site.shared
 
     @property
     def defaults(self) -> Mapping[str, Mapping[str, Any]]:
-        """The lab's; where a probe asks about a training, with what that has to be planted."""
+        """The lab's own; where a probe asks about a training, with the canaries that are planted in it for that."""
         own = defense_defaults(self.site.kind, self.site.recipe)
         for attack in self.site.attacks:
             for name, options in self.site.kind.planted_for.get(attack, {}).items():

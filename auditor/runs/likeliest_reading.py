@@ -41,5 +41,6 @@ def mean_gain_lower_bound(gain: NDArray[np.float64], comparisons: int) -> float:
     n = len(gain)
     if n < 2:
         return -math.inf
+    # Student's, two-sided, Bonferroni over the comparisons.
     reach = student.ppf(1 - (1 - CONFIDENCE) / 2 / comparisons, n - 1) * gain.std(ddof=1) / math.sqrt(n)
     return float(gain.mean() - reach)

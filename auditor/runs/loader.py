@@ -133,6 +133,6 @@ class Loader:
         loaded = self.shared.get(kind, (provider, wanted), fresh)
         if kind == "model":
             self.attacked = loaded
-        if not first:
+        if not first:  # the model of an earlier run of the sweep
             provider.again(loaded, wanted)
         return loaded

@@ -71,7 +71,7 @@ def reset_peak_memory() -> None:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM: proc(5)
     except OSError:
         return  # not Linux: the mark is then that of the whole run
 

@@ -98,6 +98,7 @@ class Mitigation:
             return same.with_fields(mitigation={"method": self.trainer.name, **values})
         model = self.asked.out / MODEL
         adapter = (model / "adapter_config.json").is_file()
+        # An adapter stands on the base that the audited one stood on; a whole model stands alone.
         here = same.with_fields(model=str(model), revision=None, base=self.plan.loading.base if adapter else None)
         return here.with_fields(dtype=dtype_when_loaded(str(self.plan.target.model), self.plan.loading))
 
@@ -107,7 +108,7 @@ class Mitigation:
         return self.recipe.data if self.recipe else self.asked.data or str(self.plan.data.data)
 
     def configuration(self) -> dict[str, Any]:
-        """What the folder is of: another one is refused."""
+        """What the output folder is made of: one that was made of something else is refused."""
         told = {"run": str(self.asked.run.resolve()), "by": self.asked.by, "train": self.asked.train}
         plain: dict[str, Any] = json.loads(json.dumps({**told, "data": self.asked.data, "options": self.asked.options}))
         return plain
@@ -280,6 +281,7 @@ def run_training(what: Mitigation, run: RunOutcomes, reporter: Reporter, shared:
     held = _finished_mitigation_record(out, configuration)
     if held is not None:
         return TrainingOutcome(tuple(held["told"]), float(held["seconds"]))
+    # Before anything else is written: by this, an interrupted training knows its folder again.
     disk.replace_atomically(out / RECORD, json.dumps({"configuration": configuration, "done": None}, indent=1))
     start = time.perf_counter()
     try:
@@ -317,7 +319,7 @@ def _finished_mitigation_record(out: Path, configuration: Mapping[str, Any]) -> 
 
 
 def _discard_refused_training(out: Path) -> None:
-    """What was written for a training that was refused; one that has begun goes on."""
+    """Removes what was written for a refused training; a model that was begun stays, to be gone on with."""
     model = out / MODEL
     if model.is_dir() and any(model.iterdir()):
         return
@@ -346,7 +348,7 @@ def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
 
 
 def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
-    """The user's, its words in place; what it prints goes to stderr."""
+    """Runs the user's command with its placeholders filled in; what it prints goes to stderr."""
     given = {"{data}": str(Path(data).resolve()), "{out}": str(out.resolve())}
     words = list(command)
     for placeholder, value in given.items():
@@ -366,7 +368,7 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
 
 
 def _write_dropped_records(what: Mitigation, run: RunOutcomes, reporter: Reporter, shared: SweepCache) -> None:
-    """Where the audit's own records are to be dropped: which those are, for the training to read."""
+    """Writes down the extracted records for the training to drop, unless it is to drop others than the audit found."""
     if getattr(what.trainer, "listed", "") != str((what.asked.out / DROPPED).resolve()):
         return
     ids = extracted_members(run)
@@ -378,7 +380,7 @@ def _write_dropped_records(what: Mitigation, run: RunOutcomes, reporter: Reporte
     else:
         rows, _ = training_texts(str(what.plan.data.data))
         repeats = row_repeat_counts(read_table("--data", str(what.plan.data.data), COLUMNS))
-        # where a row's copies begin
+        # Where a row's copies begin: of equal keys a dict keeps the last, which is the first of the reversed.
         first = dict(reversed([(row, i) for i, row in enumerate(rows_repeated_by_count(repeats))]))
         texts = [row_as_plain_text(rows[first[int(id.split("-")[1])]]) for id in ids]
     write_shard_record_list(what.asked.out / DROPPED, texts)

@@ -24,7 +24,7 @@ from auditor.training.variants import Variant
 
 
 class OwnDefenseParts(DefenseParts):
-    """What lies in folders."""
+    """What lies in the folders that `-D` and `--public` name."""
 
     def __init__(self, site: Site, models: Loader, sizes: str) -> None:
         self.site, self.models, self.sizes, self.target = site, models, sizes, models.target
@@ -49,6 +49,7 @@ class OwnDefenseParts(DefenseParts):
     def is_undefended(self, control: Defense) -> bool:
         if "whole" not in control.needs:
             return False
+        # The user may attack the very adapter that is the control of an ensemble.
         adapter, model = control_adapter_folder(Path(control.ensemble_folder)), Path(str(self.target.model))
         return adapter is not None and model.is_dir() and model.samefile(adapter)
 

@@ -85,6 +85,7 @@ class OwnSite(Site):
         self.models.check(given)
 
     def in_no_file(self) -> dict[str, str]:
+        # In `__dict__` once the cached property was asked for: this must not load the model.
         asked = {ANSWERS: self.model.digest()} if self.over_network and "model" in self.__dict__ else {}
         return asked | self.models.live_model_digests
 
@@ -161,6 +162,7 @@ class OwnSite(Site):
         return found
 
     def data(self) -> Benchmark:
+        # Without the limit: the form that was chosen stays, however few of the records are attacked.
         chosen = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
         held = (None if self._folder is None else self._folder.text_form()) or self.shared.forms.get(chosen)
         key = [self.subject, held and held.digest]

@@ -27,7 +27,7 @@ Kinds = Mapping[str, Mapping[str, float]]
 
 
 class Collector:
-    """answers: the main number of each member, by cell, and of each non-member where what it has is no memory.
+    """answers: by cell, the main number of each member, and of non-members where theirs shows what is no memory.
 
     likelihoods: mean log-probability of their true tokens, nats, by target. stopped: rows that asked in random order;
     rows: all of them.
@@ -45,7 +45,7 @@ class Collector:
         self._texts: dict[str, Mapping[str, tuple[Tokens, Tokens]]] = {}
 
     def judged(self, key: CellKey, outcome: judging.Outcome, probable: bool, kinds: Kinds) -> PerSecret:
-        """What an attack's cell came to. probable: its scores are probabilities."""
+        """Takes and returns the row of an attack's cell. probable: its scores are probabilities."""
         row = self._kept(key, row_of_guesses(outcome, kinds, probable))
         self.answers[key] = row.only(RECALL, others=False)
         self._columns += row.columns(key)
@@ -55,7 +55,7 @@ class Collector:
     def probed(
         self, key: CellKey, probe: Probe, secrets: Sequence[Secret], observations: Observed, main: Measurement
     ) -> None:
-        """What a probe's cell came to; main: its first measurement."""
+        """Takes the row of a probe's cell, and what it observed; main: its first measurement."""
         row = self._kept(key, row_of_observations(probe, secrets, observations))
         self._columns += [*row.columns(key), *_observation_columns(key, secrets, observations)]
         if main.name in row.values:
@@ -69,12 +69,12 @@ class Collector:
         return self.rows[key]
 
     def written(self, key: CellKey, found: JudgedGenerations) -> None:
-        """What the generations of a cell came to."""
+        """Takes the columns of a cell of generations, and the texts that it extracted."""
         self._columns += found.columns
         self._texts[str(key)] = found.texts
 
     def save(self, secrets: Sequence[Secret], tokenizer: Any) -> None:
-        """All of it that is kept, to the run folder."""
+        """Writes to the run folder the columns, and the texts of guesses."""
         table.write_columns(self.folder.path, [*self._columns, *self._likelihood_columns()])
         guesses = {str(key): self.folder.guesses.done(key) for key in self._attacks}
         private_texts.write_texts(self.folder.path, secrets, guesses, make_token_decoder(tokenizer), self._texts)

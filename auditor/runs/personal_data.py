@@ -68,6 +68,7 @@ def count_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Pe
     }
     found = {id: list(_personal_spans_with_fate(wording, recognisers)) for id, wording in worded.items()}
     members = {secret.id for secret in benchmark.secrets if secret.member}
+    # True: a number that goes on where the text ends is another number.
     foreign = {text: True for id, spans in found.items() if id not in members for _, text, _ in spans}
     known = (decode(pair.prefix + pair.suffix) for pair in benchmark.known)
     counted = occurrences(foreign, (*(worded[id].whole for id in members), *known))

@@ -56,6 +56,7 @@ def merge_values(config: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[st
             for plugin, options in value.items():
                 base.setdefault(plugin, {}).update(options)
             value = base
+        # `auto` for a number is its default: the flag takes back what the file says.
         if value == AUTO and name in FIELDS and FIELDS[name].said.least:
             merged.pop(name, None)
         else:

@@ -47,7 +47,7 @@ class GridPoint:
 
     @property
     def place(self) -> str:
-        """What it is called, seed apart."""
+        """Its name without the seed: the variant and the swept values."""
         return point_name(self.variant, self.at)
 
     @property
@@ -138,6 +138,7 @@ def _checked_seeds(raw: Mapping[str, Any]) -> list[int]:
     if "seed" in raw and "seeds" in raw:
         raise AuditError("expected seed or seeds, got both")
     seeds = raw.get("seeds", [raw.get("seed", 0)])
+    # Not isinstance: True would be an int.
     if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
         raise AuditError(f"expected seeds to be a list of whole numbers, got {seeds!r}")
     if len(set(seeds)) < len(seeds):
@@ -151,6 +152,7 @@ def _checked_sweep(sweep: Any) -> dict[str, list[Any]]:
     for key, values in sweep.items():
         if not isinstance(values, list) or not values:
             raise AuditError(f"expected a list of values for {key!r} in [sweep], got {values!r}")
+        # By repr: lists have no hash, and 1, 1.0 and True are equal.
         if len({repr(value) for value in values}) < len(values):
             raise AuditError(f"expected values that differ for {key!r} in [sweep], got {values}")
     return dict(sweep)

@@ -31,7 +31,7 @@ def file_digests_of_plan(plan: Plan) -> dict[str, str]:
 
 
 def file_and_memory_digests(plan: Plan, site: Site) -> dict[str, str]:
-    """The same, with what the site of the plan holds that lies in no file."""
+    """`file_digests_of_plan`, with the digests of models of the plan's site that lie in no file."""
     return file_digests_of_plan(plan) | site.in_no_file()
 
 

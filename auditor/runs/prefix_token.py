@@ -150,6 +150,7 @@ def _choose_likeliest_prefix_token(
 ) -> PrefixToken:
     words, every = model.tokenizer, _prefix_token_candidates(model, framed)
     room = math.inf if model.max_positions is None else model.max_positions
+    # Never empty: no token at all is a candidate, and has room.
     own, *_ = candidates = [
         prefix_token for prefix_token in every if len(prefix_token) + longest <= room or not prefix_token
     ]

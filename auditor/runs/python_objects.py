@@ -45,9 +45,9 @@ def check_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
 def plugin_objects(
     files: Sequence[str], attacks: Sequence[Any], defenses: Sequence[Any]
 ) -> dict[str, Attack | Defense]:
-    """By role, those that are instances of classes that no name finds, among names and instances of others.
+    """By role, the given plug-ins of classes that are not registered; names and those of registered ones are left out.
 
-    Raises AuditError for one that is called as another class is, or of which a record could not say what it is.
+    Raises AuditError for one with the name of a registered class, and for a name or options that a record cannot hold.
     """
     for path in files:
         registry.load_plugin_file(Path(path))

@@ -50,7 +50,7 @@ _PREFIX_TOKENS = 3  # that known pairs are read behind, at most: none, bos, eos
 
 
 def quick_plan(model: str, data: str, nonmembers: str | None, seed: int, template: str = AUTO) -> Plan:
-    """All that is cheap, on a model and data of the user's."""
+    """The plan of all methods that are cheap, on a model and data of the user's."""
     own = {"model": model, "data": data, "nonmembers": nonmembers, "template": template, "device": "auto"}
     return Plan.of(**own, seed=seed, known_fraction=KNOWN, known_limit=PAIRS, **quick_methods())
 
@@ -112,6 +112,7 @@ def limit_plan_to_time(
     left = (1 - _AFTER) * seconds - spent
     if takes(most) <= left:
         return plan, limits
+    # range(1, most) holds i + 1 at i: the index behind the last limit that fits is that limit.
     kept, fewest = bisect_right(range(1, most), left, key=takes), min(FEWEST, most)
     if kept < fewest:
         minutes = ceil((takes(fewest) + spent) / (1 - _AFTER) / 60)
@@ -202,6 +203,7 @@ def _run_seconds_by_row_count(scene: RunContext, seconds: float) -> Callable[[in
         model.read_ahead([(s.prefix + s.suffix)[:-1] for s in texts], [len(s.suffix) for s in texts])
         scoring.greedy_recall(model, texts)
 
+    # Twice, as a model remembers what it read: what the second takes less is the reading.
     first = seconds_per_text(greedily, *_TEXTS, seconds)
     probe = seconds_per_text(probed, *_TEXTS, seconds)
     again = seconds_per_text(greedily, *_TEXTS, seconds)
@@ -210,7 +212,7 @@ def _run_seconds_by_row_count(scene: RunContext, seconds: float) -> Callable[[in
     tokens = mean(len(secret.prefix + secret.suffix) for secret in some)
     before = mean(len(secret.prefix) for secret in some) / tokens
 
-    def takes(limit: int) -> float:
+    def takes(limit: int) -> float:  # rises with the limit, as `bisect_right` needs it
         both = sum(sum(side[:limit]) for side in rows)
         kept = model.continues_read_texts(ceil(tokens * both))
         again_before = 0 if kept else before * both  # prefixes, to be completed

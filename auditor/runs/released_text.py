@@ -182,7 +182,7 @@ class _Rows:
         self.guesses: dict[str, dict[str, Guesses]] = {}
 
     def observed(self, key: CellKey, secrets: Sequence[Secret], values: Mapping[str, NDArray[np.float64]]) -> None:
-        """Numbers by record, of which those of the row are worked out again."""
+        """Keeps numbers by record, from which the measurements of a row can be worked out again."""
         told = ({name: float(column[i]) for name, column in values.items()} for i in range(len(secrets)))
         self.folder.observations.append(key, [Observation(one.id, own) for one, own in zip(secrets, told, strict=True)])
         ids, member, times = ([getattr(s, name) for s in secrets] for name in ("id", "member", "repeats"))
@@ -259,6 +259,7 @@ def _released_passage_sentences(
         yield f"{short:,} records have fewer than {n} words: they are not looked for here (--words)"
     holding = sum(one.memorised > 0 for one in every)
     trained, heldout = index.count(n)
+    # As if an n-gram of the private data came up by chance as often as one of the held-out text does.
     floor = sum(one.heldout > 0 for one in every) * trained / max(heldout, 1)
     yield (
         f"{holding:,} of {len(every):,} released texts hold {n} words in a row of the private data and of no "
@@ -340,16 +341,17 @@ def _epsilon_lower_bound_finding(
 ) -> tuple[Finding, tuple[Secret, ...]]:
     """A lower bound from which canaries the released text tells. Coins decide --data, so only --nonmembers are a
     reference."""
-    words = WordIds(dict(held.words.ids))
+    words = WordIds(dict(held.words.ids))  # a copy, as it learns the words of all that it reads
     whole = [words(one.text) for one in manifest.canaries]
     behind = [len(words(one.prefix)) for one in manifest.canaries]
-    kinds = len(words.ids) + 1
+    kinds = len(words.ids) + 1  # only now are all words known; 1 more: any other
     model = NGramCounts.of(held.texts, kinds)
     reference = NGramCounts.of([one.tokens for one in held.records if not one.member], kinds)
     gained = model.log_probs(whole) - reference.log_probs(whole)
     secret = np.concatenate([np.arange(len(text)) >= cut for text, cut in zip(whole, behind, strict=True)])
     scores = mean_per_text(np.where(secret, gained, 0.0), whole)
     coins = np.array([one.included for one in manifest.canaries])
+    # Scores of released text are guesses of coins as any others are (arXiv 2502.14921): one-run bounds hold for them.
     audits = audit_epsilon_bounds(scores, coins, DELTA, LEVEL / _SHARES, copies=manifest.times)
     subjects = tuple(
         Secret(one.id, (), text, manifest.times if one.included else 0, one.included, alias=one.id)

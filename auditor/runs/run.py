@@ -109,7 +109,7 @@ def run_audit(
         metrics=selection.metrics,
         sections=_plugin_report_sections(selection, findings),
     )
-    metrics.declare_titles(result.metrics)
+    metrics.declare_titles(result.metrics)  # for the whole process: frontiers and reports look metrics up by name
     if not collector.stopped:  # else its intervals are of a fixed size
         result = replace(result, frontiers=build_frontiers(models_of_runs({plan.seed: (result, folder.path)})))
     left = (_measure_unlearning(result, audit, models, targets.beside.rate) for models in selection.around)
@@ -123,7 +123,7 @@ def _plugin_report_sections(selection: Selection, findings: Sequence[Finding]) -
 
 
 def _measure_unlearning(result: AuditResult, audit: Audit, models: Mapping[str, str], rate: float) -> Unlearning:
-    """What is left of what the model of these rows was to forget."""
+    """What unlearning left of the records that a model was to forget; models: the rows of that model and around it."""
     told, steps = audit.benchmark, audit.defenses.relearn
     found = measure_unlearning(result, audit.folder.path, models, told.forgotten)
     return found if steps is None else replace(found, steps=steps, rate=rate, texts=len(told.unattacked))
@@ -168,9 +168,11 @@ def _greedy_recall_of_target(
 
     def given() -> tuple[dict[str, Measurement], Measurement | None]:
         found = greedy_recall(target.model, secrets)
+        # A baseline is for what was recalled: of nothing, nothing is to be taken off.
         return found, greedy_nonmember_recall(target.model, secrets) if any(m.value for m in found.values()) else None
 
     with clock.stage("greedy recall"):
+        # [:-1]: nothing is asked behind the last token.
         target.model.read_ahead([(s.prefix + s.suffix)[:-1] for s in secrets], [len(s.suffix) for s in secrets])
         found = audit.site.shared.get("greedy", audit.asked, given)
     if found[0]:

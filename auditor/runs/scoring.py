@@ -69,6 +69,7 @@ def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.
     for alike, prefixes, suffixes in _batches_as_tensors(model, secrets):
         for own, distribution in model.teacher_forced(prefixes, suffixes):
             found = (distribution.argmax(-1) == own).all(-1).tolist()
+            # Left to right: `hits` is indexed by the old `alike`, then `alike` is what is left of it.
             hits[alike[: len(found)]], alike = found, alike[len(found) :]
     return hits
 
@@ -89,6 +90,7 @@ def greedy_suffixes(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
     for batch in sampling_batches_by_length(model, [(len(s.prefix), len(s.suffix)) for s in secrets]):
 
         def decoded(some: slice, batch: Sequence[int] = batch) -> list[Candidates]:
+            # Greedy decoding reads no noise; its shape says how many tokens are wanted.
             noise = [np.zeros((1, len(secrets[i].suffix), CHANNELS)) for i in batch[some]]
             return sample_mixed_length_batch(
                 model, [secrets[i].prefix for i in batch[some]], GREEDY, noise, distribution=False
@@ -123,7 +125,7 @@ def heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]
 def nll_of_other_perplexities(
     model: LanguageModel, texts: Sequence[Tokens], given: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
-    """By each count of given tokens, of which a model takes one at a time."""
+    """By name, the summed nll of each text. A model takes one count of given tokens at a time, so texts are grouped."""
     found: dict[str, list[float]] = {}
     for first in dict.fromkeys(given):
         own = [i for i, count in enumerate(given) if count == first]
@@ -134,7 +136,7 @@ def nll_of_other_perplexities(
 
 
 def perplexities(found: Mapping[str, Sequence[float]]) -> tuple[Measurement, ...]:
-    """Of what `heldout_losses` gives, in its order."""
+    """A measurement of each perplexity that `heldout_losses` found, in its order."""
     tokens = [int(count) for count in found.get("tokens", ())]
     return tuple(
         intervals.perplexity_with_interval(list(zip(nll, tokens, strict=True)), name)
@@ -180,6 +182,7 @@ def doubt_if_members_likelier(title: str, answers: PerSecret) -> tuple[Doubt, ..
     if min(len(members), len(others)) < 2 or not np.isfinite(values).all():
         return ()  # what a defense forbids outright has no mean
     test = ttest_ind(members, others, equal_var=False, alternative="greater")
+    # `not <`: of constant values the p-value is NaN, which is no doubt either.
     if not test.pvalue < (1 - intervals.CONFIDENCE) / 2:
         return ()
     gap, least = np.mean(members) - np.mean(others), test.confidence_interval((1 + intervals.CONFIDENCE) / 2).low

@@ -53,7 +53,7 @@ class Selection:
         return tuple(method for method in self.methods if isinstance(method, Attack))
 
     def attacks_for_defense(self, defense: Defense | None) -> tuple[Attack, ...]:
-        """Those that ask the target with this defense anything."""
+        """The attacks that ask the target with this defense anything."""
         return tuple(attack for attack in self.attacks if not reason_method_is_skipped(attack, defense))
 
     @property
@@ -142,6 +142,7 @@ def _build_attacks_and_probes(
 ) -> list[Attack | Probe]:
     options = plan.attack_options
     if plan.samples is not None:
+        # In this order: `-A samples=` goes before `--samples`.
         options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
     methods: list[Attack | Probe] = _built_plugins(
         "attack", plan.attack, options, registry.attacks_and_probes(), site.attack_defaults, objects

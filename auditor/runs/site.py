@@ -27,7 +27,7 @@ from auditor.runs.sweep_cache import SweepCache
 
 @dataclass(frozen=True)
 class TrainablePiece:
-    """One model that can be trained apart from all others. of: how many references; the row of a trained model."""
+    """One model that can be trained apart from all others. of: the row that it is for; of a reference, how many."""
 
     kind: Literal["member", "whole", "reference", "trained"]
     index: int = 0
@@ -127,7 +127,7 @@ class Site(ABC):
         return ()
 
     def train(self, piece: TrainablePiece, defenses: Mapping[str, Defense]) -> None:
-        """Leaves one of them where all processes find it."""
+        """Trains this one, and leaves it where all processes find it."""
         raise NotImplementedError
 
     def only_read(self) -> None:  # noqa: B027 - most places make nothing

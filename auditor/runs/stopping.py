@@ -52,6 +52,7 @@ class StoppingRule:
             return ""
         if self.width is not None:
             metric, width = self.width
+            # Intervals by betting, which hold at every look (Waudby-Smith and Ramdas, arXiv 2010.09686).
             seen = replace(row, anytime=True).measure(metric)
             narrow = seen is not None and max(seen.value - seen.low, seen.high - seen.value) <= width
             return f"until {metric} ± {100 * width:g}%" if narrow else ""
@@ -59,7 +60,7 @@ class StoppingRule:
         return "; ".join(f"until '{r}' {v}" for r, v in zip(self.rules, verdicts, strict=True)) if all(verdicts) else ""
 
     def _rule_verdict(self, rule: Rule, row: PerSecret) -> str:
-        """As the gate will decide it."""
+        """`failed` or `was held`, as the gate will decide it; "" while that is open."""
         seen = row.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
         if rule.against_undefended:
             return ""  # the other row stops elsewhere
@@ -76,6 +77,7 @@ class StoppingRule:
 
     def ask(self, items: Sequence[Item], seed: int, ask: Ask[Item], seen: Seen[Item]) -> tuple[StoppedEarly, set[str]]:
         """Asks as many as it takes, in random order; returns how many and which."""
+        # Each item draws its own place: the order of two does not depend on which others are asked.
         turn = sorted(items, key=lambda item: keyed_random_generator(seed, "order of asking", item.id).random())
         before, why = 0, ""
         for at in look_sample_sizes(len(turn)):
@@ -138,6 +140,7 @@ def stopping_rules_by_row(
         (rule, row) for rule in policy.rules for row in selection.cells() if _is_row_held_to_rule(rule, row, selection)
     ]
     scoped = [(rule, row) for rule, row in scoped if _may_decide_rule(rule, row, selection)]
+    # Shared by all decisions, those of rules without a row that stops among them: the gate makes these too.
     level, found = LEVEL / max(1, len(scoped)), dict[CellKey, StoppingRule]()
     scoped = [(rule, row) for rule, row in scoped if not _is_rule_without_stopping_row(rule)]
     for row in dict.fromkeys(row for _, row in scoped):

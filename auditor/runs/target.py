@@ -80,6 +80,7 @@ class Target:
     @property
     def claim(self) -> Claim | None:
         """What is promised, with what was spent until now; None where nothing is."""
+        # Lots share no record, so the one that spent most counts for all: parallel composition (McSherry 2009).
         spent = largest_lot_token_count(self.spending.spent, self.lots)
         if spent not in self._claims:
             if self.defense and self.scenario:

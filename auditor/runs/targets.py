@@ -80,7 +80,7 @@ class Targets:
         )
 
     def attacked(self, defense: Defense) -> tuple[Secret, ...]:
-        """Fewer behind an ensemble, or records in a context, where --ensemble-limit or the lab says so.
+        """The secrets attacked on it: fewer behind an ensemble or records in a context, by --ensemble-limit or the lab.
 
         All parts are asked at every token. The lab's limit is sized to its own ensemble: one of a few members, whose
         number the defense says, has none.
@@ -112,12 +112,14 @@ class Targets:
         )
         corpus = _distinct_training_texts(scene.benchmark) if "corpus" in defense.needs else ()
         beside = self.beside.model(defense) if "beside" in defense.needs else None
+        # Of 0 queries until the lots are known, which a defense makes of the scenario itself.
         scenario = Scenario(site.model, site.public, ensemble, 0, length, trained, whole, prompts, corpus, beside)
         return replace(scenario, queries=largest_lot_token_count(draws, defense.lots(scenario)))
 
 
 def _distinct_training_texts(benchmark: Benchmark) -> tuple[Tokens, ...]:
     """What was trained on, whole and as it was cut for the attacks: each once."""
+    # The base class's own method gives the texts as they were cut; that of a benchmark may give them whole.
     texts = (*benchmark.corpus(True), *Benchmark.corpus(benchmark, True))
     return tuple(dict.fromkeys(tokens for tokens, _ in texts))
 

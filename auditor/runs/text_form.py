@@ -56,9 +56,9 @@ def choose_text_form(
 
     **Which.** Rows of `--known`, else of `--data`, at most `most`: each answer's mean nll a token in every candidate.
     The usual rendering stays unless another is more likely beyond chance (`choose_likeliest_reading`); after that, of
-    a template
-    that writes the day, the day is chosen alike. `--template` and `--date` settle it; the others are scored all the
-    same, and one that is more likely is a doubt. A form that was asked for needs no more: nobody else can know it.
+    a template that writes the day, the day is chosen alike. `--template` and `--date` settle it; the others are scored
+    all the same, and one that is more likely is a doubt. A form that was asked for needs no more: nobody else can know
+    it.
 
     **When nothing found is no evidence.** A model that memorised nothing, and one that is asked in a rendering which it
     was not trained on, look alike where members are as unlikely as non-members (one-sided Welch test, Bonferroni over
@@ -129,11 +129,12 @@ def _default_and_candidate_forms(
     if plan.date is not None and not any(form.writes_day for form in every[: 1 if asked is not None else None]):
         raise AuditError("expected --date with a template that writes the day (strftime_now), got one that does not")
     dated = [replace(form, day=days[0]) if form.writes_day else form for form in every]
+    # Reversed, as a dict keeps the last of equal digests: the first of them, which was asked for, gives the name.
     return dated[0], list({form.digest: form for form in reversed(dated)}.values())[::-1]
 
 
 def _plausible_template_days(asked: str | None, model: str) -> list[str]:
-    """Those that a template may have written in training, the most plausible first: `--date`; else when the model's
+    """Days that a template may have written in training, the most plausible first: `--date`; else when the model's
     files were written, the days before, and today.
     """
     if asked is not None:
@@ -194,6 +195,7 @@ def _rendered_answer_pairs(
     room = min(_BEFORE + _SAID, model.max_positions or _BEFORE + _SAID) - len(prefix_token)
     pairs = []
     for start, end in [answer.said for answer in found.found if answer.of == "content"][:_ANSWERS]:
+        # room - 1: an answer that fills all room leaves a token of what stands before it.
         suffix = found.tokens[start : min(end, start + _SAID, start + room - 1)]
         prefix = (*prefix_token, *found.tokens[max(0, start - room + len(suffix)) : start])
         if prefix and suffix:

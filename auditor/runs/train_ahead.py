@@ -27,9 +27,10 @@ _THREADS = 1  # of the other process
 
 @contextmanager
 def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> Iterator[Callable[[], None]]:
-    """While the block lasts, what its rows need is trained beside it: where there is a processor and a thread for it.
+    """While the block lasts, what later rows need is trained beside it: where there is a processor and a thread for it.
 
-    Gives what takes the other process's thread back once it has ended. Nothing is left running behind the block.
+    Yields a function that takes back the other process's thread once that has ended. Nothing is left running behind the
+    block.
     """
     before = torch.get_num_threads()
     spare = before > _THREADS and threads.usable_processor_count() > _THREADS and not is_safe_mode()
@@ -49,7 +50,7 @@ def train_models_in_background(plan: Plan, site: Site, selection: Selection) -> 
         try:
             with suppress(BrokenPipeError):  # it could not begin
                 pickle.dump(WorkerSite(plan), other.stdin)
-                other.stdin.flush()
+                other.stdin.flush()  # not closed: its end tells the other process that the run has ended
             yield lambda: torch.set_num_threads(before - _THREADS * (other.poll() is None))
         finally:
             torch.set_num_threads(before)

@@ -151,7 +151,7 @@ def _build_job(asked: Training, progress: Callable[[str, int, int], None]) -> tu
 
 @dataclass(frozen=True)
 class _WorkerJob:
-    """The same on a worker, which reads base and records where the command says."""
+    """The trainer and its job as a worker makes them, which reads base and records where the command says."""
 
     asked: Training
     configuration: dict[str, Any]
@@ -174,7 +174,7 @@ class _WorkerJob:
 
 @dataclass(frozen=True)
 class _TrainingsByIndex:
-    """Models of a trainer, by their index, one a task; what is found of each is where it lies."""
+    """Trains models of a trainer, by their index, one a task; yields the folder of each."""
 
     portion: ClassVar[int] = 1
 
@@ -185,7 +185,7 @@ class _TrainingsByIndex:
 
 
 def _run_job(trainer: Trainer, job: TrainingJob, how: dict[str, Any], engine: Engine) -> tuple[str, ...]:
-    """how: the configuration that its weights depend on, and the recipe to do the same again."""
+    """Trains and records it. how: the configuration that the weights depend on, and the recipe to do it again."""
     record, configuration = {"tool_version": __version__, **how, "finished": False}, how["configuration"]
     disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
     start = time.perf_counter()
@@ -272,7 +272,7 @@ def _chosen_conversation_form(asked: Training, tokenizer: Any, talks: Sequence[C
 def _records_of_conversations(
     tokenizer: Any, talks: Sequence[Conversation], loss_on: str, form: ChatRendering
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
-    """In this rendering. Raises AuditError with the number of one that cannot be written or learnt so."""
+    """The conversations as records in this rendering. Raises AuditError with the number of one that has none."""
     records, remarks = [], dict[str, None]()
     for number, said in enumerate(talks):
         try:
@@ -287,7 +287,7 @@ def _records_of_conversations(
 
 
 def _learnt_token_mask(found: RenderedChat, loss_on: str) -> tuple[bool, ...]:
-    """Raises Unusable where an answer that is to be learnt cannot be found."""
+    """Raises UnusableConversation where an answer that is to be learnt cannot be found."""
     if found.marked is None:
         for answer in found.answers:
             if isinstance(answer, UnusableConversation):
@@ -423,7 +423,7 @@ def _is_finished(out: Path, configuration: dict[str, Any]) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         raise AuditError(f"expected a new or empty folder for -o, but {str(out)!r} holds something else") from None
     for name in [*configuration, *before]:
-        if name == "data" and finished and name not in before:
+        if name == "data" and finished and name not in before:  # a private training keeps no digest of its records
             continue
         own, other = configuration.get(name), before.get(name)
         if own != other:

@@ -26,6 +26,7 @@ def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
+        # weights_only: a folder may be somebody else's, and a pickle of theirs would run their code.
         state: dict[str, Any] = torch.load(path, weights_only=True)
     except Exception as error:  # torch raises a dozen kinds, all of them about the file
         raise AuditError(f"{path}: expected what an attack tuned, got a file that cannot be read") from error

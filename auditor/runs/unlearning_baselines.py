@@ -19,7 +19,7 @@ from auditor.training.unlearning import relearn
 
 
 class UnlearningBaselines:
-    """Each is made once. asked: how often and how fast a model relearns."""
+    """Loads or trains the models beside one that was to forget, each once. asked: how often, how fast one relearns."""
 
     def __init__(self, site: Site, asked: DefensePlan, seed: int) -> None:
         self.site, self.steps, self.seed = site, asked.relearn, seed
@@ -27,7 +27,7 @@ class UnlearningBaselines:
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
     def model(self, defense: Defense) -> LanguageModel:
-        """Raises AuditError where it cannot be had."""
+        """The model of this row. Raises AuditError where it cannot be had."""
         assert isinstance(defense, UnlearningBaseline)  # "beside" is a need of theirs alone
         if defense not in self._made:
             self._made[defense] = self._load_or_train_model(defense)
