@@ -93,6 +93,7 @@ class TokenGuide:
 
     def longest(self) -> int:
         """The most tokens that a text takes behind the head."""
+        # A token writes one character at least.
         return len(self.space.head) + sum(max(map(len, block)) for block in self.space.blocks) - len(self._written)
 
 

@@ -86,5 +86,6 @@ def _items_of_container(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from value.items()
     elif isinstance(value, list):
         yield from enumerate(value)
+    # A cache may refer to its configuration or to layers of the model: those are not its state.
     elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, nn.Module | PreTrainedConfig):
         yield from vars(value).items()

@@ -81,7 +81,7 @@ class Decoding:
         for rows, kept, weights in self.support(log_probs):
             assert kept is not None  # a truncated distribution always names its tokens
             mine = torch.where(kept == tokens[rows].unsqueeze(-1), weights, 0.0).sum(-1)
-            distribution[rows] = mine.log() - weights.sum(-1).log()
+            distribution[rows] = mine.log() - weights.sum(-1).log()  # log 0: a token that is cut has -inf
         return distribution
 
     def ranks(self, log_probs: Tensor, tokens: Tensor) -> Tensor:

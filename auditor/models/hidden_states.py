@@ -89,13 +89,13 @@ class HiddenStates:
         ahead = sorted(
             (one for one in asked if not self._has_states(_text_key(one[0]), one[1])), key=lambda one: len(one[0])
         )
-        if len(ahead) < 2:
+        if len(ahead) < 2:  # one alone is read when it is asked about
             return
         size = max(1, _TOGETHER // len(ahead[-1][0]))
         for _ in BatchSizeLimit(size).pieces(
             len(ahead), lambda some: self._read_and_cache_batch(ahead[some], device, keys)
         ):
-            if not self._right:
+            if not self._right:  # found out by the first batch: nothing of what follows would be held
                 return
 
     def _read_and_cache_batch(self, texts: Sequence[tuple[Tensor, int]], device: torch.device, keys: bool) -> None:

@@ -155,7 +155,7 @@ class SlotRows(HuggingFaceRows):
             parts.append(rows)
         filled = [rows.layers[0].filled for rows in parts]
         more = max(rows.layers[0].length - own for rows, own in zip(parts, filled, strict=True))
-        new = copy.copy(self)
+        new = copy.copy(self)  # shallow: all that holds keys, values or logits is set anew below
         new.layers = [SlotLayer.joined(same, more) for same in zip(*(rows.layers for rows in parts), strict=True)]
         empty = [torch.full_like(rows.slots, max(filled) - own) for rows, own in zip(parts, filled, strict=True)]
         new.cache = PaddedCache(new.layers, torch.cat(empty))

@@ -54,7 +54,7 @@ class InContext(Ensemble):
 
     def __init__(self, public: LanguageModel, batches: RecordBatches) -> None:
         room = public.max_positions
-        if room is not None and batches.longest + 2 > room:
+        if room is not None and batches.longest + 2 > room:  # a token of the text, and one that follows it
             raise AuditError(
                 f"expected records that leave room behind them in the {room} positions of {public.name}, "
                 f"got one of {batches.longest} tokens"

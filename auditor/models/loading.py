@@ -49,6 +49,7 @@ def load(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFaceModel:
         if config.task_type not in (None, "CAUSAL_LM"):
             raise AuditError(f"expected an adapter of a causal LM, got {name!r}, one for {config.task_type}")
         base = _adapter_base_name(name, config, options)
+        # --revision is of the adapter, which names that of its base; of --base the newest is taken.
         below = replace(options, revision=None if options.base else config.revision, base=None)
         with wrap_library_errors(
             f"cannot load {base!r}, the base of the adapter {name!r} (--base MODEL names another)"
@@ -124,7 +125,7 @@ def _is_path(name: str) -> bool:
 
 @contextmanager
 def translate_load_errors(name: str, what: str, options: LoadingOptions) -> Iterator[None]:
-    """Whatever a library raises while it loads a model, as one sentence. Raises AuditError."""
+    """Whatever a library raises within becomes an AuditError; so do an unknown dtype and a missing folder before it."""
     if options.dtype not in (AUTO, *DTYPES):
         raise AuditError(f"expected dtype in {[AUTO, *sorted(DTYPES)]}, got {options.dtype!r}")
     if _is_path(name) and not Path(name).is_dir():

@@ -328,6 +328,7 @@ def model_with_adapter(public: HuggingFaceModel, adapter: Path) -> HuggingFaceMo
 
 
 def _model_served_like(public: HuggingFaceModel, model: Any, name: str) -> HuggingFaceModel:
+    # No self-check of its own: what is right for the public model is right for its architecture with adapters.
     embeddings = "embeddings" in public.capabilities
     return HuggingFaceModel(model, public.tokenizer, name, served=public.served, embeddings=embeddings)
 

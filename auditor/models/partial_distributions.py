@@ -93,6 +93,7 @@ def decoded_log_prob_bounds(decoding: Decoding, seen: PartialDistribution) -> tu
     if decoding.top_p < 1:
         kept, may, least, most = _top_p_kept_bounds(decoding, seen, distributions, least, most)
         sure, possible = sure & kept, possible & may
+    # The more all tokens weigh, the less a token's share; rounding may put the least above a most capped at 0.
     low, high = distributions.log_own - most.log(), (distributions.log_own - least.log()).clamp(max=0.0)
     return torch.where(sure, torch.minimum(low, high), -math.inf), torch.where(possible, high, -math.inf)
 
@@ -175,10 +176,12 @@ class _Distributions:
         likelier = (top >= own.unsqueeze(-1)).sum(-1) - known.long()
         middle = (seen.ranks - 1 - likelier).clamp(min=0)
         rest = (seen.most - top.shape[1] - (~known).long() - middle).clamp(min=0)
+        # Shares are by the likeliest token's: together they are 1 over its probability.
         whole = (-first).exp()
         missing = whole - top.exp().sum(-1) - torch.where(known, 0.0, own.exp())
         slack = 0.0 if power == 1 else _ROUNDING * whole  # without temperature all weighs `whole`, whoever has it
         least, most = (missing - slack).clamp(min=0), (missing + slack).clamp(min=0)
+        # No untold token is likelier than the last of the K; beside an untold own one, none of `rest` than that.
         cap = torch.minimum(top[:, -1].exp(), most)
         share = torch.minimum(own.exp(), cap)
         unknown = _UntoldTokens(power, middle, rest, share, cap, torch.where(known, cap, share)).weight(least, most)
@@ -204,6 +207,7 @@ def _top_k_kept_bounds(k: int, seen: PartialDistribution, distributions: _Distri
         return always, always, least, most
     if k <= seen.top.shape[1]:
         last = seen.top[:, k - 1]
+        # `extra` stays only with an own token that ties with the last; one that is cut has no use for these bounds.
         weight = (distributions.top * (seen.top >= last.unsqueeze(-1))).sum(-1) + distributions.extra
         kept, open_end = seen.log_probs >= last, last == seen.top[:, -1]  # of unknown tokens some may tie with the last
         return kept, kept, weight, torch.where(open_end, most, weight)

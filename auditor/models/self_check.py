@@ -129,6 +129,7 @@ class _Trial:
         """
         for mark in text_lengths_to_test(self.model.model.config, self.room):
             end = min(mark + 3, self.room)
+            # One position, in a text that ends below the mark and in the same text beyond it.
             alone = self.model.log_probs(self.texts[:, : mark - 1], 1)[:, 0]
             within = self.model.log_probs(self.texts[:, :end], end - mark + 2)[:, 0]
             if self.same(within, alone):

@@ -299,4 +299,4 @@ def _value_from_json_text(given: Any) -> Any:
     try:
         return json.loads(given)
     except ValueError:
-        return {"True": True, "False": False}.get(given, given)
+        return {"True": True, "False": False}.get(given, given)  # as Python spells them, which is no JSON

@@ -32,7 +32,7 @@ class WrappingModel(LanguageModel):
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
-        for name in _SAME:
+        for name in _SAME:  # copied once: what the other changes later, such as its notes, is not seen here
             setattr(self, name, getattr(model, name))
 
     embedding_rows = _forwarded("embedding_rows")
