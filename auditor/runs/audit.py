@@ -132,7 +132,7 @@ class RunContext:
         """Raises AuditError where a model has no room for the texts of this run behind its prefix token and soft
         prompt."""
         rows, prefix_token = self.selection.prompt_rows, len(self.prefix_token.tokens)
-        prompt = torch.empty(rows, 0) if rows else None
+        prompt = torch.empty(rows, 0) if rows else None  # only its number of rows is looked at
         asked = ((self.site.model, prompt), (self.site.public, prompt), (self.site.reference, None))
         for n_prefix, length in {(len(query.prefix), query.length) for query in self.challenge.queries}:
             for model, tuned in asked:

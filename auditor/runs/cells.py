@@ -166,6 +166,7 @@ class AttackCell(Cell):
         """The paired difference to the undefended target at the same setting, on the members that both answered."""
         if self.key in self.collector.stopped:
             return  # its interval is of a fixed size
+        # The undefended target comes first in a run, so its answers are there.
         own, base = (self.collector.answers.get(key) for key in (self.key, self.key._replace(target=UNDEFENDED)))
         if own is not None and base is not None and not self.target.is_undefended:
             both = [secret for secret in own.ids if secret in set(base.ids)]
@@ -290,9 +291,11 @@ class ProbeCell(Cell):
 
         secrets = self._ask(secrets, ask, self._seen)
         seen = [done[secret.id] for secret in secrets]
+        # Worked out once: by an earlier run of the sweep, by the run that this one resumes, or now.
         facts |= facts or folder.facts(self.key) or probe.facts(self.view, secrets, seen)
         folder.save_probe_facts(self.key, facts)
         completed = probe.complete(secrets, seen)
+        # In the journal the last record of a secret holds.
         changed = [observation for observation in completed if observation != done[observation.secret]]
         if changed:
             folder.observations.append(self.key, changed)

@@ -49,6 +49,7 @@ def build_cause_chain(
         return mean_difference_between_rows(name, unit, rows[after], rows[before], secrets, others)
 
     steps, at = [], start
+    # Causes since the last row that was measured: they are one step with the next.
     waiting: list[ChainRow] = []
     for chain_row in chain_rows:
         waiting.append(chain_row)

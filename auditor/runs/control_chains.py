@@ -66,6 +66,7 @@ class Chains:
             name = UNDEFENDED
         else:
             name = shown_rows.row_name_of_defense(self.selection.rows, control)
+        # "" for a control without a row: no target is called that.
         found = answers.get(name)
         title = title_of(type(control or row.defense))
         absent = f"{title!r} ({'not measured' if name else cause.needs})"

@@ -166,7 +166,7 @@ class _Asker:
             self.read(target)
             for setting in self.scene.selection.settings_for_row(target.companion):
                 self.cells(target, setting)
-        self.building = sum(clock.seconds.values())
+        self.building = sum(clock.seconds.values())  # the stages of `targets.each`
 
     def read(self, target: Target) -> None:
         """Times teacher-forced passes over the held-out texts and over the secrets' own tokens."""
@@ -314,6 +314,7 @@ def _timed_attempt(step: TimedPart, n: int, device: torch.device) -> Cost:
     not_asked = "nothing to ask" if not step.of else "" if n else f"not asked: the {PROBE:g} seconds were over"
     if why := step.why or not_asked:
         return Cost(step.name, step.of, memory=0.0, seconds=0.0, why=why)
+    # The counters of `traffic` are the process's.
     machine.reset_peak_memory()
     rows, tokens, start = traffic.rows, traffic.tokens, time.perf_counter()
     try:

@@ -46,6 +46,7 @@ def judge_run_by_policy(
                 f"{one.name}: no {MANIFEST}, which lists what the run wrote: it was removed, or audit "
                 f"{one.result.tool_version} wrote none; run the audit again with {__version__}"
             )
+    # A missing file counts as an empty one: it contradicts the result, where None would only not be compared.
     run = replace(run, listed=run.listed.whole())
     found = _comparison_with_deployed(run, model, said)
     decision = apply_policy(run, policy, baseline, target=target, setting=setting, attack=attack, attested=attested)

@@ -50,7 +50,7 @@ class TrainingCorpus:
         homes = self.index.home([secret.prefix + secret.suffix for secret in members])
         for secret, home in zip(members, homes, strict=True):
             found[home] = (*found.get(home, ()), secret.alias)
-        return {home: aliases for home, aliases in found.items() if home >= 0}
+        return {home: aliases for home, aliases in found.items() if home >= 0}  # -1: in no record alone
 
     @cached_property
     def record_counts_by_copies(self) -> dict[int | None, int]:

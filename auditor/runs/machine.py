@@ -59,6 +59,7 @@ def _run_git_without_hooks(*asked: str, off: Sequence[str] = ()) -> subprocess.C
     off: settings more, as `name=value`.
     """
     settings = [word for one in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *off) for word in ("-c", one)]
+    # --no-optional-locks: the index of the repository is not written anew.
     command = ["git", "--no-optional-locks", *settings, *asked]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

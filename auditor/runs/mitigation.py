@@ -110,6 +110,7 @@ class Mitigation:
     def configuration(self) -> dict[str, Any]:
         """What the output folder is made of: one that was made of something else is refused."""
         told = {"run": str(self.asked.run.resolve()), "by": self.asked.by, "train": self.asked.train}
+        # As JSON gives it back (lists for tuples), to be equal to a configuration that was read.
         plain: dict[str, Any] = json.loads(json.dumps({**told, "data": self.asked.data, "options": self.asked.options}))
         return plain
 
@@ -352,6 +353,7 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
     given = {"{data}": str(Path(data).resolve()), "{out}": str(out.resolve())}
     words = list(command)
     for placeholder, value in given.items():
+        # Word by word, and no shell runs them: a path with spaces stays one argument.
         words = [word.replace(placeholder, value) for word in words]
     out.mkdir(exist_ok=True, mode=0o700)
     try:

@@ -87,6 +87,7 @@ def _load_records(
             benchmark.text_form = said
             benchmark.notes += (said.said,)
             benchmark.doubts += tuple(Doubt("text form", sentence) for sentence in said.doubts)
+    # Where there are as many of both, no token is outside the distribution.
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
         pairs = (*((s.prefix, s.suffix) for s in benchmark.secrets), *((p.prefix, p.suffix) for p in benchmark.known))
         check_tokens("the data", (*itertools.chain(*pairs), *benchmark.heldout), model.vocab_size, model.name)

@@ -84,6 +84,7 @@ def expand_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
     variants = [(name, {key: value for key, value in own.items() if key != "sweep"}) for name, own in variants]
     _check_options_are_used(base, variants)
     seeds, points = _checked_seeds(raw), []
+    # Counted before any is made: a slip may ask for millions.
     count = len(seeds) * sum(math.prod(len(values) for values in own.values()) for own in swept.values())
     if count > _MOST_POINTS:
         raise AuditError(f"expected a grid of at most {_MOST_POINTS:,} runs, got {count:,}")

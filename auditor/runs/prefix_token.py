@@ -237,6 +237,7 @@ def usual_prefix_token(tokenizer: Any) -> Tokens:
     if tokenizer is None:
         return ()
     whole, bare = (list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (True, False))
+    # Tokens behind those of the text, such as an end-of-text that it adds, are none of it.
     starts = (i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare)
     return tuple(whole[: next(starts, 0)])
 

@@ -348,6 +348,7 @@ def _epsilon_lower_bound_finding(
     model = NGramCounts.of(held.texts, kinds)
     reference = NGramCounts.of([one.tokens for one in held.records if not one.member], kinds)
     gained = model.log_probs(whole) - reference.log_probs(whole)
+    # (words of all canaries,): those of the prefix are given away, and count for nothing.
     secret = np.concatenate([np.arange(len(text)) >= cut for text, cut in zip(whole, behind, strict=True)])
     scores = mean_per_text(np.where(secret, gained, 0.0), whole)
     coins = np.array([one.included for one in manifest.canaries])

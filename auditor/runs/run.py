@@ -83,7 +83,7 @@ def run_audit(
         there = WorkerSite(plan if form is None else plan.with_fields(template=form.template, date=form.day))
         engine.open(place, WorkerWorkplace(there, audit.prefix_token, fingerprints_of_inputs(plan, site)))
         for target in targets.each(clock):
-            settle()
+            settle()  # takes back the thread of the process that trains, once that has ended
             place.take(target)
             target_run = TargetRun(audit, target, place, engine, collector)
             records.append(_measure_target(target_run, clock, findings))
@@ -234,7 +234,8 @@ def _measure_target(target_run: TargetRun, clock: Clock, findings: list[Finding]
     doubts = tuple(scoring.doubts_on_withheld_answers(audit, target))
     if found := collector.likelihoods.get(target.name):
         doubts += scoring.doubt_if_members_likelier(target.title, found)
-    target.model.finish()
+    target.model.finish()  # refuses a served model that was another one by the end
+    # Last: peak memory, cost and the model's own doubts are of all that was asked of it.
     return target.record(perplexities, audit.prefix_token, doubts)
 
 

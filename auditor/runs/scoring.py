@@ -185,6 +185,7 @@ def doubt_if_members_likelier(title: str, answers: PerSecret) -> tuple[Doubt, ..
     # `not <`: of constant values the p-value is NaN, which is no doubt either.
     if not test.pvalue < (1 - intervals.CONFIDENCE) / 2:
         return ()
+    # Of a one-sided test the interval has one end: at 97.5%, the lower end of the two-sided one at 95%.
     gap, least = np.mean(members) - np.mean(others), test.confidence_interval((1 + intervals.CONFIDENCE) / 2).low
     return (
         Doubt(

@@ -127,6 +127,7 @@ def select_and_check_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJEC
     def can_be_shown(control: Defense) -> bool:
         return asked.controls and not (parts.lacks(control) or parts.is_undefended(control))
 
+    # Before any model is loaded, as this says how.
     if asked.relearn is not None or any(one.float32 for one in (*methods, *defenses)):
         site.ask_float32()
     settings = tuple(setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both"))

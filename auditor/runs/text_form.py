@@ -168,6 +168,7 @@ def _score_renderings(
         if 2 * sum(map(bool, found)) >= max(1, most):
             distinct.setdefault(tuple(found), form)
     kept = list(distinct.values())
+    # Only rows that all of them can write: the comparison is paired by row.
     both = [i for i in range(len(every)) if kept and all(written[form][i] for form in kept)]
     members, outside = ([i for i in both if (i < len(rows)) is inside] for inside in (True, False))
     nll = {form: _mean_answer_nll(model, [written[form][i] for i in both]) for form in kept}

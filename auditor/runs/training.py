@@ -395,6 +395,7 @@ def _configuration_of_weights(asked: Training, trainer: Trainer, job: TrainingJo
         "forget": _training_records_digest(job.forget) if job.forget else None,
         "dtype": asked.loading.dtype,
     }
+    # As JSON gives it back (lists for tuples), to be equal to a configuration that was read.
     plain: dict[str, Any] = json.loads(json.dumps(configuration))
     return plain
 

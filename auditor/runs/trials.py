@@ -63,6 +63,7 @@ def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> T
     """Raises AuditError for runs that are no independent trials of one mechanism, and for trials of one kind only."""
     trials = [_read_trial(folder, target) for folder in folders]
     for one, other in combinations(trials, 2):
+        # Two trainings never give every canary the same score to the last bit.
         if one.scores == other.scores:
             raise AuditError(f"expected models trained apart, got one model in {one.run} and {other.run}: one trial")
         if one.about != other.about:

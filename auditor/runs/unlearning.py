@@ -90,6 +90,7 @@ def unlearning_rows(
                 raise AuditError(f"--{name} needs an unlearned model: expected {before}--defense {names}, got neither")
         return [], ()
     rows, found = list[ShownRow](), list[UnlearnedModel]()
+    # Rows of one retrained model serve all models that were to forget the same records.
     shared = _names_of_retrained_rows(target, asked)
     if target.before is not None:
         rows.append(_companion_row(BeforeUnlearning()))
