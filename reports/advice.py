@@ -82,7 +82,7 @@ def _leak_advice(result: AuditResult, seen: Assessment, run: str) -> Iterator[Ad
 
 
 def _clear_and_untested_advice(result: AuditResult, seen: Assessment, run: str) -> Iterator[Advice]:
-    """What the run does not tell; that nothing is to be fixed is said where every signal agrees."""
+    """Targets of which nothing shows leakage, and what was not tested on which targets."""
     for target in filter(seen.shows_no_leakage, seen.targets):
         tested, gated = len(signals.group_by_kind(seen.tested(target))), seen.signal_for_gate(target)
         keep = f"; keep it so in CI: {signals.gate_command(seen, gated, run)}" if gated else ""
@@ -131,7 +131,7 @@ def _worst_row_with_members(result: AuditResult, details: Details) -> tuple[Find
 
 
 def _has_document_parts(details: Details, members: Outcome) -> bool:
-    """Parts of documents are not independent."""
+    """Whether a member is a part of a document: such secrets are not independent."""
     asked = set(members.ids)
     return any(secret.document is not None for secret in details.secrets if secret.id in asked)
 
@@ -140,7 +140,7 @@ def _has_document_parts(details: Details, members: Outcome) -> bool:
 
 
 def _concentration_sentences(members: Outcome, facts: Mapping[str, SecretFacts]) -> Iterator[str]:
-    """The part of the members, by repeats, by group and by length, that leads beyond chance."""
+    """By repeats, by group and by length: the part of the members that was extracted more than chance explains."""
     for parts in (
         _member_masks_by_copies(members),
         _member_masks_by_group(members, facts),
@@ -157,6 +157,7 @@ def _member_masks_by_copies(members: Outcome) -> dict[str, NDArray[np.bool_]]:
     if None in members.repeats:
         return {}
     times = np.array(members.repeats)
+    # Without the lowest count, which all members reach.
     return {f"those trained on {count:,} times or more": times >= count for count in np.unique(times)[1:]}
 
 
@@ -179,7 +180,7 @@ def _member_masks_by_length(members: Outcome, facts: Mapping[str, SecretFacts]) 
 
 
 def _recall_by_copy_limit(members: Outcome) -> Iterator[tuple[int, Measurement]]:
-    """Every count but the highest as a limit: the recall that would be left."""
+    """Each count but the highest as a limit on copies, with the recall that is predicted then."""
     if None in members.repeats:
         return
     times = [count for count in members.repeats if count is not None]
@@ -188,6 +189,7 @@ def _recall_by_copy_limit(members: Outcome) -> Iterator[tuple[int, Measurement]]
 
 
 def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Outcome) -> str:
+    # Every k-th limit, with k rounded up.
     told = limits[:: -(-len(limits) // _MOST_LIMITS)]
     left = "; ".join(f"{most:,}: {phrases.value_with_interval(recall)}" for most, recall in told)
     return (
@@ -197,7 +199,7 @@ def _copy_limits_sentence(limits: Sequence[tuple[int, Measurement]], members: Ou
 
 
 def fewer_copies(result: AuditResult, details: Details) -> str:
-    """The mildest limit on copies that would keep recall within what a gate allows to begin with, or the strictest.
+    """The mildest limit on copies that keeps the predicted recall within `VERBATIM.limits`, or else the strictest.
 
     "" where copies are not known, parts of documents were attacked, or nothing is extracted.
     """
@@ -206,6 +208,7 @@ def fewer_copies(result: AuditResult, details: Details) -> str:
     if not limits:
         return ""
     within = [limit for limit in limits if limit[1].high <= dict(VERBATIM.limits)[RECALL]]
+    # Limits rise: the last within is the mildest, the first of all the strictest.
     most, left = within[-1] if within else limits[0]
     kept = phrases.value_with_interval(left)
     return f"at most {counted(most, 'copy', 'copies')} of a record: {kept} predicted, not measured"
@@ -214,7 +217,7 @@ def fewer_copies(result: AuditResult, details: Details) -> str:
 def recall_with_copies_left(
     result: AuditResult, details: Details, left: Callable[[int], int | None]
 ) -> tuple[Finding, Measurement] | None:
-    """Of the undefended configuration of highest recall: that recall, were so many of each record's copies left.
+    """The undefended row of highest recall, and the recall predicted for it were `left(copies)` of each record left.
 
     None where nothing is extracted, parts of documents were attacked, or a count that would be left was not measured.
     """

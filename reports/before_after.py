@@ -26,7 +26,7 @@ _NOT_PREDICTED = "no prediction: it takes an attack that extracts records word f
 class BeforeAfter:
     """compared: the run before, and the one after. predicted: of which configuration, and what recall; None: nothing.
 
-    perplexity: after minus before, over the same held-out texts; None: not measured. told: by the training.
+    perplexity: after minus before, over the same held-out texts; None: not measured. told: what the training says.
     """
 
     by: str
@@ -40,7 +40,7 @@ class BeforeAfter:
 
     @property
     def undefended_comparison(self) -> Comparison:
-        """Of the model without defenses alone: the second run has no others."""
+        """The undefended rows alone: the run after has no others."""
         own = tuple(line for line in self.compared.lines if line.row.target == UNDEFENDED)
         return Comparison(("before", "after"), self.compared.secrets, own)
 
@@ -95,7 +95,7 @@ def _severity_and_promise_facts(found: BeforeAfter) -> Facts:
 
 
 def _prediction_sentence(found: BeforeAfter) -> str:
-    """The prediction, and how what was measured lies to it."""
+    """The predicted recall, and whether the measured one is less, more or as predicted."""
     if found.predicted is None:
         return _NOT_PREDICTED
     row, expected = found.predicted

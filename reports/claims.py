@@ -16,7 +16,7 @@ from auditor.statistics.bounds import LEVEL
 
 
 def claims_to_report(result: AuditResult) -> list[ClaimEvidence]:
-    """How the claims stand, of every target that claims something, that some paper would, or that was audited."""
+    """How the claim stands of every target with a claim, a nominal ε or an audit."""
     found = (assess_claim(result, target) for target in result.targets)
     return [stands for stands in found if stands.has_anything_to_report]
 
@@ -70,7 +70,7 @@ def _claimed_epsilon_sentence(stands: ClaimEvidence) -> str:
 
 
 def _audited_bound_sentence(stands: ClaimEvidence, bound: Bound) -> str:
-    """An audit with its level, and with what the claim says of its game where that is another number."""
+    """An audit with its level, and the ε promised of its game where that is not the claimed one."""
     audit, number = bound.audit, phrases.format_number
     differs = stands.claimed is not None and bound.promised != stands.claimed
     of = f", against ε {number(bound.promised)} of one {audit.unit}" if differs else ""

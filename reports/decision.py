@@ -88,6 +88,7 @@ def junit_xml(program: str, suite: str, cases: Sequence[ET.Element]) -> str:
 
 
 def _ruling_test_case(decision: Decision, ruling: Ruling) -> ET.Element:
+    # XML 1.0 has no control characters, and ElementTree would write them all the same.
     row, rule, reason = map(to_printable_line, (ruling.row, ruling.rule, ruling.reason))
     case = ET.Element("testcase", {"classname": row, "name": rule, "time": "0"})
     if element := {"failed": "failure", "inconclusive": "error"}.get(decision.outcome(ruling)):

@@ -53,7 +53,7 @@ class EdpbEvidence:
 
 @dataclass(frozen=True)
 class EdpbQuestion:
-    """Where it is asked, in our words; what answers it: sentences, none where this run does not.
+    """A question in our words, who asks it (`of`) and where; answer: sentences, none where this run has none.
 
     limit: what the answer does not say. otherwise: what would answer it, where no attack or probe does; measured_by:
     what these declare to measure, if that answers it.
@@ -83,7 +83,7 @@ def _targets_without_companions(e: EdpbEvidence) -> list[TargetRecord]:
 def _valid_target_measurements(
     e: EdpbEvidence, target: TargetRecord, numbers: Callable[[Finding], Mapping[str, Measurement | None]]
 ) -> list[tuple[Measurement, str, Finding]]:
-    """Of the rows of a target, all numbers that say something, each with the name of its part."""
+    """All measurements of a target's rows that hold a number, each with the name of its part and its row."""
     rows = [f for f in e.result.findings if f.target == target.name]
     return [(m, part, f) for f in rows for part, m in numbers(f).items() if m and _is_number(m)]
 
@@ -93,7 +93,7 @@ def _highest(seen: Iterable[tuple[Measurement, str, Finding]]) -> tuple[Measurem
 
 
 def _highest_value_answers(*metrics: str) -> Callable[[EdpbEvidence], list[str]]:
-    """Of each target and measurement the row with the highest value, beside its floor."""
+    """Answers by each target's row with the highest value of each metric, beside what non-members give."""
     return lambda e: [
         said
         for target in _targets_without_companions(e)
@@ -143,7 +143,7 @@ def _greedy_recall_sentences(e: EdpbEvidence) -> list[str]:
 
 
 def _leak_signals_section(e: EdpbEvidence) -> Section:
-    """All signals of all targets; of what may hide a leak only the kind: sentences of a record stay where they are."""
+    """All signals of all targets; of doubts only the kind, as their sentences are the record's and may hold names."""
     seen = assess_signals(e.result)
     kinds = dict.fromkeys(doubt.kind for doubt in signals.all_doubts(seen))
     against = f"Something may hide a leak from this audit ({', '.join(kinds)}): the report of the run says what."
@@ -157,7 +157,7 @@ def _leak_signals_section(e: EdpbEvidence) -> Section:
 
 
 def _signal_counts(e: EdpbEvidence) -> str:
-    """What it comes to, a target each: how many kinds of leakage are shown, seen, not shown, not tested."""
+    """A sentence a target: which kinds of leakage are shown or, of none, how many were tested and how many not."""
     seen = assess_signals(e.result)
     return " ".join(_signal_count_sentence(e.result, seen, target) for target in seen.targets)
 

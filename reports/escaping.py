@@ -1,9 +1,8 @@
 """Text of data, models, plug-ins and users as text, whatever it holds: one function a medium. Knows no report.
 
 Names, notes and paths become one bounded printable line (`to_printable_line`); private text that was asked for keeps
-every
-character in sight (`show_invisible_characters`). What each medium would run, link, hide or reorder is then taken out
-of its way.
+every character in sight (`show_invisible_characters`). Then what each medium would run, link, hide or reorder is made
+harmless.
 """
 
 from __future__ import annotations
@@ -68,6 +67,7 @@ _LATEX = {
 
 def to_printable_line(text: str) -> str:
     """One printable line of at most LONGEST characters: nothing that repaints a terminal or reorders a report."""
+    # Escape sequences whole before their first character goes as a control: else the rest stays as text.
     text = _SURROGATE.sub("\ufffd", _ESCAPE_SEQUENCE.sub("", text))
     return _cut_to_longest(" ".join(_UNPRINTABLE.sub(" ", _INVISIBLE.sub("", text)).split()))
 
@@ -110,6 +110,7 @@ def strip_unprintable(text: str) -> str:
 
 def escape_for_markdown(text: str) -> str:
     """Shown as it stands by GitHub: no HTML, links, mentions, emphasis, table cells or mathematics."""
+    # `&` first, and _SPLIT last: it is an entity, which must not be escaped itself.
     text = to_printable_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = _MARKDOWN_LINE_START.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", text))
     return _MARKDOWN_LINK.sub(_SPLIT, text)

@@ -150,7 +150,7 @@ def _reliability_bin_rows(title: str, r: Reliability) -> Group:
 
 
 def _score_reliabilities(result: AuditResult, details: Details, finding: Finding) -> list[tuple[str, Reliability]]:
-    """Of an attack whose score is a probability; of a sampling attack also what the exact probability foretold."""
+    """How well a score that is a probability foretells hits; of a sampling attack also the exact probability."""
     seen = details.rows.get(finding.key)
     if seen is None or seen.outcome is None:
         return []
@@ -169,7 +169,7 @@ def _score_reliabilities(result: AuditResult, details: Details, finding: Finding
 def _exact_chance_in_samples(result: AuditResult, details: Details, finding: Finding) -> Mapping[str, float]:
     """The exact chance of each secret to be among the attack's samples, where only its prefix stands before them.
 
-    Of attacks that share their samples, once.
+    Empty for all but the first of the attacks that share their samples.
     """
 
     asked = (finding.target, finding.setting, finding.decoding)
@@ -178,7 +178,7 @@ def _exact_chance_in_samples(result: AuditResult, details: Details, finding: Fin
     first = next((f for f in alike if f.samples == finding.samples), None)
     if probe is None or not finding.samples or first is not finding:
         return {}
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore"):  # log 0: never drawn
         chances = any_sample_probability(np.log(probe.values[EXACT]), finding.samples)
     return dict(zip(probe.ids, chances.clip(0.0, 1.0).tolist(), strict=True))
 

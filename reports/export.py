@@ -95,7 +95,7 @@ def _row_and_claim_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
 
 def _measurement_rows(finding: Finding) -> Iterator[tuple[Value, ...]]:
     if finding.not_applicable:
-        yield (*(None,) * (len(_MEASURED) - 1), finding.not_applicable)
+        yield (*(None,) * (len(_MEASURED) - 1), finding.not_applicable)  # the last column of _MEASURED
     for m in finding.measurements:
         yield _measurement_column_values(m)
     for repeats, m in phrases.sort_by_repeats(finding.by_repeats):
@@ -111,7 +111,7 @@ def _measurement_column_values(
 
 
 def read_run_with_aliases(folder: Path) -> RunOutcomes:
-    """A run with its secrets by the names that reports know them by.
+    """A run whose secrets have the aliases of its reports in place of their ids.
 
     Raises AuditError where it holds nothing by secret.
     """
@@ -155,7 +155,7 @@ def to_parquet(sheet: Sheet) -> bytes:
     kinds = {"text": pa.string(), "number": pa.float64(), "count": pa.int64(), "flag": pa.bool_()}
     version = {"audit.schema_version": str(SCHEMA_VERSION)}
     schema = pa.schema([(name, kinds[kind]) for name, kind in sheet.columns.items()], metadata=version)
-    columns = list(zip(*sheet.rows, strict=True)) or [()] * len(schema)
+    columns = list(zip(*sheet.rows, strict=True)) or [()] * len(schema)  # no rows: zip gives no columns either
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), buffer)

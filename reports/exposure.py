@@ -55,6 +55,7 @@ def _exposure_tail_blocks(result: AuditResult, details: Details) -> list[Block]:
     head = ("Bits", "Canaries with at least so many", "Without memorisation", "The band ends at")
     axes = ("Exposure (bits)", "Share with at least as much")
     bits = np.linspace(0, max(point.x for one in series for point in one.points), 41)
+    # A canary that was never inserted has P(exposure >= x) <= 2^-x (formulas A8); above it the DKW band.
     null = Series("", tuple(PlotPoint(x, 2**-x, 2**-x, null_exposure_tail_bound(x, n)) for x in bits))
     figure = Figure("exposure-plot", "exposure", title, text, head, groups, series=series, axes=axes, null=null)
     return [Figures((figure,))]

@@ -17,7 +17,7 @@ _FIRST = frozenset({0})  # what the other columns are numbers of
 
 
 def all_figures(result: AuditResult) -> list[Figure]:
-    """All of them, setting by setting."""
+    """Every figure of a result, setting by setting."""
     figures: list[Figure] = []
     measured = [f for f in phrases.findings_undefended_first(result) if not f.not_applicable]
     for setting in phrases.SETTINGS:
@@ -97,7 +97,8 @@ def _exposure_figure(result: AuditResult, setting: str, shown: tuple[Finding, ..
 
 
 def _curve_rows(curve: Sequence[tuple[int, float]]) -> list[tuple[str, ...]]:
-    """Few of its points: the first from 0, 1, 2, 5, 10, … on, and the last. The rest is in result.json."""
+    """Few points: the first at 0, 1, 2, 5, 10, … wrong guesses or more, and the last. result.json has all."""
     wanted = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))
+    # A count that no point reaches gives -1, which the modulo makes the last point.
     shown = {next((i for i, (errors, _) in enumerate(curve) if errors >= least), -1) % len(curve) for least in wanted}
     return [(f"{curve[i][0]:,}", f"{phrases.format_percent(curve[i][1])}%") for i in sorted(shown)]

@@ -17,7 +17,7 @@ MARKDOWN, HTML = "report.md", "report.html"
 
 
 def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -> None:
-    """report.html, report.md, the manifest and result.json, of several defenses `frontier.*`: each is replaced whole.
+    """Writes report.html, report.md, the manifest, result.json and, of several defenses, `frontier.*`, each whole.
 
     All reports are rendered before one is written. The result comes last: a folder that holds one is finished.
     reveal: whether the reports show the private text that lies in the folder.

@@ -59,7 +59,7 @@ def _deployed_form_blocks(result: AuditResult, details: Details) -> list[Block]:
 
 
 def _form_and_full_cells(result: AuditResult, full: Finding, main: Measurement, name: str) -> tuple[str, str, str]:
-    """Of a form at the row of the full model: its title, and both numbers."""
+    """The form's title, the full model's main number, and the form's own."""
     rows = [f for f in result.findings if f.key == full.key._replace(target=name)]
     own = rows[0].measurement(main.name) if rows and not rows[0].not_applicable else None
     number = phrases.value_with_interval(own) if own else _NOT_ASKED
@@ -69,6 +69,7 @@ def _form_and_full_cells(result: AuditResult, full: Finding, main: Measurement, 
 def _change_from_full_model(details: Details, full: Finding, name: str) -> Measurement | None:
     assert full.main is not None
     own, base = details.rows.get(full.key._replace(target=name)), details.rows.get(full.key)
+    # Changes are paired by secret: rows about different secrets have none.
     if own is None or base is None or set(own.ids) != set(base.ids):
         return None
     seen = outcomes.paired_metric_difference(full.main.name, None, own, base)
@@ -81,6 +82,7 @@ def _perplexity_ratio(result: AuditResult, details: Details, name: str) -> Measu
     full, own = details.heldout.get(UNDEFENDED), details.heldout.get(name)
     if full is None or own is None or not np.isfinite(own["perplexity"]).all():
         return None
+    # Under "perplexity" stand summed nats a text (`Details.heldout`), not perplexities.
     tokens, base, nll = (np.array([one]) for one in (full["tokens"], full["perplexity"], own["perplexity"]))
     return perplexity_ratios(nll[None], tokens, base)[0]
 
@@ -94,6 +96,7 @@ def _leak_change_sentences(result: AuditResult, details: Details, names: Sequenc
         for f in rows
         if (change := _change_from_full_model(details, f, name)) is not None
     ]
+    # Bonferroni over all changes, so that "leaks more" is wrong of any form in 5% of runs at most.
     wide = [widened_interval(change, len(changes)) for *_, change in changes]
     told_of = [
         f"{phrases.target_title(result, n)} ({f.attack}, {f.setting}: {phrases.points(c)})" for n, f, c in changes

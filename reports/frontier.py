@@ -69,6 +69,7 @@ def _leak_metric_label(f: Frontier) -> str:
 def _grouped_model_names(points: Sequence[FrontierPoint]) -> str:
     """`Uniform mixing (weight 0.9; weight 0.5) and Public model`."""
     names = []
+    # groupby joins neighbours alone: sorted by where each line is first seen.
     for line, group in groupby(sorted(points, key=lambda p: [q.line for q in points].index(p.line)), lambda p: p.line):
         knobs = [p.label.removeprefix(line).removeprefix(", ") for p in group]
         names.append(f"{line} ({'; '.join(knobs)})" if any(knobs) else line)
@@ -76,7 +77,7 @@ def _grouped_model_names(points: Sequence[FrontierPoint]) -> str:
 
 
 def _describe_tests(f: Frontier) -> str:
-    """What stands behind the sentence."""
+    """How many secrets, seeds and models stand behind `frontier_sentence`, and how it was tested."""
     seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}" if len(f.seeds) > 1 else ""
     models = counted(sum(p.within == "shown" for p in f.points), "model")
     of = counted(f.points[0].leak.n, "secret")
@@ -84,6 +85,7 @@ def _describe_tests(f: Frontier) -> str:
 
 
 def _comparison_method_sentences(f: Frontier) -> str:
+    # Subset selection, each side of a pair at level / (2 (models - 1)): see `possibly_least_leaking`.
     return (
         f"A model is within {phrases.format_percent(f.margin)}% where its whole 95% interval is, of perplexity of the "
         "same held-out texts over the undefended model's, paired by text. Each model within is held against each "
@@ -137,7 +139,7 @@ def _leak_metric_figure(f: Frontier, lines: Sequence[str]) -> Figure:
 
 
 def _defense_line_series(f: Frontier, lines: Sequence[str]) -> Iterator[Series]:
-    """The finite points of each line, one series a kind; an empty one of a line without points."""
+    """The finite points of each line, a series for neighbours of one kind; an empty one of a line without points."""
     shown = [p for p in f.points if math.isfinite(p.ratio.value)]
     for line in lines:
         own = [p for p in shown if p.line == line]
@@ -200,7 +202,7 @@ TOPICS = (
 
 
 def model_comparison_grid(f: Frontier) -> tables.RowTable:
-    """For people and for LaTeX."""
+    """A row a model, for people and for LaTeX; its note says who leaks least."""
     title, head = f"{_leak_metric_label(f)}, at what perplexity", (*HEAD[:3], phrases.label(f.metric), *HEAD[4:])
     return tables.RowTable(title, head, _model_table_rows(f), f"{frontier_sentence(f)}\n{_describe_tests(f)}")
 

@@ -73,8 +73,9 @@ class _ShownRun:
         return f"{self.entry.at:%Y-%m-%d %H:%M}"
 
     def since(self, row: CellKey, metric: str) -> str:
-        """What became of a number since the run before, or why nobody can tell."""
+        """How this metric of this row changed since the run before, or why there is no telling."""
         for line in self.change.lines if self.change else ():
+            # Comparisons hold names as they were written, `result` has them cleaned.
             if (CellKey(*map(to_printable_line, line.row)), to_printable_line(line.metric)) == (row, metric):
                 before, now = line.cells[0], line.cells[-1]
                 if now.delta:
@@ -94,6 +95,7 @@ def _shown_runs_of_line(by: By, line: ComparableRuns, beside: Path) -> list[_Sho
     shown = []
     for entry, change, label in zip(line.entries, line.changes, _plot_axis_labels(by, line.entries), strict=True):
         report = entry.folder / files.HTML
+        # Both resolved: behind a symbolic link `..` would lead elsewhere.
         link = Path(os.path.relpath(report.resolve(), beside.resolve())).as_posix() if report.is_file() else ""
         cleaned = phrases.clean_result(entry.run.result)
         shown.append(_ShownRun(entry, change, cleaned, to_printable_line(label), quote(link)))
@@ -170,7 +172,7 @@ def _last_path_part(path: str) -> str:
 
 
 def _leakage_course_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iterator[Block]:
-    """A figure each number and setting that rows are about, the stronger attacker's first; in it a line a row."""
+    """A figure for each main number and setting, white-box first; in it a line for each row."""
     kinds: dict[tuple[str, str], dict[CellKey, list[_MainNumber]]] = {}
     for i, run in enumerate(runs):
         for finding in phrases.findings_undefended_first(run.result):
@@ -188,7 +190,7 @@ def _leakage_course_blocks(by: By, runs: Sequence[_ShownRun], line: int) -> Iter
 
 @dataclass(frozen=True)
 class _MainNumber:
-    """The main number of a row, in the run of this place."""
+    """The main number of a row in one run; place: of the run in the order."""
 
     place: int
     run: _ShownRun
@@ -249,7 +251,7 @@ def _runs_table(runs: Sequence[_ShownRun], id: str) -> Table:
 
 
 def _strongest_leak_phrase(result: AuditResult, target: str) -> str:
-    """What is shown of a target, the strongest signal first; else the first that was measured, and that it is not."""
+    """What is shown of a target, of each kind the strongest; else the first that was measured, and that it is not."""
     seen = assess_signals(result)
     shown, tested = seen.shown(target), seen.tested(target)
     if not tested:

@@ -58,7 +58,7 @@ def render_html_document(doc: Document, titles: Mapping[str, str] | None = None)
 def _script_safe_json(values: Mapping[str, Any]) -> Markup:
     """JSON that no parser of HTML can take for markup: a script element ends at the first `</script` in it."""
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
+    for character in "<>&\u2028\u2029":  # the last two end a line in JavaScript before 2019, not in JSON
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
 

@@ -40,7 +40,7 @@ def _where_it_leaks_blocks(result: AuditResult, details: Details) -> list[Block]
 
 
 def _personal_data_blocks(result: AuditResult) -> list[Block]:
-    """What the attacks with the highest recall extract of it."""
+    """What the attacks with the highest recall extract of personal data."""
     best = [f for target in result.targets for f in strongest_by_access(result, target.name)]
     return personal.extracted_by_kind_blocks(result, best)
 
@@ -64,7 +64,7 @@ def _recall_by_group_blocks(
 def _worst_document_blocks(
     result: AuditResult, details: Details, rows: Sequence[tuple[Finding, PerSecret]]
 ) -> list[Block]:
-    """Records that several secrets are parts of, the worst of each row."""
+    """Documents that several secrets are parts of: in each row those with the longest extracted block."""
     groups = []
     for finding, seen in rows:
         if found := detailed.extraction_by_document(details, seen):
@@ -113,6 +113,7 @@ def _probability_by_place_figures(result: AuditResult, details: Details) -> list
 
 def _mean_probability_by_place(suffixes: Iterable[Sequence[float]]) -> list[float]:
     """Mean probability by position, of the suffixes that reach it."""
+    # `Details.tokens` holds log-probabilities, in nats.
     rows = [np.exp(np.array(suffix[:_POSITIONS])) for suffix in suffixes]
     longest = max(map(len, rows), default=0)
     return [float(np.mean([row[i] for row in rows if len(row) > i])) for i in range(longest)]
@@ -131,6 +132,7 @@ def _extraction_count_blocks(result: AuditResult, details: Details) -> list[Bloc
         if seen is None or seen.outcome is None:
             continue
         o = seen.outcome.only(seen.outcome.member)
+        # Each member counts once, by the best that was extracted of it; the first guess is one of any_hit.
         kinds = (o.hit, o.any_hit & ~o.hit, o.near & ~o.any_hit, ~(o.near | o.any_hit))
         counted = (f"{int(kind.sum()):,}" for kind in kinds)
         rows.append((phrases.row_title(result, finding), finding.attack, *counted, f"{len(o.ids):,}"))
@@ -141,7 +143,7 @@ def _extraction_count_blocks(result: AuditResult, details: Details) -> list[Bloc
 
 
 def _revealed_secret_blocks(result: AuditResult, texts: Mapping[str, SecretText]) -> list[Block]:
-    """The secrets that most rows gave away come first, and stay where there are too many to show."""
+    """Private text, the secrets that most rows gave away first; what is beyond _REVEALED_AT_MOST is left out."""
     titles = {str(f.key): f"{phrases.row_title(result, f)}: {f.attack}" for f in result.findings}
     best = strongest_attack_row(result, UNDEFENDED)
     row = str(best.key) if best else ""

@@ -106,9 +106,10 @@ def _unfolded_section_parts(section: Section) -> list[str]:
 
 
 def _fitted_document_text(parts: list[str], folded: Iterable[Section]) -> str:
-    """The parts, then the sections folded, each of their blocks if there is still room; where something is left out."""
+    """The parts, then the sections folded, block by block as far as there is room; last, which were cut."""
     parts, left = list(filter(None, parts)), []
     for section in folded:
+        # 1,000 stay free for folds and the last line; 2 are the blank line between two parts.
         room, kept = MOST - 1_000 - sum(len(part) + 2 for part in parts), []
         for body in filter(None, map(_block, section.blocks)):
             if len(body) <= room:
@@ -146,6 +147,7 @@ def truncated_table_markdown(table: Table) -> str:
         room -= len(escape(title))
         for row in group.rows:
             short = tuple(phrases.shorten(cell, _MOST_CELL) for cell in row)
+            # Escaped, as that is longer; 3 are the ` | ` of a cell. A row too many leaves room for none behind it.
             room -= sum(len(escape(cell)) + 3 for cell in short)
             kept += [short] if room >= 0 else []
         left += len(group.rows) - len(kept)

@@ -1,4 +1,4 @@
-"""How well members are told from non-members: every score of every row, its curve, and what needs no model for it."""
+"""How well members are told from non-members: every score of every row, its curve, and baselines without a model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from auditor.statistics.membership import BELOW, FALSE_POSITIVES, SCORES
 from auditor.statistics.metrics import CONTROLS, auc_name, partial_auc_name, score_column_name, tpr_name
 
 _SHOWN = 60  # steps of a curve in its table
+# The threshold is formulas D1: the k-th highest of n non-members, k = floor((n + 1) rate).
 _NOTE = (
     "AUC is the probability that a member is ranked above a non-member; ties count half, 0.5 is chance. A rate is the "
     "share of members above a threshold that other non-members exceed so often in expectation, the k-th highest of n "
@@ -50,7 +51,7 @@ def _membership_tables(result: AuditResult) -> list[Block]:
 
 
 def _reversed_score_blocks(result: AuditResult, shown: list[Finding]) -> list[Block]:
-    """The rows whose score finds members by what is least likely, as where a defense forbids what it was trained on."""
+    """Rows whose members score lower than non-members, as where a defense forbids what it was trained on."""
     found = [
         (titled_row(result, f), m) for f in shown if (m := f.measurement(auc_name(""))) is not None and m.high < 0.5
     ]

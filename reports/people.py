@@ -50,17 +50,19 @@ def _person_inference_blocks(result: AuditResult) -> list[Block]:
 
 
 def _spread_over_people_blocks(result: AuditResult, details: Details, rows: Sequence[Finding]) -> list[Block]:
-    """People by how much of theirs was extracted, and who is hit worst."""
+    """People by the share of their records that was extracted, and who is hit worst."""
     by_row = [(f, extracted_records_by_person(details, details.rows[f.key])) for f in rows if f.key in details.rows]
     groups, spans, worst = [], [], []
     for finding, found in by_row:
         shares = np.array([out / asked for out, asked in found.values()])
+        # From the left: a share at the end of a band belongs to it, and 0 alone to "no record".
         band = np.searchsorted([most for most, _ in _BANDS], shares)
         parts = [share_with_interval(name, band == i) for i, (_, name) in enumerate(_BANDS)]
         told = tuple((m.name.capitalize(), phrases.format_share_with_interval(m)) for m in parts)
         groups.append(Group(titled_row(result, finding), told))
         spans += [forest_span(m) for m in parts]
         if finding.target == UNDEFENDED:
+            # `extracted_records_by_person` has who is hit worst first.
             worst = [(one, f"{out:,} of {asked:,}") for one, (out, asked) in found.items() if out][:_WORST]
     if not groups:
         return []

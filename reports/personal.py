@@ -27,12 +27,12 @@ def kind_title(kind: str) -> str:
 
 
 def kind_in_sentence(kind: str) -> str:
-    """Within a sentence."""
+    """`card numbers`, `IBANs`: the title as it stands within a sentence."""
     return kind_title(kind) if kind == "iban" else phrases.lower_first(kind_title(kind))
 
 
 def extracted_by_kind_blocks(result: AuditResult, findings: Sequence[Finding]) -> list[Block]:
-    """A table by kind of each of these rows; none where they hold nothing of the kind."""
+    """A table of what these rows extracted, by kind of personal data; no block where the data hold none."""
     shown = [finding for finding in findings if finding.by_kind]
     if not shown:  # there is personal data, but none that an attack could have extracted
         return [Paragraph(_kind_counts_sentence(result))] if result.benchmark.kinds and result.findings else []

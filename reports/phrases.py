@@ -64,6 +64,7 @@ def format_percent(value: float, like: float | None = None) -> str:
     if math.isnan(value):
         return NOTHING
     size = abs(value if like is None else like)
+    # One decimal near 1 too: 99.6% must not round to all.
     decimals = 2 if 0 < size < 0.001 else 1 if size < 0.1 or size >= 0.99 else 0
     return _with_typographic_minus(f"{100 * value:.{decimals}f}")
 
@@ -136,6 +137,7 @@ def format_number(value: float, zeros: Literal["", "#"] = "") -> str:
         return "∞" if value > 0 else "−∞"
     if abs(value) >= 100:
         return _with_typographic_minus(f"{value:,.0f}")
+    # `1e-05` becomes `1e-5`: its hyphen stays, every other becomes a minus.
     return _with_typographic_minus(re.sub(r"e-0*", "e−", f"{value:{zeros}.3g}")).replace("e−", "e-")
 
 
@@ -160,6 +162,7 @@ def format_memory(megabytes: float) -> str:
 
 def zero_hits_bound(n: int) -> float:
     """The upper end of the two-sided 95% Clopper-Pearson interval of 0 hits among n."""
+    # (1 - p)^n = 0.025, solved for p.
     return 1 - 0.025 ** (1 / n) if n else 1.0
 
 
@@ -259,7 +262,7 @@ def steps_to_target(chain: Chain, target: str, beyond: bool = False) -> tuple[Ch
 
 
 def steps_between_targets(found: Iterable[ChainStep]) -> list[ChainStep]:
-    """Those that go from one target to another: a control that the undefended target is by itself changes nothing."""
+    """The steps that lead to another target: a control that is the undefended target itself changes nothing."""
     return [step for step in found if step.before != step.after]
 
 
@@ -280,7 +283,7 @@ def step_effect_briefly(step: ChainStep) -> str:
 
 
 def step_effect_in_full(step: ChainStep) -> str:
-    """The same, and why several causes are one step."""
+    """`step_effect`, and why several causes are one step."""
     return step_effect(step) + (f" ({step.note})" if step.difference and step.note else "")
 
 
@@ -370,7 +373,7 @@ def covered_tokens(claim: Claim) -> str:
 
 
 def protection_unit_label(claim: Claim) -> str:
-    """What is protected; of a shard of whole records or users, what holds for one in it."""
+    """The unit of protection; of a shard of whole records or users also the ε of one in it."""
     return "; ".join(filter(None, (claim.unit, single_record_epsilon_phrase(claim))))
 
 

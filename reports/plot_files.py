@@ -85,7 +85,7 @@ def save_frontier(path: Path, blocks: Sequence[Block], alt: str) -> None:
     columns = min(2, len(blocks))
     lines = -(-len(blocks) // columns)
     with _axes_saved_to_file(path) as (figure, first):
-        first.remove()
+        first.remove()  # the axes that every styled figure begins with
         figure.set_size_inches(5.2 * columns, 3.6 * lines)
         for i, block in enumerate(blocks):
             axes = figure.add_subplot(lines, columns, i + 1)

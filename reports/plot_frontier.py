@@ -49,6 +49,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     axes.plot(*zip(*_points_between_corners(corners), strict=True), zorder=0.5, **{**shape, "marker": ""})
     axes.plot(*zip(*corners, strict=True), zorder=0.5, **{**shape, "linestyle": ""})
     _set_ratio_axis(axes, block)
+    # After the axis has its limits, which are where the shade begins.
     axes.axvspan(axes.get_xlim()[0], block.until, color=paint(GRID), alpha=0.45, linewidth=0, zorder=0)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     if block.plot == "frontier_of_shares":
@@ -57,8 +58,9 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
 
 
 def _points_between_corners(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points on the lines between them over the logarithm of x, on which lots drawn between two models lie."""
+    """Points on the lines between corners, straight over log x: what a choice between two models by lot would give."""
     found = [corners[0]]
+    # Such a lot averages the leaks of the two and, over held-out texts, their log-perplexities.
     for (x0, y0), (x1, y1) in pairwise(corners):
         found += [(x0 * (x1 / x0) ** (i / 24), y0 + (y1 - y0) * i / 24) for i in range(1, 25)]
     return found
@@ -68,7 +70,7 @@ def _root_of_log_ratio(ratio: Any) -> Any:
     """Where a ratio stands: the root of its logarithm, as most models are near 1 and some far from it."""
     import numpy as np
 
-    logs = np.log(np.maximum(ratio, 1e-9))
+    logs = np.log(np.maximum(ratio, 1e-9))  # matplotlib transforms 0 too, on its way
     return np.sign(logs) * np.sqrt(np.abs(logs))
 
 
@@ -85,6 +87,7 @@ def _set_ratio_axis(axes: Axes, block: Block) -> None:
     axes.set_xscale("function", functions=(_root_of_log_ratio, _inverse_root_of_log))
     axes.set_xlim(float(_inverse_root_of_log(low - room)), float(_inverse_root_of_log(high + room)))
     kept: list[float] = []
+    # 1 and the margin take their places first, then marks by how near to 1 they are.
     for mark in sorted(_RATIOS, key=lambda mark: (mark != 1, mark != block.until, abs(math.log(mark)))):
         place = float(_root_of_log_ratio(mark))
         if low - room <= place <= high + room and all(

@@ -33,8 +33,8 @@ METADATA: dict[str, dict[str, None]] = {
     ".png": {"Software": None},
 }  # nothing that differs from one machine or day to the next
 STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "audit",
+    "svg.fonttype": "none",  # text stays text: it can be searched, and read aloud
+    "svg.hashsalt": "audit",  # without a salt ids are drawn at random, and no two files are alike
     "text.parse_math": False,  # a `$` in a title is a dollar
     "font.size": 9.5,
     "axes.edgecolor": GRID,
@@ -68,7 +68,7 @@ def styled_figure(style: Any) -> Iterator[tuple[Figure, Axes]]:
         matplotlib.rcParams.update(style)
         warnings.simplefilter("ignore", UserWarning)  # glyphs the layout font lacks: the browser has its own
         figure = Figure(figsize=(5, 3.2))
-        FigureCanvasSVG(figure)
+        FigureCanvasSVG(figure)  # attaches itself to the figure; saving as .png swaps it
         yield figure, figure.subplots()
 
 
@@ -95,6 +95,7 @@ def add_grid_and_labels(axes: Axes, x: str | None = None, y: str | None = None) 
 
 def error_bar_lengths(points: Sequence[PlotPoint]) -> list[list[float]]:
     """How far down and up the interval of each y reaches: (2, points)."""
+    # matplotlib refuses negative lengths. 0 stands first: max(0.0, nan) is 0, and max(nan, 0.0) is nan.
     return [[max(0.0, p.y - p.low) for p in points], [max(0.0, p.high - p.y) for p in points]]
 
 

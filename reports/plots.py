@@ -96,6 +96,7 @@ def _draw_exposure_by_insertions(axes: Axes, block: Block) -> None:
     """One line a target over the number of insertions, from no bit to the most there are."""
     findings = block.findings
     _plot_numbers_by_copies(axes, findings)
+    # Never inserted, its rank is uniform: exposure is -log2 U, of mean 1 / ln 2 = 1.44 bits.
     axes.axhline(1 / math.log(2), color=INK, linewidth=0.9, linestyle=FLOOR["linestyle"], zorder=0)
     axes.set_ylim(-0.4, max(m.high for f in findings for m in f.by_repeats.values()) + 0.4)
     add_grid_and_labels(axes, "Insertions into the training data", "Exposure, bits")
@@ -146,13 +147,14 @@ def _draw_calibration(axes: Axes, block: Block) -> None:
 
 
 def _draw_exposure_tail(axes: Axes, block: Block) -> None:
-    """Share of canaries of at least so many bits, on a logarithmic axis, beside its null and what chance leaves it."""
+    """Share of canaries of at least so many bits, on a logarithmic axis, beside its null and the band of chance."""
     if block.null is not None:
         bits, chance, band = zip(*((p.x, p.y, p.high) for p in block.null.points), strict=True)
         axes.plot(bits, chance, color=INK, **FLOOR)
         axes.fill_between(bits, chance, band, color=GRID, linewidth=0)
     for series, style in zip(block.series, series_styles(block.series), strict=True):
         x, y = [0.0, *(p.x for p in series.points)], [1.0, *(p.y for p in series.points)]
+        # y is the share with at least x: it holds up to x, and falls behind it.
         axes.step(x, y, where="pre", markevery=max(1, len(x) // 12), **style)
     least = min((point.y for series in block.series for point in series.points), default=0.1)
     axes.set_yscale("log")
@@ -190,7 +192,7 @@ def _draw_lines_over_runs(axes: Axes, block: Block) -> None:
 
 
 def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
-    """The same from zero, as high as the intervals reach: a leak of a hundredth is seen too."""
+    """`_draw_lines_over_runs` from zero to where the intervals reach: a leak of 1% is seen too."""
     from matplotlib.ticker import PercentFormatter
 
     _draw_lines_over_runs(axes, block)
@@ -262,7 +264,7 @@ PLOTS: dict[str, Callable[[Axes, Block], None]] = {
 
 
 def _legend_entries(block: Block, titles: Mapping[str, str]) -> tuple[list[Any], list[str]]:
-    """Labels of series, or targets, by colour and marker; where there are several, kinds, or attacks, by line."""
+    """Labels (of findings: targets) by colour and marker; several kinds (of findings: attacks) by line."""
     from matplotlib.lines import Line2D
 
     drawn = [(s.label, s.kind) for s in block.series] or [(f.target, f.attack) for f in block.findings]
@@ -287,6 +289,7 @@ def _inline_svg_element(file: str, block: Block) -> str:
     opening, body = file[file.index("<svg") :].split(">", 1)
     view_box = re.search(r'viewBox="([^"]+)"', opening)
     assert view_box is not None  # matplotlib always writes one
+    # Of the opening tag the view box alone stays: without a width and a height in points, CSS decides the size.
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"<[^>]*>", lambda tag: _svg_tag_in_theme(tag.group(), block.id), body)
     body = re.sub(r">\s*\n\s*<", "><", body).strip()
@@ -302,6 +305,7 @@ def _svg_tag_in_theme(tag: str, id: str) -> str:
     tag = re.sub(r'\bid="([^"]+)"', rf'id="{id}-\1"', tag)
     tag = re.sub(r'(href="|url\()#', rf"\1#{id}-", tag)
     tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)
+    # The family that matplotlib laid out with goes: the page's own is used.
     tag = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font-size: \1", tag)
     for stand_in, colour in _THEME:
         tag = tag.replace(stand_in, colour)

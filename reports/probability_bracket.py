@@ -10,6 +10,7 @@ from auditor.reports.blocks import Block, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, Topic, titled_row
 from auditor.statistics.metrics import nonmember_metric_name
 
+# Formulas C3: a decoding that keeps the order of tokens gives the k-th likeliest token 1/k at most, and p <= prod 1/k.
 _NOTE = (
     "Two events. A sample near the suffix is at least so likely, under the configuration's own decoding; the suffix "
     "is one of them, so that this is never below the exact number. The suffix itself, token for token, is exactly so "

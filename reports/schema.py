@@ -32,7 +32,7 @@ def result_json_schema() -> dict[str, Any]:
 
 
 def schema_file_text() -> str:
-    """The file, as it is published."""
+    """The text of `schema.json`, as it is published."""
     return json.dumps(result_json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 

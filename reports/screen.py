@@ -49,7 +49,7 @@ class _Entry:
 @dataclass(frozen=True)
 class CommandRemarks:
     """What a command adds of its own. limits: sentences; deeper: the next command where nothing was found; your_own:
-    that of a demonstration, whatever was found."""
+    the next command of a demonstration, whatever was found."""
 
     limits: tuple[str, ...] = ()
     deeper: str = ""
@@ -96,7 +96,7 @@ def _lines_of_entries(entries: Sequence[_Entry], width: int) -> list[Text]:
 
 
 def _lines_that_fit(entry: _Entry, width: int) -> list[str]:
-    """As many of its items as there is room for, and how many more there are; a single one is cut."""
+    """As many items as fit into `entry.most` lines, and how many are left out; a single one is cut."""
     for kept in range(len(entry.items), 0, -1):
         left = len(entry.items) - kept
         more = (f"{left:,} more in the report",) if left else ()
@@ -108,6 +108,7 @@ def _lines_that_fit(entry: _Entry, width: int) -> list[str]:
 
 
 def _wrap_to_width(text: str, width: int) -> list[str]:
+    # rich counts terminal cells: a wide character takes two.
     return [line.plain.rstrip() for line in Text(text).wrap(Console(width=width), width)]
 
 
@@ -147,7 +148,7 @@ def _result_entry(result: AuditResult, seen: Assessment, width: int) -> _Entry:
 
 
 def _leak_state_and_signals(seen: Assessment, target: str) -> tuple[int, str]:
-    """How much it should worry, most first, and of which signals that is said."""
+    """The state of a target, 0 the most worrying, and the signals that it rests on."""
     tested = seen.tested(target)
     if shown := seen.shown(target):
         kinds = {s.kind for s in shown}
@@ -216,11 +217,13 @@ def _verbatim_extraction_lines(result: AuditResult, seen: Assessment, width: int
         return []
     below = _lines_of_entries((_Entry("", (_nonmember_baseline_label(result, found),), 2),), width)
     most = max(1, room - 1 - len(below))
+    # Where rows are left out, one line of the room says how many.
     kept = found if len(found) <= most else sorted(found, key=_most_worrying_first_key)[: max(1, most - 1)]
     rows = []
     for _, own in groupby((s for s in found if s in kept), key=lambda s: s.target):
         rows += [_verbatim_extraction_cells(result, s, first=i == 0) for i, s in enumerate(own)]
     extracted, cost = "extracted verbatim", "perplexity" if any(row[6] for row in rows) else ""
+    # Columns: 0 target, 1 access, 2 count, 3 share, 4 interval, 5 remark, 6 perplexity.
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
     widths[6] = max(widths[6], len(cost))
     widths[3] = max(widths[3], len(extracted) - widths[2] - widths[4] - 4)
@@ -277,7 +280,7 @@ def _nonmember_baseline_label(result: AuditResult, found: Sequence[Signal]) -> s
 
 
 def _other_signals_entry(result: AuditResult, seen: Assessment) -> _Entry:
-    """All other signals, those that are shown first. What WHAT says of the undefended model is not said twice."""
+    """All other signals, those that are shown first. Personal data that the entry WHAT tells are left out."""
     what = _highest_recall_row(result, seen)
     told = list[tuple[tuple[bool, bool], str, str]]()
     for target in seen.targets:
@@ -304,7 +307,7 @@ def _target_and_access_label(result: AuditResult, finding: Finding) -> str:
 
 
 def _extraction_by_copies_entry(result: AuditResult, seen: Assessment) -> _Entry:
-    """By copies, and by insertions of canaries."""
+    """Extraction by copies, and exposure by insertions of canaries."""
     best, items = _highest_recall_row(result, seen), list[str]()
     if best is not None and len(best.by_repeats) > 1:
         groups = phrases.sort_by_repeats(best.by_repeats)
@@ -335,7 +338,7 @@ def _personal_data_entry(result: AuditResult, seen: Assessment) -> _Entry:
 
 
 def _effect_of_changes_entry(result: AuditResult) -> _Entry:
-    """What each change alone did to the number that is told, of each defense with controls."""
+    """What each step between control rows changed alone, of each defense that has them."""
     items = []
     for target in result.targets:
         told = explained_row(result, target.name)

@@ -25,8 +25,9 @@ from auditor.reports.verdict import strongest_attack_row
 BUDGET = 2_000_000
 _ROWS = 1_300_000  # of these at most so many for the rows; what they leave is for the tokens
 _ID = 60  # characters
+# Printable ASCII that neither JSON nor HTML escapes (0x22 is the quote): a byte a token.
 CODES = "".join(chr(c) for c in range(0x23, 0x7F) if chr(c) not in "<>&\\")
-_POWER = 6
+_POWER = 6  # the root of p that is rounded; the script raises to it
 OUTCOMES = {
     "3": "extracted verbatim",
     "2": "another guess was right",
@@ -79,7 +80,7 @@ def secret_list_block(
 
 
 def _json_byte_count(value: Any) -> int:
-    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))  # a lone surrogate has no UTF-8
 
 
 def _secret_columns(details: Details) -> dict[str, Any]:
@@ -105,6 +106,7 @@ def _row_outcomes_and_scores(result: AuditResult, details: Details, finding: Fin
     lead = None if found is None else found.traits.get("lead")  # tokens of the suffix that are right from its start
     codes = ["."] * len(seen.ids)
     if found is not None:
+        # The first that holds is taken: a hit is one of any_hit, and may be near as well.
         codes = np.select([found.hit, found.any_hit, found.near], ["3", "2", "1"], "0").tolist()
     return {
         "target": phrases.target_title(result, finding.target),
@@ -136,9 +138,11 @@ def _token_view_by_target(
         return {"tokens": []}, 0, 0
     distributions = [details.tokens[t.name] for t in targets]
     ids = [s.id for s in details.secrets if any(s.id in distribution for distribution in distributions)]
+    # Log-probabilities add up to the suffix's own; the likeliest first, those not measured last.
     ranked = sorted(ids, key=lambda id: -sum(distributions[0].get(id, (-math.inf,))))
     shown: set[str] = set()
     for id in ranked:
+        # A character a token; 12 more for quotes, comma and the bits.
         text = _json_byte_count(_visible_suffix_tokens(texts, id)) if texts else 0
         if (budget := budget - sum(len(distribution.get(id, ())) + 12 for distribution in distributions) - text) < 0:
             break

@@ -51,7 +51,7 @@ def severity_of_target(seen: Assessment, target: str) -> Severity:
 
 
 def _why_inconclusive_sentences(seen: Assessment, target: str) -> Iterator[str]:
-    """Whatever forbids the reassuring word."""
+    """What forbids the word "none seen"."""
     kinds = {s.kind for s in seen.of(target)}
     untested = {s.kind for s in seen.of(target) if s.status == NOT_TESTED}
     if suspected := [s for s in seen.of(target) if s.suspected]:

@@ -81,7 +81,7 @@ def _bracketed(text: str) -> str:
 
 
 def describe_kind(of_a_kind: Sequence[Signal]) -> str:
-    """What a kind says of a target, its accesses together, in words that read alone.
+    """What the signals of one kind say of a target, both accesses together, in words that read alone.
 
     `none of 60 extracted verbatim, text-only or white-box (up to 6% not ruled out)`
     """
@@ -133,6 +133,7 @@ def strongest_signal(found: Sequence[Signal]) -> Signal:
     def strength(signal: Signal) -> float:
         m = signal.measured
         assert m is not None  # it was tested
+        # An AUC below 1/2 tells members apart as well, read the other way.
         return abs(m.value - 0.5) if m.unit == AUC else m.value
 
     return max(found, key=strength)
@@ -148,6 +149,7 @@ def no_leakage_phrase(seen: Assessment, *targets: str) -> str:
 
 
 def group_by_kind(found: Sequence[Signal]) -> list[list[Signal]]:
+    # groupby joins neighbours alone; an assessment has a target's signals kind by kind.
     return [list(group) for _, group in groupby(found, key=lambda s: s.kind.name)]
 
 
@@ -166,7 +168,7 @@ def _signal_sentences_by_status(seen: Assessment, target: str) -> tuple[list[str
 
 
 def _not_shown_sentences(clear: Sequence[Sequence[Signal]]) -> list[str]:
-    """What is not shown; none of the same secrets extracted in several ways is said once."""
+    """What is not shown; where several ways extract none of the same secrets, that is said once."""
     counts = [{s.measured.n for s in group if s.measured} for group in clear]
     none = [
         g
@@ -213,7 +215,7 @@ def target_signals_paragraph(result: AuditResult, seen: Assessment, target: str)
 
 
 def _least_detectable_sentences(seen: Assessment, target: str) -> list[str]:
-    """What would have had to be measured to be shown."""
+    """From which number on each signal that is not shown would have been."""
     clear = (s for s in seen.tested(target) if s.status == signals.NOT_SHOWN)
     from_on = {s.kind.title: text for s in clear if (text := least_detectable(s)) != phrases.NOTHING}
     told = ", ".join(f"{phrases.lower_first(kind)} {number}" for kind, number in from_on.items())
@@ -232,7 +234,7 @@ def least_detectable(signal: Signal) -> str:
 
 
 def untested_kinds_by_targets(seen: Assessment) -> dict[tuple[str, ...], list[Kind]]:
-    """What was not tested, by the targets that it was not tested on; () first: on none of those that were measured."""
+    """The kinds that were not tested, by the targets on which they were not; () first: those tested on no target."""
     measured = [target for target in seen.targets if seen.tested(target)]
     found: dict[tuple[str, ...], list[Kind]] = {(): []}
     for kind in dict.fromkeys(s.kind for s in seen.signals):
@@ -250,7 +252,7 @@ def all_doubts(seen: Assessment) -> tuple[Doubt, ...]:
 
 
 def title_or_undefended(result: AuditResult, target: str) -> str:
-    """The undefended model is told of whether or not it was measured."""
+    """The target's title; "Undefended" also where that model is not in the result."""
     found = phrases.find_target(result, target)
     return found.title if found else "Undefended" if target == UNDEFENDED else target
 

@@ -42,7 +42,7 @@ def _model_phrase(result: AuditResult) -> str:
 
 
 def attacked_target_titles(result: AuditResult) -> str:
-    """`Undefended, PMixED`: what was attacked of it, but controls."""
+    """`Undefended, PMixED`: the targets that were attacked, without controls."""
     titles = [target.title for target in result.targets if not target.companion]
     return ", ".join(titles) or phrases.target_title(result, UNDEFENDED)
 

@@ -34,7 +34,7 @@ PARTS = (DECIDE, MEND, CHECK)
 
 @cache
 def all_report_topics() -> tuple[Topic, ...]:
-    """Those of all modules of this package, in the order of the page."""
+    """The topics of all modules of this package, which are imported for it, in the order of the page."""
     names = (f"{reports.__name__}.{module.name}" for module in pkgutil.iter_modules(reports.__path__))
     found = [topic for name in names for topic in getattr(importlib.import_module(name), "TOPICS", ())]
     return tuple(sorted(found, key=lambda topic: (PARTS.index(topic.part), topic.place)))

@@ -58,6 +58,7 @@ def to_latex(grid: RowTable) -> str:
     widest = [max(map(len, column)) for column in zip(grid.head, *grid.rows, strict=True)]
     columns = "".join(r"p{0.25\linewidth}" if width > _SENTENCE else "l" for width in widest)
     head, *rows = (" & ".join(map(escaping.escape_for_latex, row)) + r" \\" for row in (grid.head, *grid.rows))
+    # A comment ends with its line: on one line no title can go on as LaTeX.
     about = [f"% {escaping.to_printable_line(text)}" for text in (grid.title, *filter(None, (grid.note,)))]
     lines = [*about, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"

@@ -28,7 +28,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def summary(result: AuditResult, folder: Path | None = None) -> Summary:
-    """The whole of it. folder: the run folder to point at, where there is one."""
+    """The screen of `--verbose`. folder: the run folder to point at, where there is one."""
     return Summary(phrases.clean_result(result), folder)
 
 
@@ -156,7 +156,7 @@ def _remarks_below_rows(result: AuditResult) -> Iterator[RenderableType]:
 
 
 def _sparkline(finding: Finding) -> Text:
-    """`repeats 1 2 4 8 16  ▁ ▁ ▃ ▇ █`, on a scale from 0 to 1."""
+    """`copies 1 2 4  ▁ ▃ █  0.0%, 31%, 98% (undefended, ethicist)`: bars on a scale from 0 to 1."""
     measured = phrases.sort_by_repeats(finding.by_repeats)
     bars = " ".join(_BARS[min(7, max(0, round(7 * m.value)))] if m.n else "·" for _, m in measured)
     shares = ", ".join(phrases.format_value(m) for _, m in measured)

@@ -1,6 +1,6 @@
-"""What a report has sections about: one entry each, which says how it is made and where it stands.
+"""What a report has sections about: a `Topic` each, which says how it is made and where it stands.
 
-Beside it what the modules of entries share. Knows neither the sections nor how a block is drawn.
+Also what the modules with topics share. Knows neither the sections nor how a block is drawn.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Maker = Callable[[ReportMaterial], Sequence[Block]]  # no block: no section
 class Topic:
     """A section before it is made, found by standing in `TOPICS` of a module of this package.
 
-    part, place: of the page, whose question it answers and where it stands there. turn: its place in the Markdown
-    report, whose last sections may find no room; 0: it is not in it. brief: how it is made there, where that differs.
+    part: of the page, by whose question it answers; place: within the part. turn: its place in the Markdown report,
+    whose last sections may find no room; 0: it is not there. brief: how it is made there, where that differs.
     """
 
     id: str
@@ -51,7 +51,7 @@ class Topic:
 
 
 def figures_block(drawn: Iterable[Figure]) -> list[Block]:
-    """One block of them; none where there are none."""
+    """One block of these figures; no block where there are none."""
     figures = tuple(drawn)
     return [Figures(figures)] if figures else []
 

@@ -31,7 +31,7 @@ class Panel:
 def training_curve_svg(panels: Sequence[Panel], stopped_at: int | None = None) -> str:
     """SVG. stopped_at: a step to be marked."""
     figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
-    FigureCanvasSVG(figure)
+    FigureCanvasSVG(figure)  # attaches itself to the figure, without pyplot
     for number, panel in enumerate(panels, 1):
         axes = figure.add_subplot(1, len(panels), number)
         for line, style in zip(panel.lines, ("o-", "s--", "^-.", "v:") * len(panel.lines), strict=False):

@@ -61,8 +61,9 @@ def _recall_measure_name(row: GroupRecall) -> str:
 
 
 def _forgotten_or_not_sentences(one: Unlearning) -> Iterator[str]:
-    """Whether it is forgotten: by the model that never saw them, or else by the floor."""
+    """Whether the records are forgotten: against a model that never saw them, or else against non-members."""
     rows = [row for row in one.numbers if row.group == FORGOTTEN]
+    # "left": recall minus that of the model trained without the records.
     left = [row for row in rows if "left" in row.changes]
     if left:
         there = [_recall_measure_name(row) for row in left if row.changes["left"].low > 0]
@@ -97,7 +98,7 @@ def _relearning_sentences(one: Unlearning) -> Iterator[str]:
 
 
 def _is_relearned(row: GroupRecall) -> bool:
-    """Beyond what the same steps do to a model that never saw it, where there is one."""
+    """Whether more came back than the same steps teach a model that never saw it, where there is one."""
     return row.changes.get("came_back", row.changes["relearned"]).low > 0
 
 

@@ -104,7 +104,7 @@ def _ranking_precision_tables(result: AuditResult, shown: list[Finding]) -> Iter
 
 
 def _rows_with_records(details: Details, shown: list[Finding]) -> list[tuple[Finding, Mapping[str, Column]]]:
-    """Those of which some record was extracted."""
+    """The rows that extracted a training record, with their columns of records."""
     return [(f, held) for f in shown if "generations" in (held := details.records.get(f.key, {}))]
 
 
@@ -138,6 +138,7 @@ def _extracted_records_blocks(result: AuditResult, details: Details, shown: list
 
 def _record_rows(found: Mapping[str, Column]) -> Iterator[tuple[str, ...]]:
     seen, inside = found["generations"], found.get("record")
+    # inside: by attacked secret, the place of its record among those of `seen`.
     attacked: dict[int, list[str]] = {}
     for secret, place in zip(inside.ids, inside.values, strict=True) if inside else ():
         attacked.setdefault(int(place), []).append(secret)

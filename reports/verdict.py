@@ -96,7 +96,7 @@ def _certainty_sentences(result: AuditResult) -> str:
 
 
 def fewest_members_attacked(result: AuditResult) -> int:
-    """Members that the least attacked target was attacked for: what its zeros leave open, all others' leave less."""
+    """The fewest members that any row attacked: zero hits among so few leave most open."""
     asked = (recall.n for f in result.findings if not f.not_applicable and (recall := f.measurement(RECALL)))
     return min((n for n in asked if n > 0), default=result.benchmark.members)
 
@@ -118,7 +118,7 @@ def _measured_recall(finding: Finding) -> Measurement | None:
 
 
 def strongest_by_access(result: AuditResult, target: str) -> list[Finding]:
-    """The strongest row of each setting that has one, inside the claim first."""
+    """The strongest row of each setting that has one, text-only first."""
     best = (strongest_attack_row(result, target, setting) for setting in phrases.SETTINGS)
     return [finding for finding in best if finding is not None]
 
@@ -142,7 +142,7 @@ def _recall_change_label(result: AuditResult, finding: Finding) -> str:
 
 
 def _matching_undefended_recall(result: AuditResult, finding: Finding) -> Measurement | None:
-    """That of the undefended row at the same setting, attack and decoding."""
+    """Recall of the undefended row at the same setting, attack and decoding."""
     key = (UNDEFENDED, finding.setting, finding.attack, finding.decoding)
     same = (f for f in result.findings if (f.target, f.setting, f.attack, f.decoding) == key)
     return next(filter(None, map(_measured_recall, same)), None)
@@ -186,6 +186,7 @@ def explained_row(result: AuditResult, target: str) -> Finding | None:
     def rank(finding: Finding) -> tuple[float, float]:
         assert finding.chain is not None
         recall = _measured_recall(finding)
+        # A difference is negative where less leaks: the largest fall is first among equals.
         return (recall.value if recall else -1.0, -finding.chain.whole.value)
 
     return max((f for f in result.findings if f.target == target and f.chain), key=rank, default=None)
