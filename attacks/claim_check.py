@@ -54,7 +54,7 @@ class ClaimCheck(Probe):
         require_options_at_least(self, 0, "positions", "order", "draws")
 
     def sampling(self) -> Sampling:
-        """What is claimed of: ancestral draws, whatever the setting."""
+        """Ancestral draws, whatever the setting: no claim is about another decoding."""
         return Sampling(1, ANCESTRAL)
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
@@ -65,6 +65,7 @@ class ClaimCheck(Probe):
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
             length, seen = suffixes.shape[1], list[Observation]()
             at = evenly_spaced_positions(self.positions, length)
+            # Without its last token: behind position i stands the distribution that suffix token i is drawn from.
             checks = model.check_claim(torch.cat([prefixes, suffixes[:, :-1]], dim=1), length, at, self.order)
             drawn = self._drawn_token_excess(view, batch, prefixes)
             for i, secret in enumerate(batch):
@@ -84,12 +85,13 @@ class ClaimCheck(Probe):
         """How much likelier the drawn tokens are than the distribution's: sum of p(y) - E p, and its variance, (B,)."""
         model, key = view.target, (view.seed, view.target_name, self.name)
         p = model.log_probs(prefixes, 1)[:, 0].double().log_softmax(-1).exp()
+        # Of Y ~ p: E p(Y) = sum p^2, Var p(Y) = sum p^3 - (sum p^2)^2.
         mean = (p**2).sum(-1)
         noise = np.concatenate([secret_uniform_draws(self.draws, 1, *key, secret.id)[:, 0] for secret in secrets])
         owner = torch.arange(len(secrets), device=p.device).repeat_interleave(self.draws)
         excess = torch.zeros_like(mean)
         if self.draws:
-            rows = model.start(prefixes, 1, distribution=False)
+            rows = model.start(prefixes, 1, distribution=False)  # as the service draws, not by p
             tokens, _ = rows.draw(owner, torch.from_numpy(noise).to(p.device), ANCESTRAL)
             excess.index_add_(0, owner, p[owner, tokens] - mean[owner])
         variance = self.draws * ((p**3).sum(-1) - mean**2).clamp_min(0.0)
@@ -161,9 +163,9 @@ def evenly_spaced_positions(positions: int, length: int) -> list[int]:
 
 
 def summarise_checks_of_text(checks: Sequence[DivergenceCheck], row: int, at: Sequence[int]) -> dict[str, float]:
-    """Of one text: by relation where the most of the claim is used, and how many positions break any claim.
+    """Of one text: by relation the position and neighbour that use most of the claim; how many positions break a claim.
 
-    Where nothing is claimed, what all positions cost together.
+    Of a relation that nothing is claimed of, what all positions cost together.
     """
     broken = torch.zeros(len(at), dtype=torch.bool, device="cpu")
     worst: dict[str, tuple[float, dict[str, float]]] = {}
@@ -171,11 +173,12 @@ def summarise_checks_of_text(checks: Sequence[DivergenceCheck], row: int, at: Se
     for check in checks:
         realised = check.realised[row].cpu()  # (positions, neighbours)
         if check.claimed is None:
+            # Renyi divergences of one order add up over queries (Mironov 2017, Proposition 1).
             cost = (float(realised.amax(-1).sum()), float(realised.max()), check.order)
             costs |= {f"{name}_{check.relation}": x for name, x in zip(_COST, cost, strict=True)}
             continue
         broken |= ~(realised <= check.claimed * (1 + _SLACK) + _LEAST).all(-1)  # NaN is not within a claim
-        position, neighbour = divmod(int(realised.argmax()), realised.shape[-1])
+        position, neighbour = divmod(int(realised.argmax()), realised.shape[-1])  # a NaN is argmax's largest
         most = float(realised[position, neighbour])
         seen = dict(zip(_SEEN, (most, check.claimed, check.order, neighbour, at[position]), strict=True))
         if check.relation not in worst or _realised_to_claimed_ratio(most, check.claimed) > worst[check.relation][0]:
@@ -185,12 +188,12 @@ def summarise_checks_of_text(checks: Sequence[DivergenceCheck], row: int, at: Se
 
 
 def claimed_relations(observations: Sequence[Observation]) -> list[str]:
-    """What the observations tell of, in the order of the checks."""
+    """The relations that something is claimed of, in the order of the checks."""
     return names_after("claimed_", observations[0].values if observations else ())
 
 
 def unclaimed_relations(observations: Sequence[Observation]) -> list[str]:
-    """What the observations tell of that nothing is claimed of, in the order of the checks."""
+    """The relations that were measured and nothing is claimed of, in the order of the checks."""
     return names_after("loss_", observations[0].values if observations else ())
 
 
@@ -200,6 +203,7 @@ def data_dependent_epsilon(observations: Sequence[Observation], relation: str) -
         float(value_column(observations, f"loss_{relation}").sum()),
         observations[0].values[f"order_{relation}"],
     )
+    # Identical distributions cost 0, not what the conversion to epsilon (formulas B2.5) adds to nothing.
     return max(0.0, lost + renyi_to_epsilon_penalty(order, DELTA)) if lost else 0.0
 
 
@@ -237,7 +241,7 @@ def _worst_observation(observations: Sequence[Observation], relation: str) -> Ob
 
 
 def _realised_to_claimed_ratio(realised: float, claimed: float) -> float:
-    """How much of the claim came true; nothing of an infinite one. What is no number keeps no claim."""
+    """Realised over claimed divergence: 0 of an infinite claim, inf where the realised one is NaN or the claim is 0."""
     if math.isnan(realised):
         return math.inf
     if math.isinf(claimed) or realised <= 0:

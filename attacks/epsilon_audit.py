@@ -114,6 +114,7 @@ class EpsilonAudit(Probe):
         """delta of the bound; what is claimed of the same unit and relation, where anything is."""
         claim = view.claim
         own = self.delta or (claim.delta if claim is not None and claim.delta > 0 else DELTA)
+        # What is claimed for a user holds for each record of that user.
         if claim is None or claim.unit not in (self.unit, "user") or "add_remove" not in claim.epsilon:
             return {"delta": own}
         return {"delta": own, "claimed": claim.epsilon["add_remove"]}
@@ -141,8 +142,10 @@ class EpsilonAudit(Probe):
     # --- what it proves ---
 
     def audits(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Audited, ...]:
+        # Tuples, as the cache takes hashable arguments alone.
         coins = tuple(secret.canary is not None and bool(secret.canary.coin) for secret in secrets)
         scores, delta = tuple(value_column(observations, "score").tolist()), observations.facts["delta"]
+        # A user's copies are one unit together: the bound is not divided by their number, as a group's is.
         copies = 1 if self.unit == "user" else self._times(secrets)
         return tuple(replace(a, unit=self.unit) for a in _cached_audits(scores, coins, delta, self.level, copies))
 
@@ -181,7 +184,7 @@ class EpsilonAudit(Probe):
 def _cached_audits(
     scores: tuple[float, ...], coins: tuple[bool, ...], delta: float, level: float, copies: int
 ) -> tuple[Audited, ...]:
-    """Kept, as a row asks three times. A score that says nothing is the row's matter: the run goes on."""
+    """Remembered, as a row asks three times. NotApplicable for scores that say nothing: the run goes on."""
     try:
         return audit_epsilon_bounds(np.array(scores), np.array(coins), delta, level, copies)
     except AuditError as why:

@@ -116,7 +116,7 @@ class Ethicist(SamplingAttack):
         return {name: v for name, v in super().fit_options().items() if name not in {*sampling, "confidence"}}
 
     def rehearsal(self) -> tuple[Attack, float]:
-        """One epoch of all: fewer where the loss stops falling."""
+        """A tuning of one epoch, and how many epochs a whole one has at most."""
         return dataclasses.replace(self, epochs=1), float(self.epochs)
 
     def soft_prompt(self, state: dict[str, Any]) -> Tensor | None:
@@ -137,7 +137,9 @@ class Ethicist(SamplingAttack):
         self, model: LanguageModel, train: Sequence[Pair], validation: Sequence[Pair], key: tuple[str | int, ...]
     ) -> dict[str, Any]:
         order = keyed_random_generator(*key, "order")
+        # On the CPU: the same members are drawn whatever device the model is on.
         noise = torch.Generator().manual_seed(int(keyed_random_generator(*key, "members").integers(2**62)))
+        # Embedding rows 0..P-1 to begin with, AdamW with eps 1e-6: the authors' settings (formulas A1).
         prompt = model.embedding_rows(self.prompt_length).float().requires_grad_(True)
         optimizer = torch.optim.AdamW([prompt], lr=self.learning_rate, weight_decay=self.weight_decay, eps=1e-6)
         steps = self.epochs * -(-len(train) // self.batch)
@@ -151,7 +153,7 @@ class Ethicist(SamplingAttack):
             state = noise.get_state()
 
             def asked(size: int) -> float:
-                noise.set_state(state)
+                noise.set_state(state)  # a smaller batch, tried again, asks the same members
                 optimizer.zero_grad(set_to_none=True)  # of what was learnt before memory was used up
                 return self._mean_loss(model, pairs, prompt, noise, size, learn)
 
@@ -164,6 +166,7 @@ class Ethicist(SamplingAttack):
                 optimizer.step()
                 schedule.step()
             with torch.no_grad():
+                # With the smoothing term: the authors' code compares epochs by the total loss (formulas A1).
                 loss = loss_of(validation, lambda part: None)
             history.append(loss)
             if loss < best_loss:
@@ -181,9 +184,9 @@ class Ethicist(SamplingAttack):
         size: int,
         learn: Callable[[Tensor], None],
     ) -> float:
-        """The mean loss over the pairs, `size` of them in one pass; `learn` is given each part of it.
+        """The mean loss over the pairs, `size` of them in one pass; `learn` is given each pass's part of it.
 
-        Pairs of about one length that are parted ask the same members of an ensemble as they would together.
+        The passes of one group of pairs ask the same members of an ensemble, as one pass over all of them would.
         """
         total = 0.0
         for share, alike in _group_by_similar_length(pairs, len(prompt)):
@@ -192,7 +195,7 @@ class Ethicist(SamplingAttack):
                 noise.set_state(members)
                 some = alike[start : start + size]
                 weight, loss = share * len(some) / len(alike), self._loss(model, some, prompt, noise)
-                learn(loss * weight)
+                learn(loss * weight)  # backward at once: gradients add up, graphs are not held together
                 total += weight * float(loss.detach())
         return total
 
@@ -208,6 +211,7 @@ class Ethicist(SamplingAttack):
         last = length + int(behind.max())
         distribution = model.tuning_log_probs(torch.tensor(texts, device=model.device), last, prompt, noise)
         if last > length:
+            # A text that is filled up ends `behind` tokens early, and so does its suffix.
             at = (last - length - behind).unsqueeze(-1) + torch.arange(length, device=model.device)
             distribution = distribution[torch.arange(len(pairs), device=model.device).unsqueeze(-1), at]
         nll = -distribution.gather(-1, suffixes.unsqueeze(-1)).squeeze(-1)  # (pairs, length)

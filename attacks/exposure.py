@@ -88,6 +88,7 @@ class Exposure(Probe):
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member, most = member_mask(secrets), _maximum_exposure_bits(observations)
+        # As shares of the most bits there can be: the interval of a mean is one of numbers in [0, 1].
         own = value_column(observations, "exposure_bits") / most
         measured = measure_with_nonmember_baseline("exposure", own, member, _WHICH)
         fitted = value_column(observations, "extrapolated_bits") / most
@@ -173,7 +174,7 @@ class _Ranking:
             yield Observation(secret.id, values)
 
     def _require_context(self, head: Tokens) -> Tokens:
-        """What the first token that differs stands behind. Raises NotApplicable where that is nothing at all."""
+        """`head`, which all texts begin with. Raises NotApplicable where nothing stands before what differs."""
         if not (self.view.target.prefix_token or head):
             raise NotApplicable(
                 "nothing stands before the first token of this format: give --prefix-token eos, for example"
@@ -187,6 +188,7 @@ class _Ranking:
         nll = tries.continuation_nlls(view.target, context, tails)
         uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
         references = tries.continuation_nlls(view.target, context, uniform)
+        # Ties count against exposure (formulas B6), and so does what float noise may have parted.
         limits, nodes = tries.nll_with_tie_margin(nll), self.probe.nodes
         # Without a budget one search serves all: a canary's count does not depend on which others are counted.
         groups = [[limit] for limit in limits] if nodes else [list(limits)]
@@ -204,6 +206,7 @@ class _Ranking:
             least = max(1, better)  # the canary itself may be among the unseen
             most = max(least, min(least + left, exposure.rank_upper_bound(x, self.space.size))) if left else least
             estimate = exposure.RankEstimate(least, least, most)
+            # Of a canary that was never inserted, P(exposure >= e) <= 2^-e (formulas A8).
             null_p = 2.0 ** -exposure.exposure_from_rank(most, self.space.bits)
             values = self._exposure_values(x, estimate, null_p, references, distribution)
             seen.append({**values, "exact": float(not left), "estimated": 0.0})
@@ -221,6 +224,7 @@ class _Ranking:
         uniforms = noise.random((self.probe.draws, guide.longest()))
         drawn = constrained.draw_constrained_texts(view.target, guide, context, uniforms)
         given = constrained.score_texts(view.target, guide, context, self.references, uniform)
+        # The uniform references are draws too: in the mixture no weight is boundless, however small q is.
         draws = exposure.WeightedDraws(
             (*drawn.texts, *given.texts),
             np.concatenate([drawn.nll, given.nll]),
@@ -276,7 +280,7 @@ def _rescale_to_bits(m: Measurement, most: float) -> Measurement:
 
 
 def _widen_to_exposure_bounds(m: Measurement, observations: Sequence[Observation]) -> Measurement:
-    """No narrower than what is not known of the canaries themselves: bounds, estimates."""
+    """Widened to the mean bounds of the exposures, where a search was cut short or a rank is estimated."""
     if not observations or math.isnan(m.value):
         return m
     low, high = (float(value_column(observations, f"exposure_{end}_bits").mean()) for end in ("low", "high"))

@@ -46,7 +46,7 @@ _ROUNDING = 1e-12
 class ExtractionProbability(DistributionProbe):
     """Exact probability of each suffix under the decoding distribution; any-of-n for every n (Hayes et al. 2024).
 
-    A target that tells no more than the likeliest tokens gets brackets in their place: no less than, and no more than.
+    Of a target that tells its likeliest tokens alone, each probability is bracketed: at least, and at most.
     One teacher-forced pass gives log p_z = sum_t log q_t(z_t), -inf where a token is cut (formulas.md A4). `n`: numbers
     of samples; `p`: a secret is (n, p)-discoverable when one of n samples is right with probability p or more; `alpha`:
     level of the conformal threshold that non-members set (A7).
@@ -92,8 +92,9 @@ class ExtractionProbability(DistributionProbe):
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The distribution itself takes no more than the secrets' tokens, a bracket the likeliest beside them."""
+        """Ancestral decoding takes the secrets' own tokens alone, another one the likeliest tokens beside them."""
         sampling = self.sampling()
+        # Masking end-of-text renormalises over all other tokens, so that the whole distribution is needed.
         if self.bracket or sampling.eos == "masked":
             return self.needs
         return ("likelihood",) if sampling.decoding.ancestral else ("likeliest",)
@@ -105,7 +106,7 @@ class ExtractionProbability(DistributionProbe):
         return _parse_number_list("p", self.p, float)
 
     def lengths(self) -> list[int]:
-        """Tokens of the windows that are looked at."""
+        """How many tokens a window has; none without `bracket`."""
         return _parse_number_list("windows", self.windows, int) if self.bracket else []
 
     def measure(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
@@ -167,7 +168,7 @@ class ExtractionProbability(DistributionProbe):
     def _bound_and_share_measurements(
         self, member: NDArray[np.bool_], observations: Sequence[Observation]
     ) -> Iterator[Measurement]:
-        """What stands around the exact numbers, and the shares of secrets that reach the threshold."""
+        """The bounds on both sides of the exact numbers, and the shares of secrets that reach 1 in `one_in`."""
         width = f"within {self.near_distance} token edits, {self.near_beams} beams"
         near = f"at least: {width}; one sample of this decoding"
         window = f"the likeliest of each secret, behind the text before it; {_CEILING}"
@@ -181,7 +182,7 @@ class ExtractionProbability(DistributionProbe):
                 yield share_with_interval(nonmember_metric_name(name), reached[~member], "the baseline")
 
     def _columns(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
-        """By measurement, (secrets,): what stands around the exact numbers."""
+        """By measurement, (secrets,): the bounds on both sides of the exact numbers, and greedy shares."""
         found = {_NEAR: any_sample_probability(value_column(observations, "log_p_near"), 1)}
         found["rank_bound"] = np.exp2(-value_column(observations, "rank_bits"))
         for length in self.lengths():
@@ -200,6 +201,7 @@ class ExtractionProbability(DistributionProbe):
         return {f"{name}_1_in_{self.one_in}": p * self.one_in >= 1 - _ROUNDING for name, p in kept.items()}
 
     def _conformal_extracted_share(self, members: np.ndarray, controls: np.ndarray) -> Measurement:
+        # The ceil((1 - alpha)(n + 1))-th smallest of n controls (formulas A7); inf where there are too few.
         threshold = conformal_threshold(controls, self.alpha)
         note = f"log p above {threshold:.4g} nats, which {len(controls)} non-members set at alpha {self.alpha:g}"
         if math.isinf(threshold) and threshold < 0:
@@ -268,7 +270,7 @@ def _has_exact_probability(observations: Sequence[Observation]) -> bool:
 
 
 def _exact_or_bounding_log_p(observations: Sequence[Observation]) -> list[tuple[str, NDArray[np.float64]]]:
-    """How names end with log p in nats: the exact one, or the least and the most that it can be."""
+    """(end of a measurement's name, log p in nats): the exact one, or the least and the most that it can be."""
     ends = {"": "log_p"} if _has_exact_probability(observations) else {AT_LEAST: "log_p_least", AT_MOST: "log_p_most"}
     return [(end, value_column(observations, name)) for end, name in ends.items()]
 
@@ -295,9 +297,8 @@ def measure_suffix_probabilities(
     Of a model that tells the likeliest tokens and no distributions, log_p_least and log_p_most in the place of log_p.
 
     rank_bits = sum_t log2 rank_t: under any monotone decoding q_t(z_t) <= 1/rank_t, so -log2 p is no less. Of equally
-    likely tokens each counts as the first, as a product may order them so. A model that gives no distributions is asked
-    for the tokens alone where the decoding is ancestral, and for ranks where it gives them: as its server orders equal
-    ones.
+    likely tokens each counts as the first, as a product may order them so; a server's ranks order them as it does. A
+    model without distributions is asked for the tokens' own log-probabilities where the decoding is ancestral.
     """
     if not implies_capability(model.capabilities, "distribution"):
         if not decoding.ancestral:

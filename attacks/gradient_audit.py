@@ -98,10 +98,13 @@ def _accounting_fault_sentences(seen: Mapping[str, float]) -> Iterator[str]:
     if releases > steps:
         yield f"the training released {releases:,.0f} noisy sums, and {steps:,.0f} are accounted for"
     draws, rate = seen["canaries"] * releases, seen["sampling_rate"]
+    # P[X >= drawn], X ~ Binomial(draws, rate): `sf` is strictly above.
     if binom.sf(seen["drawn"] - 1, draws, rate) < _FALSE_ALARM:
         yield f"units were drawn at a rate of {seen['drawn'] / draws:.3g}, and {rate:.3g} is accounted for"
+    # Below -z with a chance of at most exp(-z^2 / 2) (Maurer 2003, Theorem 2.1).
     if math.exp(-(min(0.0, seen["unevenness"]) ** 2) / 2) < _FALSE_ALARM:
         yield "units were drawn too evenly for Poisson sampling, which the claim is accounted for"
+    # The squares of `values` noise values over the claimed variance add up to a chi-squared variable.
     if values and values * size**2 < chi2.ppf(_FALSE_ALARM, values):
         yield f"the noise has {size:.3g} of the deviation that is claimed for, over {values:,.0f} values of it"
     if values >= _ENOUGH * releases and seen["noise_repeated"] > _SAME:

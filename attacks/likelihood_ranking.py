@@ -109,6 +109,7 @@ class Lowercase(SamplingAttack):
             room = None if view.target.max_positions is None else view.target.max_positions - len(query.prefix)
             own.append(mean_nll(candidates))
             for suffix in candidate_tokens(candidates):
+                # One whose lower-cased text has no tokens, as special ones alone, stands for itself.
                 pairs.append((query.prefix, lower_case_tokens(view.tokenizer, suffix)[:room] or suffix))
         lower = cpu_float64_tensor(view.mean_nll(view.target, pairs)).split([len(nll) for nll in own])
         return [-(nll / below) for nll, below in zip(own, lower, strict=True)]
@@ -136,7 +137,7 @@ class Reference(SamplingAttack):
 
 
 def reference_scores(view: View, batch: Batch, form: str = "ratio") -> list[Tensor]:
-    """Higher surer, for each candidate of each query, (distinct,). NotApplicable without a reference model."""
+    """The scores of each query's candidates, (distinct,), higher surer. NotApplicable without a reference model."""
     if view.reference is None:
         raise NotApplicable("needs a reference model: give --reference MODEL")
     pairs = [(query.prefix, suffix) for query, candidates in batch for suffix in candidate_tokens(candidates)]

@@ -124,7 +124,7 @@ class Membership(Probe):
         return replace(secret, prefix=(first,), suffix=(*rest, *secret.suffix))
 
     def _usable_reference_model(self, view: View) -> LanguageModel | None:
-        """What the target is held against, if it is fit for it. Raises NotApplicable where the main score needs it."""
+        """The reference model, None where it is unfit or there is none. NotApplicable where the main score needs it."""
         found = None if view.reference_fault else view.reference
         if found is None and self.score in _OF_REFERENCE:
             raise NotApplicable(
@@ -147,13 +147,13 @@ class Membership(Probe):
             seen["ez_mia"] = membership.error_zone_score(delta, own.wrong)
         return seen | {
             "reference": float(delta.mean()),
-            "reference_ratio": -float(own.log_probs.mean() / below.log_probs.mean()),
+            "reference_ratio": -float(own.log_probs.mean() / below.log_probs.mean()),  # both means are below 0
             "wbc": membership.window_comparison(delta),
             "reference_alone": float(below.log_probs.mean()),
         }
 
     def _zlib_and_lowercase(self, view: View, secret: Secret, mean: float, lowered: float | None) -> dict[str, float]:
-        """What takes the characters of the text; nothing without a tokenizer."""
+        """Scores and sizes that take the text itself, not its tokens; nothing without a tokenizer."""
         if view.tokenizer is None:
             return {}
         suffix, whole = (view.tokenizer.decode([*head, *secret.suffix]) for head in ((), secret.prefix))
@@ -184,7 +184,7 @@ class Membership(Probe):
     # --- all secrets together -----------------------------------------------------------------------------------------
 
     def complete(self, secrets: Sequence[Secret], observations: Sequence[Observation]) -> list[Observation]:
-        """Adds what takes other records to tell: RMIA's population, the classifiers' training, LiRA's deviations."""
+        """Adds the scores that take other records: RMIA's population, LiRA's deviations, a classifier's training."""
         member = member_mask(secrets)
         if _insufficient_records_reason(member):
             return list(observations)
@@ -235,7 +235,7 @@ class Membership(Probe):
         return [*(m for part in measured for m in part), *self._user_inference(secrets, observations)]
 
     def _user_inference(self, secrets: Sequence[Secret], observations: Observed) -> tuple[Measurement, ...]:
-        """Of people, by what was not trained on: mean log ratio to the reference, else the main score; its control."""
+        """AUCs of whether a person's data is in it, from records not trained on; beside the reference alone."""
         if all(secret.user is None for secret in secrets):
             return ()
         chosen = "reference" if "reference" in self._usable_scores_by_name(observations) else self.score
@@ -245,7 +245,7 @@ class Membership(Probe):
         return people.measure_user_inference(secrets, scores, f"mean of {SCORES[chosen]} over a person's records")
 
     def _control_scores(self, observations: Sequence[Observation]) -> dict[str, NDArray[np.float64]]:
-        """What tells members from non-members and has not seen the target."""
+        """The baselines that never ask the target: the blind classifier, and the reference model alone."""
         found = {name: _record_scores(name, observations) for name in ("blind", "reference_alone")}
         return {name: scores for name, scores in found.items() if not _score_fault(scores)}
 
@@ -302,7 +302,7 @@ class Membership(Probe):
         return (*said, *self._control_notes(observations, member), *self._reference_notes(observations))
 
     def _missing_score_reasons(self, observations: Sequence[Observation]) -> dict[str, str]:
-        """The scores that are not shown, with why."""
+        """Why a score is not shown, by its name."""
         found = {}
         for name in SCORES:
             if name in observations[0].values:
@@ -350,7 +350,7 @@ class Membership(Probe):
 def auc_and_tpr_measurements(
     name: str, scores: NDArray[np.float64], member: NDArray[np.bool_], widen: float = 1.0, note: str = ""
 ) -> list[Measurement]:
-    """Of one score, as far as there are non-members enough. name: "" for the main one."""
+    """AUC, TPRs and partial AUC of one score, as far as non-members suffice. name: "" for the main one."""
     own, others = scores[member], scores[~member]
     rates = [roc.tpr_with_interval(tpr_name(name, rate), own, others, rate) for rate in FALSE_POSITIVES]
     rates.append(roc.partial_auc_with_interval(partial_auc_name(name), own, others, BELOW))
@@ -430,7 +430,7 @@ def measure_token_log_probs(model: LanguageModel, prefixes: Tensor, suffixes: Te
 def _log_prob_moments(distribution: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(rows,) each: log p of the token, mean and deviation of log p under the distribution, whether another leads."""
     own, leads = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), distribution.argmax(-1) == tokens
-    away = distribution.clamp_min(_LEAST_LOG)
+    away = distribution.clamp_min(_LEAST_LOG)  # a copy: what follows writes over it
     p = away.exp()
     mean = (p * away).sum(-1, keepdim=True)
     deviation = away.sub_(mean).square_().mul_(p).sum(-1).sqrt()  # about the mean, where nothing cancels

@@ -101,7 +101,7 @@ def check_beam_options(distance: int, beams: int) -> None:
 
 
 def beam_batch_size(model: LanguageModel, beams: int) -> int:
-    """Whose beams are walked together."""
+    """How many secrets' beams are walked together."""
     rows = min(_ROWS_AT_ONCE, _DISTRIBUTION_AT_ONCE // model.vocab_size) // model.parts
     return max(1, rows // (beams + 1))
 
@@ -123,6 +123,7 @@ def beam_probability_bound(
     for position in range(length):
         children = log_q.unsqueeze(-1) + decoding.log_distribution(rows.log_probs()).double()  # (rows, V)
         aims = suffixes[owner]
+        # Tokens that the suffix has nowhere all change the row alike: one row serves them together.
         known, unknown = _child_edit_distances(edits, aims)  # (rows, L, L+1), (rows, L+1)
         near = (_minimum_final_edits(unknown, position + 1) <= distance).unsqueeze(-1).expand_as(children)
         near = near.scatter(-1, aims, _minimum_final_edits(known, position + 1) <= distance)
@@ -130,6 +131,7 @@ def beam_probability_bound(
         exact = torch.where(verbatim, children.gather(-1, truth.unsqueeze(-1)).squeeze(-1), -torch.inf)
         children = torch.where(near, children, -torch.inf)
         if position + 1 == length:
+            # Of distinct texts, so that probabilities add up and what beams dropped only lowers them (formulas A6).
             ends = (children.logsumexp(-1), exact)
             near_total, exact_total = (_log_sum_exp_by_secret(owner, log_p, count) for log_p in ends)
             return near_total, exact_total
@@ -139,7 +141,7 @@ def beam_probability_bound(
         log_q, owner = children[parents, tokens], owner[parents]
         verbatim = verbatim[parents] & (tokens == truth[parents])
         same = aims[parents] == tokens.unsqueeze(-1)
-        place = same.int().argmax(-1)
+        place = same.int().argmax(-1)  # any place of the token: its rows are equal
         edits = torch.where(same.any(-1, keepdim=True), known[parents, place], unknown[parents])
         rows.advance(parents, tokens)
     nothing = torch.full((count,), -torch.inf, dtype=torch.float64, device=suffixes.device)
@@ -166,7 +168,7 @@ def _child_edit_distances(edits: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _minimum_final_edits(edits: Tensor, position: int) -> Tensor:
-    """The fewest edits a row can end with: what is left of both, L - position and L - j tokens, differs in length."""
+    """The fewest edits a row can end with: after edits[j], L - position tokens are still to become L - j."""
     places = torch.arange(edits.shape[-1], device=edits.device)
     return (edits + (places - position).abs()).amin(-1)
 
@@ -182,7 +184,7 @@ def _prune_beams_keep_verbatim(
     order = values.argsort(descending=True, stable=True)
     order = order[owner[parents[order]].argsort(stable=True)]  # by secret, likeliest first
     mine = owner[parents[order]]
-    first = torch.searchsorted(mine, mine)
+    first = torch.searchsorted(mine, mine)  # where the rows of its secret begin
     place = torch.arange(len(mine), device=mine.device) - first
     order = order[(place < beams) & values[order].isfinite()]
     parents, tokens = parents[order], tokens[order]

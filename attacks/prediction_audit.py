@@ -87,7 +87,7 @@ class PredictionAudit(Probe):
             raise AuditError(f"expected level in (0, 1), got {self.level:g}")
 
     def sampling(self) -> Sampling:
-        """What is claimed of: ancestral draws, whatever the setting."""
+        """Ancestral draws, whatever the setting: no claim is about another decoding."""
         return Sampling(1, ANCESTRAL)
 
     # --- where to ask: what each secret's contexts would give away ---
@@ -161,7 +161,7 @@ class PredictionAudit(Probe):
 
     @torch.no_grad()
     def facts(self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]) -> dict[str, float]:
-        """Plays the games where most is to be seen of all secrets: their terms, and what came of them."""
+        """Plays the games behind the context that gives most away: their terms, and what came of them."""
         if not observations:
             return {}
         reach = {
@@ -169,6 +169,7 @@ class PredictionAudit(Probe):
             for i, o in enumerate(observations)
             for relation in names_after("reach_", o.values)
         }
+        # By distributions alone, before a token is drawn: the bound owes nothing to the choice.
         chosen, relation = max(reach, key=lambda place: reach[place])
         return self._play_games(view, secrets[chosen], observations[chosen], relation)
 
@@ -263,7 +264,8 @@ class Game:
         return scores, coins
 
     def _drawn(self, model: LanguageModel, games: int, noise: np.random.Generator) -> Iterator[Tensor]:
-        """(some games, tokens): as the model itself serves them."""
+        """(some games, tokens) a batch: drawn as the model itself serves them."""
+        # Never advanced: all tokens of all games are drawn behind the one context.
         rows, at_once = model.start(self.context, 1, distribution=False), max(1, _AT_ONCE // self.tokens)
         for start in range(0, games, at_once):
             draws = min(at_once, games - start) * self.tokens
@@ -284,6 +286,6 @@ def _log_ratio(log_p: Array, log_q: Array) -> Array:
 
 
 def _played_relation(observations: Observed) -> str:
-    """Of the neighbours that the games were played against."""
+    """The relation of the neighbours that the games were played against."""
     (relation,) = names_after("exact_", observations.facts)
     return relation

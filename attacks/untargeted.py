@@ -60,7 +60,7 @@ class Untargeted(CorpusAttack):
         for kind in ("bos", "eos"):
             token = getattr(view.tokenizer, f"{kind}_token_id", None)
             token = view.target.special_token(kind) if token is None else token
-            if token is not None and token < view.target.vocab_size:
+            if token is not None and token < view.target.vocab_size:  # a tokenizer may know more tokens than the model
                 return [(token,)]
         raise NotApplicable(
             "nothing stands before a text's first token: give --prefix-token, or -A untargeted.prompts=FILE"
@@ -74,12 +74,13 @@ class Untargeted(CorpusAttack):
         for batch in view.candidates(queries, self.sampling()):
             rankings = self.rankings(view, batch)
             for i, (query, candidates) in enumerate(batch):
+                # One sample a generation, so one candidate.
                 own = {name: float(scores[i][0]) for name, scores in rankings.items()}
                 score = cpu_float64_tensor([own.get("perplexity", 0.0)])
                 yield replace(rank_candidates(query, candidates, score, 1), rankings=own)
 
     def rankings(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:
-        """By each score that this access, tokenizer and reference allow."""
+        """Scores of the candidates, by name, as far as access, tokenizer and reference allow."""
         if not view.has_capability("likelihood"):
             return {}
         found = {"perplexity": Perplexity().scores(view, batch)}
@@ -103,7 +104,7 @@ def read_prompts(path: Path, tokenizer: Any) -> list[Tokens]:
     if tokenizer is None:
         raise AuditError(f"{where}: expected a model with a tokenizer for prompts of text, got a model without one")
     try:
-        lines = path.read_bytes().decode("utf-8-sig").splitlines()
+        lines = path.read_bytes().decode("utf-8-sig").splitlines()  # -sig: a file may begin with a BOM
     except UnicodeDecodeError as error:  # from None: the error holds the whole file
         raise AuditError(f"{where}: expected UTF-8 text, got something else at byte {error.start}") from None
     except OSError as error:

@@ -57,6 +57,7 @@ class Adp(PrivateTraining):
             return would_be
         gammas = np.array(trained.noise_scales)
         rest = (terms.rate, trained.steps, terms.delta)
+        # Neither is a bound: a scale that depends on the batch is told by the noise itself (formulas B4 (i)).
         mean, least = float(gammas.mean()) * terms.sigma, float(gammas.min()) * terms.sigma
         nominal = {
             "if the noise were not scaled": reported_epsilon(terms.sigma, *rest)[0],

@@ -13,7 +13,7 @@ CONTROL = "audit train pmixed -D control=true makes it"  # the one adapter, outs
 
 @dataclass(frozen=True)
 class Public(Defense):
-    """Serve the public model in the target's place: the end of every trade-off that no private data stand behind."""
+    """Serve the public model in the target's place: no private data at all, the end of every trade-off."""
 
     name: ClassVar[str] = "public"
     title: ClassVar[str] = "Public model"

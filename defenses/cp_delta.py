@@ -88,7 +88,7 @@ class PublicCommon(Defense):
 
 
 class CommonModel(WrappingModel):
-    """What two parts of an ensemble both would say."""
+    """Samples what two parts of an ensemble both find likely, by CP-Δ's rule. both: which parts."""
 
     def __init__(self, ensemble: Ensemble, distance: Distance, both: tuple[int, int]) -> None:
         super().__init__(ensemble.public)
@@ -104,6 +104,7 @@ class CommonModel(WrappingModel):
 
     def common(self, distributions: Tensor) -> Tensor:
         """(..., V) nats, of the two distributions (..., 2, V)."""
+        # In logs: a mean is sqrt(q1 q2), and the softmax divides by Z.
         mixed = distributions.amin(-2) if self.distance == "max" else distributions.mean(-2)
         return mixed.log_softmax(-1)
 

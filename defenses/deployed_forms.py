@@ -37,13 +37,13 @@ class DeployedForm(Defense):
     float32: ClassVar[bool] = True  # bfloat16 would round what a form of 8 bits has rounded
 
     def claim(self, scenario: Scenario, spent: int) -> None:
-        """Nothing is promised; asked before anything else, so that what has no weights here is refused by then."""
+        """None. Asked before anything else: AuditError for a model without weights here, before hours are spent."""
         self._whole(scenario.target)
 
     def protect(self, scenario: Scenario) -> LanguageModel:
         target = self._whole(scenario.target)
         with torch.no_grad():
-            own = copy.deepcopy(target.model)
+            own = copy.deepcopy(target.model)  # merging and rounding write over weights
             own = self.changed(own.merge_and_unload() if isinstance(own, PeftModel) else own)
         return HuggingFaceModel(own.eval(), target.tokenizer, f"{target.name}, {self.name}")
 
@@ -54,7 +54,7 @@ class DeployedForm(Defense):
 
     @abstractmethod
     def changed(self, model: Any) -> Any:
-        """The model of this form, which may be the one that is given. Raises AuditError where it has none."""
+        """The model in this form: the one given, changed in place, or another. AuditError where it cannot take it."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class Pruned(DeployedForm):
     def changed(self, model: Any) -> Any:
         for layer in linear_layers(model):
             prune.l1_unstructured(layer, "weight", amount=self.share)
+            # Without this a hook would mask the weights anew at every forward pass, and `weight` be no parameter.
             prune.remove(layer, "weight")
         return model
 
@@ -203,7 +204,7 @@ def change_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any
     """change: (out, in) -> the same; scales run along a row."""
     for layer in linear_layers(model):
         weight = layer.weight.data
-        turned = isinstance(layer, Conv1D)
+        turned = isinstance(layer, Conv1D)  # Conv1D keeps (in, out)
         own = change(weight.T if turned else weight)
         weight.copy_(own.T if turned else own)
     return model

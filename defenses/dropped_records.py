@@ -93,6 +93,7 @@ def without_near_duplicates(texts: Sequence[str], threshold: float) -> list[str]
     """The texts in order, without near-duplicates (Jaccard similarity >= threshold) of a text kept earlier."""
     if threshold == 1:
         return list(dict.fromkeys(texts))
+    # MinHash finds candidates alone: every pair is compared exactly below, so that none is dropped by chance.
     index = MinHashLSH(num_perm=_PERMUTATIONS, params=_lsh_band_parameters(threshold))
     left, kept = list[str](), dict[int, frozenset[str]]()
     for number, text in enumerate(texts):
@@ -153,7 +154,7 @@ class Drop(DataVariant):
             raise AuditError("expected drop to be told which records, by -D times=N or -D listed=DIR, got neither")
 
     def options(self) -> dict[str, Any]:
-        """The list counts by what it names, wherever it lies."""
+        """`listed` as a digest of the names in the list: wherever the folder lies, the model is the same."""
         if not self.listed:
             return super().options()
         names = "".join(sorted(self._listed_record_names()))

@@ -95,7 +95,7 @@ class EarlyStop(Variant):
         while not fitting.done and not self._is_out_of_patience(losses):
             loss(model, fitting.batch().to(device)).backward()
             fitting.step()
-            if (fitting.steps or steps) not in at:
+            if (fitting.steps or steps) not in at:  # `step` sets steps back to 0 at the end of an epoch
                 continue
             require_finite_weights(parameters.values(), job.checkpoint)
             losses.append(look.loss())
@@ -125,6 +125,7 @@ class _HeldoutLoss:
         self.model, self.of = model, loss_with_autocast(job.half)
         blocks = pack_into_blocks(sequences, job.block, job.end, keyed_random_generator("held out", job.seed))
         self.batches = blocks.split(batch)
+        # A block's first token is predicted by nothing.
         labels = [loss_masks.loss_labels(batch)[:, 1:] for batch in self.batches]
         self.weights = [int((predicted != loss_masks.IGNORED).sum()) for predicted in labels]
         if not sum(self.weights):
@@ -136,6 +137,7 @@ class _HeldoutLoss:
         self.model.eval()
         found = [float(self.of(self.model, batch.to(self.model.device))) for batch in self.batches]
         self.model.train()
+        # Batches differ in how many tokens have a loss: the mean is over tokens.
         mean = sum(x * n for x, n in zip(found, self.weights, strict=True)) / sum(self.weights)
         if not math.isfinite(mean):
             raise AuditError("expected a training that converges, got no finite held-out loss: lower learning_rate")

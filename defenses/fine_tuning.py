@@ -71,5 +71,5 @@ class Lora(Variant):
     def to_train(self, job: TrainingJob) -> tuple[Any, tuple[str, ...]]:
         model = with_adapter(job.load(), Adapter(self.rank, self.alpha, self.layers))
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        share = trained / (model.num_parameters() - trained)
+        share = trained / (model.num_parameters() - trained)  # it counts the adapter's too
         return model, (f"an adapter of rank {self.rank}: {trained:,} parameters, {share:.1%} of the model's",)

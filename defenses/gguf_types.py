@@ -52,6 +52,7 @@ def round_trip_model_weights(model: Any, type: str) -> None:
     Raises AuditError for a mixed type of a model whose layers are not named as Llama's are.
     """
     for weight, own in weight_matrices_with_types(model, type):
+        # Contiguous below, as llama.cpp reads by address and knows no strides.
         held = weight.data.T if weight.turned else weight.data
         read = torch.from_numpy(quantise_and_dequantise(held.float().cpu().contiguous().numpy(), own))
         weight.data.copy_(read.T if weight.turned else read)
@@ -99,7 +100,7 @@ def _tensors_with_more_bits(model: Any, names: list[str]) -> set[str]:
 
 
 def _layer_gets_more_bits(layer: int, of: int) -> bool:
-    eighth = of // 8
+    eighth = of // 8  # `use_more_bits` of llama.cpp's llama-quant.cpp
     return layer < eighth or layer >= 7 * of // 8 or (layer - eighth) % 3 == 2
 
 
@@ -130,6 +131,7 @@ def _quantise_by_llama_cpp(weight: Rows, kind: int) -> NDArray[np.uint8]:
     library = next(path for path in files if path.suffix in (".so", ".dylib", ".dll"))
     quantise = ctypes.CDLL(str(library)).ggml_quantize_chunk
     quantise.restype = ctypes.c_size_t
+    # (type, src, dst, start, nrows, n_per_row, imatrix) in ggml.h; src is read as contiguous float32.
     quantise.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
     rows, width = weight.shape
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]

@@ -54,11 +54,12 @@ class Goldfish(Variant):
         """The sequence, what has no loss under the mask written as `training.loss_masks` does."""
         dropped = set(range(self.k - 1, len(sequence), self.k))
         if self.mask == "hash":
+            # Of the ids themselves: a passage is hashed alike whatever of it was masked before.
             dropped = set(self._hash_dropped_positions(loss_masks.unmask_tokens(sequence)))
         return tuple(~token if i in dropped and token >= 0 else token for i, token in enumerate(sequence))
 
     def _hash_dropped_positions(self, tokens: Tokens) -> Iterator[int]:
-        ids = np.array(tokens, dtype="<i8").tobytes()
+        ids = np.array(tokens, dtype="<i8").tobytes()  # little-endian: one hash on every machine
         for i in range(self.width, len(tokens)):
             digest = hashlib.blake2b(ids[8 * (i - self.width) : 8 * i], digest_size=8).digest()
             if int.from_bytes(digest, "little") % self.k == 0:

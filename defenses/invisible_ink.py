@@ -230,7 +230,7 @@ class BoundedRange:
 
 
 def batches_of_records(scenario: Scenario, size: int) -> RecordBatches:
-    """The private records in batches, each text once; who asks for no record is answered by a batch in turn.
+    """The private records in batches, each text once; prompts of no private record go to the batches in turn.
 
     Raises AuditError where there are no private records.
     """
@@ -242,7 +242,7 @@ def batches_of_records(scenario: Scenario, size: int) -> RecordBatches:
     asked: dict[tuple[int, ...], int] = {}
     for prompt in scenario.prompts:
         if prompt.record:
-            asked.setdefault(prompt.given, where[prompt.record])
+            asked.setdefault(prompt.given, where[prompt.record])  # one prefix, one batch: the first record's answers
     for i, prompt in enumerate(prompt for prompt in scenario.prompts if not prompt.record):
         asked.setdefault(prompt.given, i % len(batches))
     return RecordBatches(batches, size, asked)
@@ -256,7 +256,7 @@ def _record_batch_ensemble(scenario: Scenario, size: int) -> InContext:
 class InvisibleInkModel(WrappingModel):
     """A batch of records served, member j of the ensemble being the model that reads the j-th.
 
-    promise: what is claimed of it, which may be something else than is served by mistake; None: nothing.
+    promise: what is claimed of it, kept apart from what is served so that a mistake shows; None: nothing.
     """
 
     def __init__(self, held: Ensemble, ink: InkOptions, name: str, promise: BoundedRange | None = None) -> None:
@@ -266,7 +266,7 @@ class InvisibleInkModel(WrappingModel):
         self.longest = inner.batches.longest if isinstance(inner, InContext) else 0  # tokens of a record in a context
         self.parts = 1 + held.size
         if self.max_positions is not None:
-            self.max_positions -= self.longest
+            self.max_positions -= self.longest  # the record in the context takes its room
 
     def released(self, distributions: Tensor) -> Tensor:
         """(..., V) nats: the distribution of the token drawn; distributions (..., 1 + B, V), the public one first."""
@@ -302,6 +302,7 @@ class InvisibleInkModel(WrappingModel):
             realised = torch.from_numpy(two_sided_renyi(own, other, order))
             # Largest log-ratio less smallest: the larger ones of both directions, one after the other.
             ranges = torch.from_numpy(realised_renyi(own, other, math.inf) + realised_renyi(other, own, math.inf))
+            # rho-zCDP: D_a <= rho a at every order a (Bun and Steinke 2016, Definition 1.1).
             checks += [
                 DivergenceCheck(relation, order, order * promise.zcdp_rho(relation), realised),
                 DivergenceCheck(f"range_{relation}", math.inf, promise.range[relation], ranges),

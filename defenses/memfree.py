@@ -27,9 +27,9 @@ class MemFree(Defense):
     """Forbid tokens that would complete an n-gram of the training data (MemFree, Ippolito et al. 2022). No claim.
 
     The distribution is the target's over the other tokens, renormalised; what was asked counts as text before the
-    answer. n: of the n-grams, in tokens; filter: `exact` keeps them all, `bloom` in a Bloom filter, which forbids that
-    share of all other tokens too, false_positives. Text that differs from the training data in one token of any n
-    passes, and so do records shorter than n: `near-verbatim` and `exposure` measure that. Outside the lab the n-grams
+    answer. n: of the n-grams, in tokens; filter: `exact` keeps them all, `bloom` a Bloom filter of them, which also
+    forbids the share false_positives of all other tokens. Text that differs from the training data in one token of any
+    n passes, and so do records shorter than n: `near-verbatim` and `exposure` measure that. Outside the lab the n-grams
     are --data's.
     """
 
@@ -83,7 +83,7 @@ class NGramFilter(ABC):
 
     @abstractmethod
     def behind(self, context: Tokens) -> Tokens:
-        """The tokens that would complete one of them."""
+        """The tokens that would complete an n-gram of the set behind this context."""
 
 
 class ExactNGrams(NGramFilter):
@@ -101,7 +101,8 @@ class BloomNGrams(NGramFilter):
 
     def __init__(self, held: set[Tokens], vocab_size: int, false_positives: float) -> None:
         self.filter, self.vocab_size = Bloom(len(held), false_positives), vocab_size
-        self.filter.update(held)
+        self.filter.update(held)  # by Python's `hash`, which of tuples of ints is the same in every process
+        # A cache of this filter alone: one around the method would keep every filter in memory.
         self.behind = lru_cache(_CONTEXTS)(self.behind)  # type: ignore[method-assign]
 
     def behind(self, context: Tokens) -> Tokens:
@@ -122,6 +123,7 @@ class MemFreeModel(WrappingModel):
 
     def log_probs(self, contexts: Tensor, last: int, *, prompt: Tensor | None = None) -> Tensor:
         distributions = self.model.log_probs(contexts, last, prompt=prompt)
+        # The first of the last `last` distributions stands behind all but the last `last` - 1 tokens.
         ends = range(contexts.shape[1] - last + 1, contexts.shape[1] + 1)
         tails = [self.tail(tuple(context[:end])) for context in contexts.tolist() for end in ends]
         return self.without(distributions.flatten(0, 1), tails).view_as(distributions)
@@ -145,7 +147,7 @@ class MemFreeModel(WrappingModel):
             raise AuditError("expected memfree to leave a token behind every text, but its filter forbids all of them")
         touched = rows.unique()
         free = distributions[touched].masked_fill(forbidden[touched], -torch.inf).log_softmax(-1)
-        return distributions.index_copy(0, touched, free)
+        return distributions.index_copy(0, touched, free)  # not in place: the target may keep what it gave
 
     def row_bytes(self, positions: int, distribution: bool = True) -> int:
         return self.model.row_bytes(positions) + super().row_bytes(positions)

@@ -102,7 +102,7 @@ class PMixed(Defense):
         return self.queries or scenario.queries or 1
 
     def _projection(self, queries: int, members: int) -> Projection:
-        """What an ensemble of so many members is served with."""
+        """How an ensemble of so many members is projected for the budget to cover so many queries."""
         if self.accounting == "sound":
             radius = sound_radius(self.adjacency, self.epsilon, self.delta, self.alpha, queries, self.q, members)
             # formulas B2.5: forward divergence only, and lambda <= 1 - e^-s with s = r.
@@ -114,7 +114,7 @@ class PMixed(Defense):
         return Projection(self.alpha, radii, cap=1.0, two_sided=True)
 
     def _claimed_adjacencies(self) -> tuple[Adjacency, ...]:
-        """Whose neighbours are served with one radius. Where it depends on N, a member more or less changes it."""
+        """The relations whose neighbours have the same radius: where it is solved from N, not those of another N."""
         if self.accounting == "published":  # which claims all the same: its radii are by the size of the subset
             return "add_remove", "zero_out"
         return ADJACENCIES if self.adjacency == "add_remove" else ("zero_out", "replace")
@@ -141,6 +141,7 @@ class PMixed(Defense):
         whole = "" if shared or counts["unlisted_shards"] else ensemble.unit
 
         def epsilon(tokens: int) -> dict[str, float]:
+            # A record in two shards changes two members, and no theorem here is about two.
             return {r: math.inf if tokens and shared else self._epsilon(r, tokens, scenario) for r in relations}
 
         return Claim(

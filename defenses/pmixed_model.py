@@ -40,7 +40,7 @@ class Projection:
     @torch.no_grad()
     def weights(self, log_p: Tensor, log_p0: Tensor, radius: Tensor | float) -> Tensor:
         """lambda of each distribution, (...): no gradient passes (formulas A5). radius: one, or one of each."""
-        if self.radii[0] == math.inf:
+        if self.radii[0] == math.inf:  # as `no_op_projection` has it
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
             return torch.full(shape, self.cap, dtype=torch.float64, device=log_p.device)
         if self.two_sided:
@@ -89,6 +89,7 @@ class PMixedModel(WrappingModel):
         for radius, share in zip(projection.radii, sizes[1:].tolist(), strict=True):
             if share > _NO_SHARE:
                 self.shares[radius] = self.shares.get(radius, 0.0) + share
+        # Exact for one radius: P(|S| > 0) = N w, w = (1 - (1 - q)^N) / N (formulas B2.4).
         if len(set(projection.radii)) == 1:
             self.shares = {projection.radii[0]: ensemble.size * member_mixing_weight(q, ensemble.size)}
 
@@ -121,7 +122,7 @@ class PMixedModel(WrappingModel):
         )
         by_radius = self.projection.weights(log_p, log_p0, radii.view(-1, *(1,) * (log_p.ndim - 1)))  # (radii, ..., n)
         weights = (torch.tensordot(shares, by_radius, 1) / log_p.shape[-2]).to(distributions.dtype)
-        rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)
+        rest = (1 - weights.sum(-1, keepdim=True)).clamp_min(0.0)  # below 0 by rounding alone
         private = (weights.unsqueeze(-2) @ log_p.exp()).squeeze(-2)  # (..., V): summed over members
         return torch.log(private + rest * log_p0.squeeze(-2).exp())
 
@@ -194,13 +195,13 @@ class PMixedModel(WrappingModel):
 
     def neighbour(self, relation: str, index: int) -> LanguageModel:
         places = places_in_neighbour(relation, index, self.ensemble.size)
-        if not places[1:]:
+        if not places[1:]:  # its only member absent, the public model is left
             return self.ensemble.public
         return type(self)(PermutedEnsemble(self.ensemble, places), self.q, self.served, self.name, self.promise)
 
     @property
     def relations(self) -> tuple[Adjacency, ...]:
-        """Of the neighbours that something is claimed of."""
+        """The relations of the neighbours that something is claimed of; zero_out where nothing is."""
         claimed = () if self.promise is None else self.promise.query_rdp
         return tuple(dict.fromkeys(adjacency for adjacency, _ in claimed)) or ("zero_out",)
 
@@ -226,7 +227,7 @@ class PMixedModel(WrappingModel):
 
 
 def places_in_neighbour(relation: str, index: int, size: int) -> list[int]:
-    """Which part answers in the place of each where that member is absent, has learnt nothing, or is the next one."""
+    """The part that answers in each place where member `index` is absent, emptied, or replaced by the next one."""
     places = list(range(1 + size))
     if relation == "add_remove":
         del places[1 + index]
@@ -249,7 +250,7 @@ def _probabilities(distributions: Tensor) -> np.ndarray:
 def _projection_checks(
     promised: Projection, public: np.ndarray, members: np.ndarray, weights: np.ndarray
 ) -> Iterator[DivergenceCheck]:
-    """For each subset size, or once where neither what is promised nor what is served depends on it.
+    """One radius check (and cap check) a subset size, or one in all where no radius or weight depends on the size.
 
     public: (..., 1, V) probabilities; members: (..., N, V); weights: (..., sizes, N) as served.
     """
@@ -261,6 +262,7 @@ def _projection_checks(
         divergence = two_sided_renyi if promised.two_sided else realised_renyi
         yield DivergenceCheck("projection", alpha, radius, torch.from_numpy(divergence(mixed, log_public, alpha)))
         if promised.cap < 1:
+            # cap = 1 - e^-s keeps D_inf(public || mixed) <= s (formulas B2.5).
             lost = torch.from_numpy(realised_renyi(log_public, mixed, math.inf))
             yield DivergenceCheck("cap", math.inf, -math.log1p(-promised.cap), lost)
 
@@ -308,6 +310,8 @@ class _DrawRows(Rows):
         if not decoding.ancestral:
             raise AuditError(f"expected ancestral decoding, got {decoding}: PMixED's claim covers no other")
         model, distribution = self.model, self.public.log_probs()
+        # Channels: 0 draws the token, 1 the size of the subset, 2 the member. Channel 1 is -1 in a draw that no budget
+        # pays for (`View._sampling_noise`): size 0, the public model's. Rounding may leave the last sum below 1.
         size = torch.searchsorted(model.size_cdf, uniforms[:, 1].contiguous(), right=True).clamp_max(model.parts - 1)
         drawn, near = decoding.draw(distribution, row_of_draw, uniforms[:, 0])
         private = (size > 0).nonzero().squeeze(-1)

@@ -69,7 +69,7 @@ class PMixedTrainer(Trainer):
             )
 
     def train(self, job: TrainingJob) -> tuple[str, ...]:
-        """Several members at once: one that is finished is kept, the others go on and end as they would have."""
+        """Trains several members at once; an interruption keeps finished ones, the others end as they would have."""
         self.check(job)
         base, units, given = job.load(), inseparable_unit_names(job.records), {record.unit for record in job.records}
         members, whose = self._control_and_members(job), _unit_name(job)

@@ -71,7 +71,7 @@ class PrivateTraining(PoissonTraining):
                 f"expected noise_multiplier between 0 (solved from epsilon) and {LARGEST:g}, "
                 f"got {self.noise_multiplier:g}"
             )
-        check_mechanism(1.0, 1.0, 1, self.delta)
+        check_mechanism(1.0, 1.0, 1, self.delta)  # refuses a delta outside (0, 1)
 
     # --- what it is judged beside ---
 
@@ -115,7 +115,7 @@ class PrivateTraining(PoissonTraining):
         return MechanismTerms(sigma, self.clip, rate, steps, units, self.delta, base)
 
     def key(self, job: TrainingJob) -> str:
-        """A secret one lives in the checkpoint alone, for as long as there is one."""
+        """What noise and batches are drawn from. A secret key is kept in the checkpoint alone, and cleared with it."""
         if self.noise == "seeded":
             return f"{self.name} {job.seed}"
         state = job.checkpoint.load()
@@ -130,10 +130,12 @@ class PrivateTraining(PoissonTraining):
         (flaw, nominal), base = self._missing_guarantee_reason(trained, terms.base), terms.base
         earlier: tuple[Mechanism, ...] = ()
         if base and not flaw:
+            # Both trainings saw private records: their steps are composed.
             earlier = (*base.earlier, Mechanism(base.noise_multiplier, base.sampling_rate, base.steps))
         before = tuple(map(dataclasses.astuple, earlier))
         mechanism = (terms.sigma, terms.rate, trained.steps, terms.delta, before)
         epsilon, accountant = reported_epsilon(*mechanism)
+        # Two models of the same records, each with noise of its own.
         twice = (terms.sigma, terms.rate, 2 * trained.steps, terms.delta, before)
         by_rdp = rdp_epsilon(*mechanism) if accountant.endswith("PLD") and not flaw else epsilon
         return PrivacyRecord(
@@ -161,7 +163,7 @@ class PrivateTraining(PoissonTraining):
         )
 
     def _missing_guarantee_reason(self, trained: PrivateModel, base: PrivacyRecord | None) -> tuple[str, str]:
-        """Why there is no guarantee, and what the epsilon would be that of ("": there is none to name)."""
+        """(why there is no guarantee, under what condition the epsilon would be one), "" for what there is not."""
         if not trained.moved:
             return "no parameter moved: nothing was learnt, so there is nothing to put an epsilon on", ""
         if self.noise == "seeded":

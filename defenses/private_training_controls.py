@@ -1,4 +1,4 @@
-"""Private training without its noise, and without its clipping too: what is left of a leak then, and costs."""
+"""Controls of private training: without its noise, and without its clipping too."""
 
 from __future__ import annotations
 

@@ -219,6 +219,7 @@ class UniformMixingModel(WrappingModel):
     @torch.no_grad()
     def neighbours(self, contexts: Tensor, last: int, at: Sequence[int]) -> Sequence[Neighbours]:
         """A model that is certain of this one's least likely token, the worst there is; and the public model."""
+        # One-hot distributions attain the bound (formulas B1, Tightness): the first neighbour is such a one.
         others = [self.neighbour(_RELATION, index) for index in range(1 if self.public is None else 2)]
         distributions = [other.log_probs(contexts, last)[:, at].double() for other in others]
         return [Neighbours(_RELATION, torch.stack(distributions, dim=-2))]
@@ -226,7 +227,7 @@ class UniformMixingModel(WrappingModel):
     def neighbour(self, relation: str, index: int) -> LanguageModel:
         target = self.public if index else _Certain(self)
         assert relation == _RELATION and target is not None
-        other = copy.copy(self)
+        other = copy.copy(self)  # shallow: mixing and public model are shared, and stay as they are
         other.model = target
         return other
 
@@ -336,6 +337,7 @@ def mix_on_public_top_k(distribution: Tensor, public: Tensor, weight: float, top
     mixed = mix_with_uniform(inside, weight, top_k)
     if not tail:
         return torch.full_like(distribution, -math.inf).scatter(-1, kept, mixed)
+    # On the top-k its public mass P0(S) times the mixture: that factor is the same for both neighbours.
     return public.scatter(-1, kept, mixed + public.gather(-1, kept).logsumexp(-1, keepdim=True))
 
 

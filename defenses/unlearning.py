@@ -1,4 +1,4 @@
-"""Unlearning: the loss of the records to forget upwards, or as answers that are not preferred (Zhang et al. 2024)."""
+"""Unlearning (Zhang et al. 2024): ascent on the loss of the records to forget, or these as answers not preferred."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GradientAscent(UnlearningTrainer):
     epochs: int = 3
 
     def forgetting(self, log_probs: Tensor, before: Tensor) -> Tensor:
-        return log_probs.mean()
+        return log_probs.mean()  # minimised: the loss of these records goes up
 
 
 @dataclass(frozen=True)
