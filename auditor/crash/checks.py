@@ -93,6 +93,7 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     sizes = np.array([len(step.records) for step in runs.drawn])
     if runs.claim.sampling != "poisson" or q >= 1:
         return LoopCheck("Poisson sampling", UNKNOWN, f"claimed is {runs.claim.sampling} sampling", "")
+    # About the claimed mean, which is not estimated: as many degrees of freedom as batches.
     varies = float(((sizes - n * q) ** 2).sum() / (n * q * (1 - q)))
     least = stats.chi2.ppf(SHARE, len(sizes)) / stats.chi2.ppf(POWER, len(sizes))
     return check_by_p_value(
@@ -115,6 +116,7 @@ def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     counts = np.array([times[i] for i in range(runs.first.n)])
     most = int(counts.argmax())
     p = min(1.0, runs.first.n * float(stats.binom.sf(counts[most] - 1, t, q)))
+    # P[Bin(t, r) >= k] is the distribution function of Beta(k, t - k + 1) at r: solved for r at 80%.
     needed = int(stats.binom.isf(SHARE / runs.first.n, t, q)) + 1
     least = float(stats.beta.ppf(POWER, needed, t - needed + 1)) if needed <= t else 1.0
     return check_by_p_value(

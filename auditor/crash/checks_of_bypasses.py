@@ -51,7 +51,7 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
 
 @functools.cache
 def _small_seed_normal_draws() -> Array:
-    """(seeds, 16) the first normal numbers of each, of unit length; those of any larger tensor begin so."""
+    """(seeds, 16) the first normal numbers of each, of unit length; those of any tensor of 32 or more begin so."""
     generator = torch.Generator()
     held = torch.empty(_TRIED, _READ)
     for seed, row in enumerate(held):
@@ -62,6 +62,7 @@ def _small_seed_normal_draws() -> Array:
 
 def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
     """The seed whose numbers are most like a tensor's noise in a training's first step, its p-value, and the tensor."""
+    # torch draws 16 normal numbers at a time, and the last 16 of a tensor anew where its size is no multiple of that.
     spans = [(name, at, to) for name, (at, to) in runs.first.shapes.items() if to - at >= 4 * _READ]
     steps = [
         t.steps[0] for t in runs.traces if t.steps[0].scale and len(t.steps[0].noise) == len(runs.first.steps[0].noise)
@@ -78,7 +79,7 @@ def _most_likely_noise_seed(runs: WatchedTrainings) -> tuple[int, float, str]:
             size = float(np.linalg.norm(own) * np.linalg.norm(given))
             alike = abs(float(own @ given)) / size if size else 0.0
             found.append((float(stats.norm.sf(alike * math.sqrt(free))), int(seed), name))
-    p, seed, name = min(found)
+    p, seed, name = min(found)  # Bonferroni: of either sign, among all seeds, tensors and trainings
     return seed, min(1.0, 2 * p * len(found) * _TRIED), name
 
 

@@ -52,6 +52,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
         shown = _zero_noise_witness(runs, runs.steps_with_noise[0], min(silent))
         return counted_fault(name, said, would, shown, math.inf)
     shares = {name: _relative_noise_variance(runs.steps_with_noise, name) for name in runs.first.shapes}
+    # What all tensors have counts as known: it has far more degrees of freedom than one of them.
     ps = {name: float(stats.chi2.cdf(share * free, free)) for name, (share, free) in shares.items() if free}
     worst = min(ps, key=ps.__getitem__)
     least = math.sqrt(shares[worst][0])
@@ -92,6 +93,7 @@ def _relative_noise_variance(steps: Sequence[ReadStep], name: str) -> tuple[floa
 
 def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
     """The noise is Gaussian: the accounting holds for no other."""
+    # Without elements that lie mostly in the records' span: what is left of their noise follows from the others'.
     parts = [
         step.noise[kept] / step.spread[kept] / step.scale
         for step in runs.steps_with_noise
@@ -163,6 +165,7 @@ def _largest_noise_correlation(noises: Sequence[Array], free: float) -> tuple[fl
     pairs = len(noises) * (len(noises) - 1) / 2
     most = float(alike.max())
     one, other = (int(i) for i in np.unravel_index(alike.argmax(), alike.shape))
+    # Of a uniform direction in f dimensions r sqrt((f - 1) / (1 - r^2)) is Student's t with f - 1 degrees of freedom.
     t = most * math.sqrt((free - 1) / max(1 - most**2, 1e-12))
     return most, min(1.0, 2 * pairs * float(stats.t.sf(t, free - 1))), (one, other)
 
@@ -205,7 +208,7 @@ def check_record_count_leaks(runs: WatchedTrainings) -> LoopCheck:
     if runs.claim.public_size:
         return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
     free = round(sum(map(_noise_degrees_of_freedom, a.steps)))
-    error = math.sqrt(1 / free) * 1.25  # of the logarithm of two medians' ratio
+    error = math.sqrt(1 / free) * 1.25  # of the logarithm of two medians' ratio: each errs sqrt(pi / 2) times a mean
     would = f"noise whose size differs by {100 * standard_errors_for_power(2) * error:.1f}%"
     if len(a.steps) != len(b.steps):
         said = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
@@ -238,6 +241,7 @@ def check_batch_size_leaks(runs: WatchedTrainings) -> LoopCheck:
     name, would = "batch size stays secret", "noise divided by the size of its batch"
     if len(set(sizes)) < 2:
         return LoopCheck(name, UNKNOWN, "all batches had one size", would, source=PLANTED)
+    # Divided by the batch's size the noise goes with its power -1, multiplied with 1: other slopes count as chance.
     x, y = np.log(sizes), np.log(scales)
     found = stats.linregress(x, y)
     p = float(found.pvalue) if abs(abs(found.slope) - 1) < 0.1 else 1.0

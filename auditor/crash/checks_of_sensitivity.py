@@ -132,6 +132,7 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
         record = sorted(set(largest.records))[int(largest.norms.argmax())]
         return WorstViolation(said, "0", *runs.place(largest), record)
 
+    # Half the noise multiplier: a sum that is clipped as one can move by two clipping norms, from C to -C.
     return check_by_p_value(
         name, min(1.0, among * float(stats.norm.sf(slope / error))),
         f"how far a record reaches follows {worst}: its gradient is not clipped by itself",
@@ -170,10 +171,10 @@ _COMPANY: dict[str, Callable[[ReadStep], Sequence[Sequence[int]]]] = {
 def _sensitivity_share_dependence(
     steps: Sequence[ReadStep], parts: Callable[[ReadStep], Sequence[Sequence[int]]]
 ) -> tuple[float, float] | None:
-    """What of a reach is its record's share of the gradient of those it is read with -> (estimate, standard error).
+    """How reach rises with a record's share of the gradient of those it is read with -> (estimate, standard error).
 
-    A sum that is clipped as one moves by the share alone, records clipped one by one by nothing of it: None, where the
-    fit gives the reach that all have a third as much. So records of which some are clipped harder are not taken for it.
+    In a sum that is clipped as one the reach is the share; where each is clipped by itself it is a constant: None where
+    the fit gives the constant a third as much. So records of which some are clipped harder are not taken for the first.
     None too where the record's own norm, or its logarithm, explains as much, as of records below the clipping norm; and
     where the shares are all alike, as those of records read one by one.
     """
@@ -193,7 +194,7 @@ def _sensitivity_share_dependence(
 def _fit_column_and_constant(
     steps: Sequence[ReadStep], column: Callable[[ReadStep], Array]
 ) -> tuple[Array, Array] | None:
-    """`_least_squares_sensitivity_fit` on this column and on what all reach."""
+    """`_least_squares_sensitivity_fit` on this column and on a column of ones."""
     return _least_squares_sensitivity_fit(steps, lambda step: np.stack([column(step), np.ones(len(step.norms))], 1))
 
 
@@ -204,7 +205,7 @@ def _explained_squared_deviation(fit: tuple[Array, Array]) -> float:
 
 
 def _gradient_norm_shares(step: ReadStep, parts: Sequence[Sequence[int]]) -> Array:
-    """(records,) each one's norm over that of the gradient of those in its part."""
+    """(records,) the norm of each one's gradient over that of its part's summed gradient."""
     records, found = sorted(set(step.records)), np.ones(len(step.norms))
     inner = step.gram * np.outer(step.norms, step.norms)
     for part in parts:
@@ -222,12 +223,13 @@ def _chosen_and_other_columns(chosen: _Chosen) -> _Columns:
 
 
 def estimate_mean_sensitivity(steps: Sequence[ReadStep]) -> tuple[float, float] | None:
-    """The reach that all records share -> (estimate, its standard error); None: no noise to hold it against.
+    """The reach that all records have in common -> (estimate, its standard error); None: no noise to measure it by.
 
     A step's released gradient has length |u| * reach along u, the sum of its records' unit gradients, and noise of
     standard deviation 1 there, whatever the steps before did to u. So the sum over T steps of (length - |u| * reach) is
     normal with variance T, exactly. Least squares would weigh noise by |u|, which earlier noise moves.
     """
+    # u @ u, and u @ the gradient that the reaches are the least squares fit of
     held = [(step.gram.sum(), step.gram.sum(0) @ step.reaches) for step in steps if step.scale and step.records]
     lengths = [(math.sqrt(square), along / math.sqrt(square)) for square, along in held if square > 0]
     if not lengths:

@@ -87,6 +87,7 @@ class LoopClaim:
         """
         rate, steps = self.sample_rate, self.steps
         if self.sampling != "poisson":
+            # Rounded first: a product just above a whole number (100 * 0.07) would be one pass too many.
             rate, steps = 1.0, math.ceil(round(steps * rate, 6))
         if quick and self.noise_multiplier > 0:
             return gaussian.quick_rdp_epsilon(self.noise_multiplier, rate, steps, self.delta)
@@ -98,7 +99,7 @@ def _claim_from_opacus_accountant(engine: Any, delta: Any) -> dict[str, Any]:
     history = getattr(getattr(engine, "accountant", None), "history", None)
     if not history:
         raise AuditError(f"expected a claim's engine to be an Opacus engine that counted steps, got {type(engine)!r}")
-    if len(history) > 1:
+    if len(history) > 1:  # Opacus counts steps in a row of one noise and one rate as one entry
         kinds = "; ".join(f"{steps} of noise {noise:g} at rate {rate:.3g}" for noise, rate, steps in history)
         raise AuditError(f"expected steps of one noise and one sampling rate in the engine's accountant, got {kinds}")
     ((noise, rate, steps),) = history
@@ -107,5 +108,5 @@ def _claim_from_opacus_accountant(engine: Any, delta: Any) -> dict[str, Any]:
 
 
 def subsampled_gaussian_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
-    """Of the Poisson-subsampled Gaussian mechanism, one record added or removed; infinite without noise."""
+    """Epsilon of the Poisson-subsampled Gaussian mechanism, one record added or removed; infinite without noise."""
     return gaussian.reported_epsilon(noise, rate, steps, delta)[0] if noise > 0 else math.inf

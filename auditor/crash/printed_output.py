@@ -36,7 +36,7 @@ class PrintedText:
 
     @contextmanager
     def capture_printed_text(self) -> Iterator[None]:
-        """Off again behind it; all that is printed goes on where it went."""
+        """Adds what is printed in it, all of which still goes where it went."""
         handler = _Handler(self.add)
         logging.getLogger().addHandler(handler)
         try:

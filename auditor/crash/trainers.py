@@ -45,6 +45,7 @@ def train_function_of_trainer(made: Any, claim: Mapping[str, Any] | None) -> Cal
 
 def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: str) -> Any:
     arguments = copy.copy(made.args)
+    # A cached property: the copy would keep the device that the Trainer's own arguments found.
     arguments.__dict__["_setup_devices"] = torch.device("cpu")
     arguments.output_dir, arguments.use_cpu, arguments.report_to = folder, True, []
     arguments.bf16 = arguments.fp16 = False
@@ -68,7 +69,7 @@ def _trainer_copy_for_crash_test(made: Any, model: Any, records: Any, folder: st
 
 def _training_rows(made: Any, records: Any) -> Any:
     rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in records]
-    if type(made).__module__.startswith("trl."):
+    if type(made).__module__.startswith("trl."):  # it takes a `Dataset` alone, and makes the labels itself
         from datasets import Dataset
 
         return Dataset.from_list([{"input_ids": row["input_ids"]} for row in records])
@@ -103,7 +104,7 @@ class _Caught(BaseException):
 
 @contextmanager
 def intercept_trainer_training(found: list[Any]) -> Iterator[None]:
-    """Runs what makes a Trainer, up to its training -> the Trainer, in `found`."""
+    """What runs in it is ended when its Trainer is about to train; that Trainer is then in `found`."""
     from transformers import Trainer
 
     def train(trainer: Any, *_: Any, **__: Any) -> None:

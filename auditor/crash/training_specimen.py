@@ -111,6 +111,7 @@ def make_identifiable_records(seed: int, n: int = RECORDS, alike: bool = False) 
 
 def identify_records_in_batch(ids: Tensor) -> list[int | None]:
     """ids: (b, n) as the model got them -> the record of each row; None: a row that is no record of ours."""
+    # argmax of a row without any is 0: the token there is no record's own either.
     firsts = ids.gt(_WORDS - 1).float().argmax(1)
     named = ids.gather(1, firsts.unsqueeze(1)).squeeze(1).tolist()
     return [token - _WORDS if token >= _WORDS else None for token in named]
@@ -125,7 +126,7 @@ class Gradients:
 
     def at(self, weights: dict[str, Tensor], wanted: list[int], names: list[str]) -> dict[str, Tensor]:
         """name -> (records wanted, *shape) gradients of the mean nll (nats) of a record's tokens after its first."""
-        with torch.no_grad():
+        with torch.no_grad():  # frozen ones too: what `functional_call` is not given it takes from the twin
             for name, value in self.twin.named_parameters():
                 value.copy_(weights[name])
         trained = {name: value.detach() for name, value in self.twin.named_parameters() if name in names}

@@ -19,7 +19,7 @@ from auditor.crash.watch import ReadStep, Train, TrainingTrace, run_watched_trai
 from auditor.statistics.audited import audit_epsilon_bounds
 
 _ENOUGH, _MOST = 1200, 12  # gradients of single records that are looked at; trainings
-_NEEDED = ("one record's reach", "weights follow the steps")  # what says nothing where these cannot tell
+_NEEDED = ("one record's reach", "weights follow the steps")  # where one cannot tell, the whole test cannot
 _LEAST = len(training_specimen.SPECIMENS)  # trainings, where there is time for them
 
 
@@ -152,7 +152,7 @@ def crash_test(
 
 
 def _first_step_of_equivalent_seed(train: Train, first: TrainingTrace, seed: int, until: float) -> ReadStep:
-    """Raises AuditError where a seed gives another first step -> that of a seed with the same lowest 32 bits."""
+    """The first step under seed + 2^32. Raises AuditError where the seed itself does not give its first step again."""
     one = first.steps[0]
     again = run_watched_training(train, seed, training_specimen.RECORDS, until, most=1)[0].steps[0]
     same = one.records == again.records and one.noise.shape == again.noise.shape
@@ -161,15 +161,16 @@ def _first_step_of_equivalent_seed(train: Train, first: TrainingTrace, seed: int
             "the training is not the same again under the same seed: draw batches and noise from torch's or numpy's "
             "generator, or from one seeded by torch.initial_seed()"
         )
+    # torch's generator on a processor reads the lowest 32 bits alone, and numpy's is given no more.
     return run_watched_training(train, seed + 2**32, training_specimen.RECORDS, until, most=1)[0].steps[0]
 
 
 def _neighbouring_trainings(
     train: Train, claim: LoopClaim, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace, TrainingTrace | None]:
-    """The first training with its last record left out, or another one where their number is public, and its steps.
+    """The first training, its released steps replayed: without its last record (another one, if n is public).
 
-    Beside it the first one once more with its steps, where the two print something else.
+    Beside it, where that prints something else, the first one replayed on its own records.
     """
     n = training_specimen.RECORDS - (not claim.public_size)
     fewer, _ = run_watched_training(train, seed, n, until, replayed=first.released, other_last=claim.public_size)
@@ -181,9 +182,9 @@ def _neighbouring_trainings(
 def _training_on_few_records(
     train: Train, stated: object, first: TrainingTrace, seed: int, until: float
 ) -> tuple[TrainingTrace | None, int | None]:
-    """A training on the records of one batch and one more, and the steps that it claims; none where it refuses these.
+    """A training on as many records as a batch holds and one more, and the steps it claims; None where it refuses.
 
-    So batches hold one record, or none.
+    At the claimed rate its batches then hold one record or none.
     """
     n = 1 + round(sum(len(step.records) for step in first.steps) / len(first.steps))
     if n > training_specimen.RECORDS // 2:
@@ -222,7 +223,7 @@ def seed_of_training(seed: int, training: int) -> int:
 def measure_loop_epsilon(runs: WatchedTrainings, checks: tuple[LoopCheck, ...]) -> LoopSeen:
     """The loop's own numbers: unbounded where a check says so, else what its noise, rate, sampling and steps give.
 
-    Where one kind of record, or one record, is worse off than all together, epsilon is its.
+    Where one kind of record, or one record, is worse off than all together, its epsilon is the loop's.
     """
     broken = {check.name: check for check in checks if check.verdict == BROKEN}
     steps = max(len(trace.steps) for trace in runs.traces)
@@ -255,6 +256,7 @@ def _epsilon_interval(
     middle, error = runs.epsilon(noise[0], quick=True, **more), 1.96 * runs.sampling_rate_standard_error
     if not 0 < middle < math.inf:
         return epsilon, epsilon
+    # Less noise and a higher rate raise epsilon; independent errors add in squares.
     high = math.hypot(part(noise[1], runs.rate), part(noise[0], runs.rate + error))
     low = math.hypot(part(noise[2], runs.rate), part(noise[0], max(runs.rate - error, 1e-9)))
     return max(0.0, epsilon - low), epsilon + high

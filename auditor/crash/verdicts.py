@@ -68,7 +68,7 @@ class WatchedTrainings:
         return math.sqrt(self.rate * (1 - self.rate) / (self.first.n * len(self.drawn))) if chance else 0.0
 
     def epsilon(self, noise: float, quick: bool = False, **more: int | float | str) -> float:
-        """With this noise multiplier, the sampling rate and steps that were seen, or others given here."""
+        """The claim's, with this noise multiplier and the rate and steps that were seen, or those of `more`."""
         seen = {"sample_rate": self.rate, "steps": len(self.first.steps), **more}
         return replace(self.claim, noise_multiplier=noise, epsilon=None, **seen).implied_epsilon(quick)  # type: ignore[arg-type]
 
@@ -107,7 +107,7 @@ def check_by_p_value(
     name: str, p: float, fault: str, fine: str, would_see: str, witness: Callable[[], WorstViolation],
     epsilon: Callable[[], float] | None = None, source: str = STATISTIC,
 ) -> LoopCheck:  # fmt: skip
-    """epsilon: works out what the training really has, where it is broken; accounting takes a second."""
+    """Broken where p is below its share of the level. epsilon: called only then, as accounting takes a second."""
     if p < SHARE:
         return LoopCheck(name, BROKEN, fault, would_see, p, epsilon and epsilon(), witness(), source)
     return LoopCheck(name, NO_FAULT, fine, would_see, p, source=source)
@@ -134,4 +134,5 @@ def infinite_epsilon() -> float:
 
 def standard_errors_for_power(among: int = 1) -> float:
     """How many standard errors a violation needs to be caught with 80% probability, one of so many looked at."""
+    # From 0 to where the test rejects, and on to where POWER of the estimates lie beyond that.
     return float(stats.norm.isf(SHARE / among) + stats.norm.ppf(POWER))

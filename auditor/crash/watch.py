@@ -47,7 +47,7 @@ _SILENT = 1e-5  # of a gradient, which is of single precision: noise below it is
 
 @dataclass(frozen=True)
 class ReadStep:
-    """One update, as it was seen. noise: (d,) outside the records' span, in the gradient's own scale; by tensor."""
+    """One update, as it was seen. noise: of the gradient, what lies outside the records' span, tensor by tensor."""
 
     records: tuple[int, ...]  # those read since the step before, with repeats
     passes: tuple[tuple[int, ...], ...]  # the records of each read of the model that they came by
@@ -102,10 +102,11 @@ class StepWatch:
 
     @contextmanager
     def install_hooks_temporarily(self) -> Iterator[None]:
-        """Off again behind it, whatever happens."""
+        """Watches what runs in it; its hooks are taken off at the end, whatever happens."""
         hooks = [
             self._model.register_forward_pre_hook(self._record_forward_pass, with_kwargs=True),
             self._model.register_forward_hook(self._record_logits_of_batch, with_kwargs=True),
+            # torch calls these for every optimizer of the process, another model's too
             register_optimizer_step_pre_hook(self._record_optimizer_step),
             register_optimizer_step_post_hook(self._record_weights_after_step),
         ]
@@ -154,6 +155,7 @@ class StepWatch:
             if name is None or name >= len(self._records):
                 continue
             own = torch.tensor(self._records[name]["input_ids"])
+            # What pads on the left, or puts a first token there, shifts the record in its row.
             begins = int((row == own[0]).nonzero()[0])
             with torch.no_grad():
                 alone = functional_call(twin, weights, (), {"input_ids": own.unsqueeze(0), "use_cache": False}).logits
@@ -212,6 +214,7 @@ class StepWatch:
             self.trace.shapes = {
                 name: (int(end) - len(taken[name]), int(end)) for name, end in zip(taken, ends, strict=True)
             }
+        # The step is not taken yet: its gradients are of the weights that the model has now.
         weights = {name: value.detach() for name, value in self._model.named_parameters()}
         wanted = list(range(len(self._records))) if self._everyone else sorted(set(read))
         parts = self._gradients.at(weights, wanted, list(taken)) if wanted else {}
@@ -272,7 +275,7 @@ def _project_out_record_gradients(released: Tensor, own: Tensor, sizes: list[int
     if not own.shape[1]:
         return released, list(sizes), torch.ones_like(released)
     parts = own.split(sizes)
-    # of the few records, not of the many dimensions
+    # Through the (k, k) Gram matrices, as k records are few: `part @ one` below is an orthonormal basis of their span.
     values, vectors = torch.linalg.eigh(torch.stack([part.T @ part for part in parts]))
     kept = values > _ROUNDING * values[:, -1:].clamp(min=1e-300)
     turned = vectors * torch.where(kept, values.clamp(min=1e-300).rsqrt(), 0.0).unsqueeze(1)
@@ -281,6 +284,7 @@ def _project_out_record_gradients(released: Tensor, own: Tensor, sizes: list[int
         [one @ (one.T @ part) for one, part in zip(basis.split(sizes), released.split(sizes), strict=True)]
     )
     free = [max(0, size - rank) for size, rank in zip(sizes, kept.sum(1).tolist(), strict=True)]
+    # Outside the span an element keeps 1 - |its row of the basis|^2 of its variance: the projection's diagonal.
     return released - inside, free, (1 - basis.square().sum(1)).clamp(min=0).sqrt()
 
 
@@ -316,7 +320,7 @@ def run_watched_training(
         records[-1] = {"input_ids": [name, *reversed(words)]}
     watch = StepWatch(model, records, until, everyone=chosen is not None, most=most, replayed=replayed)
     torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # numpy refuses more
     random.seed(seed)
     given = [dict(records[i]) for i in (range(n) if chosen is None else chosen)]
     returned = None
@@ -341,15 +345,15 @@ class _EnoughSteps(BaseException):
 
 
 class _OutOfTime(BaseException):
-    """As above, where its time is over."""
+    """Ends a training whose time is over, in the same way."""
 
 
 @contextmanager
 def _enforce_time_limit(until: float) -> Iterator[None]:
-    """Ends what runs in it where it lasts longer, whatever it does then, and the processes that it started.
+    """Ends what runs in it when it is `until` (`time.monotonic`), and the processes it started; then AuditError.
 
-    By an alarm, again every few seconds, which Python has in its main thread alone; elsewhere the reads of the model
-    end it. Raises AuditError where that happened.
+    By an alarm, again every few seconds in case it is caught. Python has alarms in its main thread alone: elsewhere the
+    model's next forward pass ends the training.
     """
     over = False
 
@@ -372,6 +376,7 @@ def _enforce_time_limit(until: float) -> Iterator[None]:
         if alarmed:
             signal.setitimer(signal.ITIMER_REAL, 0)  # first: an alarm that nobody handles ends the process
             signal.signal(signal.SIGALRM, handler)
+            # Whoever had set an alarm before gets it, less the time that went by.
             signal.setitimer(signal.ITIMER_REAL, left and max(left - (time.monotonic() - begun), 1e-3))
         for process in list_started_processes(before):
             with contextlib.suppress(psutil.Error):
@@ -379,9 +384,9 @@ def _enforce_time_limit(until: float) -> Iterator[None]:
 
 
 def list_started_processes(before: Collection[psutil.Process] = ()) -> list[psutil.Process]:
-    """The processes that this one started, and those that they did, but for what multiprocessing keeps of its own.
+    """The processes that this one started and theirs, without multiprocessing's resource tracker.
 
-    before: those of them that were there, which go on starting their own.
+    before: children that are left out, with all that they start.
     """
     own = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
     found = list[psutil.Process]()

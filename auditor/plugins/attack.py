@@ -49,9 +49,9 @@ class Attack(Method):
         return dataclasses.asdict(self)
 
     def rehearsal(self) -> tuple[Attack, float]:
-        """An attack whose `fit` does a part of what this one's does, and how many times as much this one's does.
+        """An attack whose `fit` the estimate of a run times in place of this one's, and how many times as much this is.
 
-        What the estimate of a run tunes in its place.
+        By default the attack itself, once.
         """
         return self, 1.0
 
@@ -109,7 +109,7 @@ class CorpusAttack(Attack):
         raise NotImplementedError
 
     def prompts_of(self, view: View) -> list[Tokens]:
-        """Of these, what somebody chose: what follows a prompt that was trained on is no untargeted extraction."""
+        """Those of `begins` somebody chose: what follows a prompt that was trained on is no untargeted extraction."""
         return []
 
     def queries(self, view: View, secrets: Sequence[Query]) -> list[Query]:

@@ -30,7 +30,7 @@ Found = dict[str, dict[str, Any]]  # kind (Attack, ...) -> name -> class
 def cached_plugin_classes(before: Callable[[], None]) -> Found:
     """All plug-ins but those of `--plugin`, as `registry.all_plugins` finds them; none of ours is run a second time.
 
-    before: called where they have to be run.
+    before: called first where plug-ins have to be imported.
     """
     if importlib.metadata.entry_points(group=ENTRY_POINTS):
         return _import_all_plugins(before)
@@ -51,7 +51,7 @@ def cached_plugin_classes(before: Callable[[], None]) -> Found:
 
 def _import_all_plugins(before: Callable[[], None]) -> Found:
     before()
-    from auditor.plugins import registry  # torch
+    from auditor.plugins import registry  # imports torch, which takes seconds
 
     return registry.all_plugins()
 

@@ -62,7 +62,7 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class MaskedScenario:
-    """The same for a masked LM: what stands around it, and how many gaps it fills at most in one text."""
+    """A `Scenario` around a masked LM. queries: how many gaps it fills at most in one text."""
 
     target: MaskedModel
     public: MaskedModel | None
@@ -109,7 +109,7 @@ class Defense:
         return None
 
     def protect_masked(self, scenario: MaskedScenario) -> tuple[MaskedModel, Claim | None]:
-        """The same in front of a masked LM, and what is promised of it. Raises AuditError where there is no such."""
+        """`protect` and `claim` in front of a masked LM. Raises AuditError for a defense that cannot be there."""
         raise AuditError(f"expected a causal LM behind {self.name}, which draws token by token, got a masked one")
 
     def budget(self, scenario: Scenario) -> Budget | None:

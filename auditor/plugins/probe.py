@@ -81,7 +81,7 @@ class Probe(Method):
         return list(observations)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
-        """What it all came to. The first is the row's main number; NAME_nonmembers and excess_NAME go with it."""
+        """The numbers of the row. The first is the main one; NAME_nonmembers and excess_NAME go with it."""
         raise NotImplementedError
 
     def by_repeats(self, secrets: Sequence[Secret], observations: Observed) -> dict[str, Measurement]:

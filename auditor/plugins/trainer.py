@@ -79,7 +79,7 @@ class Trainer:
         """Refuses, before anything is written, what this trainer cannot train on. Raises AuditError."""
 
     def separate_model_count(self, job: TrainingJob) -> int:
-        """How many models it trains, where each can be trained by a process of its own; 0: all that it does is one."""
+        """How many models it trains, where each can be trained by a process of its own; 0: it cannot be divided."""
         return 0
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
@@ -100,7 +100,7 @@ class TrainingSummary:
 
 
 def read_summary(folder: Path) -> TrainingSummary | None:
-    """None where nothing says so, or it is not finished."""
+    """The summary in a model's folder; None where there is none, or the training is not finished."""
     try:
         record = json.loads((folder / RECORD).read_text())
         found = TrainingSummary(str(record["configuration"]["method"]), tuple(map(str, record.get("told", ()))))

@@ -202,11 +202,12 @@ class View:
                         done[query.id] = candidates
 
             for some, _ in at_once.pieces(len(asked), find):
+                # A sampling batch may hold several lengths; attacks are handed one shape at a time.
                 for alike in batches_of_equal_shape([(len(query.prefix), query.length) for query in asked[some]]):
                     yield [(asked[some][i], done[asked[some][i].id]) for i in alike]
 
     def prefix_batch_size(self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0) -> int:
-        """Many, since the rows of memorised text are few, within what memory the rows may take."""
+        """Prefixes in one pass: many, as memorised text takes few rows, but no more than memory has rows for."""
         # A tree divides a batch that outgrows its rows by itself.
         width = {"sample": sampling.samples, "beam": sampling.beams, "tree": 1}[sampling.search]
         return self.batch_size or max(1, min(_PREFIXES_AT_ONCE, self._rows(queries, prompt_rows) // width))
@@ -220,7 +221,7 @@ class View:
     def _candidates_of_batch(
         self, batch: Sequence[Query], sampling: Sampling, name: str, prompt: Tensor | None, rows: BatchSizeLimit
     ) -> Sequence[Candidates]:
-        """rows: decoding rows at once."""
+        """Candidates of each query, drawn or searched. rows: decoding rows at once."""
         model, decoding = self.target, self.decoding(sampling)
         if sampling.search != "sample":
             prefixes, length = torch.tensor([query.prefix for query in batch], device=model.device), batch[0].length

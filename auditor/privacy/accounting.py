@@ -29,6 +29,7 @@ def uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int = 1) -> 
         return 0.0
     if weight == 1:
         return math.inf
+    # log1p twice keeps its relative accuracy as weight -> 0 (formulas B1)
     return queries * (math.log1p((vocab_size - 1) * weight) - math.log1p(-weight))
 
 
@@ -129,6 +130,7 @@ def two_sided_renyi(log_p: npt.ArrayLike, log_q: npt.ArrayLike, alpha: float) ->
 def _rdp_conversion_cost(delta: float, alpha: float) -> float:
     if not 0 < delta < 1:
         raise AuditError(f"expected delta in (0, 1), got {delta}")
+    # PMixED Theorem C.3 (Balle et al. 2020): epsilon less the Renyi divergence of order alpha
     return math.log1p(-1 / alpha) - (math.log(delta) + math.log(alpha)) / (alpha - 1)
 
 

@@ -166,7 +166,7 @@ def noise_scale_divergence(order: float, parameters: int, one: float, other: flo
 def epsilon_between_noise_scales(parameters: int, one: float, other: float, delta: float) -> float:
     """The least epsilon (nats, >= 0) at which these two noises are (epsilon, delta)-indistinguishable.
 
-    Their squared norm says all there is to say: scaled, it is chi-squared. The larger of both directions.
+    The squared norm is a sufficient statistic: scaled, it is chi-squared. The larger of both directions.
     """
     return max(_one_way_scale_epsilon(parameters, *pair, delta) for pair in ((one, other), (other, one)))
 
@@ -177,9 +177,11 @@ def _one_way_scale_epsilon(parameters: int, one: float, other: float, delta: flo
     slope = (other**-2 - one**-2) / 2  # of the log-ratio in the squared norm
     tail = chi2.sf if slope > 0 else chi2.cdf
 
+    # delta(epsilon) = P[L > epsilon] - e^epsilon Q[L > epsilon], L being the log-ratio (Balle and Wang 2018, Theorem 5)
     def excess(epsilon: float) -> float:
         edge = (epsilon - parameters * math.log(other / one)) / slope
         shares = [float(tail(edge / scale**2, parameters)) for scale in (one, other)]
+        # in logs: e^epsilon alone overflows where the share is tiny
         return shares[0] - (math.exp(epsilon + math.log(shares[1])) if shares[1] else 0.0) - delta
 
     if excess(0.0) <= 0:

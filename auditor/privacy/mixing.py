@@ -37,6 +37,7 @@ def published_query_rdp(alpha: int, q: float, beta: float, subset_size: int) -> 
     require_in_unit_interval("q", q)
     require_at_least("beta", beta, 0.0)
     size = max(1, require_count("subset_size", subset_size, 0))
+    # Beside others 4, by the triangle inequality of Theorem C.5, which is false at one order (formulas B2.2, F1).
     factor = 1 if size == 1 else 4
     # Theorem 5.1: e^{(k-1) eps(k)} = (n - 1 + e^{(k-1) 4 beta k}) / n, hence its excess over 1 is expm1(.) / n
     terms = [
@@ -309,6 +310,7 @@ def _log1p_sum(log_terms: _Terms) -> float:
 
 
 def _log_expm1(x: float) -> float:
+    # log(e^x - 1) = x + log(1 - e^-x): e^x itself would overflow
     return -math.inf if x == 0 else x + math.log(-math.expm1(-x))
 
 

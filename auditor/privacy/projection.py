@@ -90,7 +90,7 @@ def two_sided_projection_weight(log_p: Tensor, log_p0: Tensor, alpha: int, radiu
     # Taylor: E x^(1 - alpha) - 1 <= C(alpha, 2) lambda^2 E h^2 (1 - lambda)^-(alpha + 1), as x >= 1 - lambda everywhere
     most = math.comb(alpha, 2) * weight**2 * torch.expm1(moments[2]) * (1 - weight) ** -(alpha + 1)
     unsure = ~(most.log1p() <= budget)  # NaN, where no weight is left or none needed, too
-    # of the distributions; before it are sizes that the radius alone has
+    # The distributions' leading dimensions; `weight` may have others before them, which the radius alone has.
     lead = weight.shape[weight.ndim - moments.ndim + 1 :]
     log_p, log_p0 = _align_dtype_and_dimensions(log_p, log_p0, lead)
     sizes = math.prod(weight.shape[: weight.ndim - len(lead)])
@@ -145,6 +145,7 @@ def _moments_in_logs(log_p: Tensor, log_p0: Tensor, alpha: int) -> Tensor:
     for k in range(2, alpha + 1):
         terms = log_p + (k - 1) * log_ratio
         terms.masked_fill_(log_p.isneginf(), -math.inf)  # with log_ratio = NaN where p0 is 0 as well
+        # E of the renormalised ones: (p / mass)^k (p0 / mass0)^(1 - k)
         moments[k] = terms.logsumexp(-1) - k * log_mass + (k - 1) * log_mass0
     return moments.clamp_min_(0.0)  # a rounding below 0 is one
 
@@ -171,10 +172,12 @@ def _solve_weight_by_newton(moments: Tensor, budget: Tensor, max_weight: float) 
     one_term = torch.exp((budget - moments[alpha]) / alpha)
     square = torch.exp((_log_expm1(2 * budget / alpha) - _log_expm1(moments[2])) / 2)
     weight = torch.minimum(one_term, square).clamp_max(max_weight)
+    # M_(k+1) - M_k >= 0: the slope of a Bernstein polynomial is alpha times the one of its coefficients' differences.
     log_rises = moments[2:] + torch.log(-torch.expm1((moments[1:-1] - moments[2:]).clamp_max(0.0)))
     for _ in range(_ITERATIONS):
         log_moment = torch.logaddexp(_log_mixture_moment_excess(moments, weight), budget.new_zeros(()))
         log_slope = math.log(alpha) + _log_bernstein_polynomial(log_rises, alpha - 1, weight)
+        # Newton on F^(1/alpha), F = E x^alpha: (1 - (e^budget / F)^(1/alpha)) alpha F / F'
         step = -alpha * torch.expm1((budget - log_moment) / alpha) * torch.exp(log_moment - log_slope)
         step = step.clamp_min(0.0)
         if not (step > _SMALLEST_STEP * weight).any():
@@ -234,7 +237,7 @@ class _ReverseDivergence:
         self.square = log_p0.exp().mul_(excess).mul_(excess)  # p0 h^2
 
     def at(self, distributions: Tensor) -> Self:
-        """Of these distributions alone."""
+        """The same for these of the distributions alone."""
         some = copy.copy(self)
         some.ratio, some.square = self.ratio[distributions], self.square[distributions]
         return some
@@ -264,12 +267,13 @@ class _ReverseDivergence:
             moment = self.excess(weight, inverse)
             log_moment = torch.log1p(moment)
             slope = order * weight * self._sum_weighted_by_square(_polynomial(inverse, [1] * self.alpha))
+            # Newton on G^(-1/order), G = E x^-order: ((G / e^budget)^(1/order) - 1) order G / G'
             step = order * torch.expm1((log_moment - budget) / order) * (1 + moment) / slope
             step = torch.where(log_moment > budget, step, 0.0)
             if not (step > _SMALLEST_STEP * weight).any():
                 break
             weight = (weight - step).clamp_min(0.0)
-        chord = torch.expm1(budget) / self.excess(weight)  # as above
+        chord = torch.expm1(budget) / self.excess(weight)  # as in `_solve_weight_by_newton`
         return weight * chord.nan_to_num(nan=1.0).clamp_max(1.0)
 
 

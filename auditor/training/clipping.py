@@ -105,7 +105,7 @@ def check_clipping(parameters: Sequence[Tensor], clip: float, units: float) -> N
     squares = 0.0
     for sample in samples:
         left = add_clipped(None, sample, weights, clip)
-        squares += float(np.square(left.cpu().numpy() / clip).sum())  # numpy adds in pairs
+        squares += float(np.square(left.cpu().numpy() / clip).sum())  # numpy adds pairwise: no lane loses small entries
     if not math.sqrt(squares) <= 1 + ROUNDING:
         raise AuditError(
             f"expected a dense gradient to be clipped to {clip:g}, got {math.sqrt(squares) * clip:.9g}: this device's "

@@ -126,7 +126,7 @@ class ScaledOptimizer(DPOptimizer):
         for p in self.params:
             p.grad /= self.expected_batch_size
         self.original_optimizer.step()
-        self.zero_grad(set_to_none=True)
+        self.zero_grad(set_to_none=True)  # Opacus's: the clipped sums go too
 
     def add_noise(self) -> None:
         """Noise of our own stream, scaled for this batch: Opacus's can be guessed (`auditor/training/noise.py`)."""
@@ -168,6 +168,7 @@ def fit_privately(
     trained = PrivateModel(0, False, watch=watch)
     own = torch.ones(len(examples)) if shares is None else torch.tensor(shares)
     own = torch.cat([own, torch.ones(canaries.count)])
+    # ADP's scale is a mean over the batch: of an empty one there is none
     scale = noise_scale and (lambda units: noise_scale(units) if len(units) else 1.0)
     with opacus_wrapped_model(model, recipe.ghost, examples, pad) as wrapped:
         optimizer = _make_dp_optimizer(list(parameters.values()), recipe)
@@ -250,7 +251,7 @@ def _accumulate_clipped_gradients(
         losses = torch.zeros(0, device=device)
         if records:
             losses = record_losses(wrapped, *pad_tokens_and_labels([examples[i] for i in records], pad, device))
-            losses.sum().backward()
+            losses.sum().backward()  # of a mean, Opacus would give each record's gradient divided by the batch
         numbers = [i - len(examples) for i in canaries]
         if isinstance(wrapped, PerSampleGradientHook):
             for i in range(len(records)):
@@ -314,5 +315,6 @@ def _digest_parameters(parameters: dict[str, nn.Parameter]) -> str:
     digest = hashlib.sha256()
     for name, p in parameters.items():
         digest.update(name.encode())
+        # as bytes: numpy has no bfloat16
         digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

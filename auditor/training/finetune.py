@@ -58,7 +58,7 @@ def causal_loss(model: Any, blocks: Tensor) -> Tensor:
 
 
 def loss_with_autocast(half: torch.dtype | None) -> Loss:
-    """`causal_loss`, its matrix products in this precision; weights stay as they are. None: as they are too."""
+    """`causal_loss` with matrix products in this precision (None: that of the weights), which stay as they are."""
     if half is None:
         return causal_loss
 
@@ -152,6 +152,7 @@ class Fitting:
         if not sequences:
             self.epochs = course.epochs
             return
+        # This draws an order that no epoch uses; without it every training would come out otherwise than it did.
         steps = course.epochs * len(self._pack()) // course.batch + course.epochs
         # one pass over each parameter: where torch has it, that is the fastest
         fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters.values())
@@ -180,7 +181,7 @@ class Fitting:
         return self._batches[self.steps]
 
     def step(self) -> None:
-        """Takes the gradients that the parameters hold."""
+        """One step of the optimizer, by the gradients that the parameters hold."""
         torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
         self._optimizer.step()
         self._schedule.step()
@@ -200,7 +201,7 @@ class Fitting:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Of a fitting that has done nothing: stands where that one stood."""
+        """Goes on where `state` was taken. For a fitting that has taken no step."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state["parameters"][name])

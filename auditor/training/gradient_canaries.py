@@ -98,7 +98,7 @@ class CanaryWatch:
         return len(self.included)
 
     def drop_units_left_out(self, units: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of the units drawn for a batch, those that are in the data."""
+        """Of the units drawn for a batch, those that are in the data. Counts the draws of every canary, in or out."""
         canaries = units[units >= self.first]
         self.drawn[canaries - self.first] += 1
         return np.concatenate([units[units < self.first], canaries[self.included[canaries - self.first]]])
@@ -198,6 +198,7 @@ class CanaryWatch:
         variance = n * q * (1 - q)
         if not variance or not self.count:
             return 0.0
+        # the fourth central moment of a binomial
         fourth = variance * (1 + 3 * (n - 2) * q * (1 - q))
         found = float(np.square(self.drawn - n * q).sum())
         return (found - self.count * variance) / math.sqrt(self.count * fourth)

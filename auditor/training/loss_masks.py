@@ -53,6 +53,7 @@ def labelled_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:
     learnt = wanted != IGNORED
     with _restrict_head_to_learnt(model, learnt):
         found: Tensor = model(**inputs).logits
+    # The head may have read the learnt positions alone, as one row (1, k, V).
     found = found[learnt] if found.shape[:2] == learnt.shape else found[0]
     found = found.to(torch.promote_types(found.dtype, torch.float32))
     return nn.functional.cross_entropy(found, wanted[learnt], reduction="none")

@@ -57,7 +57,7 @@ def merge_units_sharing_records(units: Sequence[str], records: Sequence[str]) ->
     """
     leader = {unit: unit for unit in units}
 
-    def find(unit: str) -> str:
+    def find(unit: str) -> str:  # of a union-find, halving its paths
         while leader[unit] != unit:
             leader[unit] = leader[leader[unit]]
             unit = leader[unit]
@@ -178,7 +178,7 @@ def train_members(
 def _losses_and_member_count(
     base: Any, adapter: Adapter, most: int, *, asked: bool
 ) -> tuple[Callable[..., torch.Tensor], int]:
-    """The losses of so many members at once, of fewer where the base does not permit it and nobody asked for it."""
+    """What gives the losses of `most` members at once, and `most`; of one where the base does not permit more."""
     if most > 1:
         mixed = make_joint_training_base(base, lambda: with_adapter(copy_sharing_weights(base), adapter))
         if mixed is not None:

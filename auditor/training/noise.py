@@ -41,7 +41,9 @@ class NoiseStream:
 
         No value is larger than 9.4, which an ideal one is with probability 5e-21.
         """
+        # Zeros encrypted are the cipher's stream itself; each call goes on where the one before ended.
         words = torch.frombuffer(bytearray(self._cipher.update(bytes(8 * (count + count % 2)))), dtype=torch.int64)
+        # + 0.5: never 0, whose logarithm is infinite
         uniform = (words.to(device) & (2**63 - 1)).double().add_(0.5).mul_(2.0**-63).view(-1, 2)
         radius = uniform[:, 0].log().mul_(-2).sqrt_()
         angle = uniform[:, 1] * (2 * math.pi)
@@ -49,10 +51,9 @@ class NoiseStream:
 
 
 def add_noise(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
-    """The tensor plus Gaussian noise of this standard deviation, rounded to the grid of `grid_spacing`, in its own
-    dtype.
+    """The tensor plus Gaussian noise of this standard deviation (0: none), rounded to the grid of `grid_spacing`.
 
-    Nothing is added at deviation 0.
+    In the tensor's own dtype.
     """
     if deviation == 0:
         return total.clone()
@@ -65,5 +66,5 @@ def add_noise(total: Tensor, deviation: float, stream: NoiseStream) -> Tensor:
 
 
 def grid_spacing(deviation: float) -> float:
-    """Of the grid: a power of two, 2^-17 to 2^-16 of the deviation."""
+    """Spacing of the grid that noisy sums are rounded to: a power of two, 2^-17 to 2^-16 of the deviation."""
     return float(2.0 ** math.floor(math.log2(deviation))) * _GRID

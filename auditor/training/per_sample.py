@@ -103,11 +103,11 @@ class PerSampleGradientHook(GradSampleModule):
         back = forward_output[0].detach()
         how: dict[str, Any] = {"loss_reduction": loss_reduction, "batch_first": batch_first}
         self._kept.append((module, *self.rearrange_grad_samples(module=module, backprops=back, **how)))
-        if not module.activations:
+        if not module.activations:  # as Opacus's own hook does: the next batch may be of another size
             del module.max_batch_len
 
     def compute(self, i: int) -> None:
-        """Leaves the gradient of record i in `grad_sample` of the parameters, (1, ...) each; of its uses the sum."""
+        """Leaves the gradient of record i in `grad_sample` of the parameters, (1, ...) each, summed over its uses."""
         for p in self.parameters():
             p.grad_sample = None
         for module, activations, backprops in self._kept:
@@ -117,7 +117,7 @@ class PerSampleGradientHook(GradSampleModule):
                 p.grad_sample = gradient if p.grad_sample is None else p.grad_sample + gradient
 
     def forget(self) -> None:
-        """What was kept of the last backward pass."""
+        """Frees what was kept of the last backward pass."""
         self._kept.clear()
 
 
@@ -137,6 +137,7 @@ def _disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        # Attention hands its rate to a function: there is no Dropout module to switch off.
         for name, value in list(vars(module).items()):
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
@@ -213,6 +214,7 @@ def check_gradients(wrapped: Any, examples: Sequence[Tokens], pad: int) -> None:
     for i, gradients in enumerate(single):
         whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
         for name, gradient in gradients.items():
+            # Batches of another shape round differently: a tensor of hardly any gradient is held to the whole's norm.
             if not float((found[i][name] - gradient).norm()) <= 1e-2 * float(gradient.norm()) + 1e-4 * float(whole):
                 kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
                 why = f"beside a record of {max(map(len, examples))} tokens, those of {name} ({kind})"

@@ -107,7 +107,7 @@ class PoissonTraining(Defense, Trainer):
         return UnitTreatment()
 
     def terms(self, job: TrainingJob, units: int) -> MechanismTerms:
-        """With what noise and clipping, for so many units."""
+        """The mechanism for so many units: noise, clipping, sampling rate, steps."""
         raise NotImplementedError
 
     def promise(self, trained: PrivateModel, judgement: UnitTreatment, terms: MechanismTerms) -> PrivacyRecord:
@@ -115,7 +115,7 @@ class PoissonTraining(Defense, Trainer):
         raise NotImplementedError
 
     def key(self, job: TrainingJob) -> str:
-        """Of sampling and noise."""
+        """What batches and noise are drawn by; secret wherever something is promised."""
         raise NotImplementedError
 
     def progress(self, job: TrainingJob, terms: MechanismTerms) -> Callable[[int, float], None]:
@@ -178,7 +178,7 @@ class PoissonTraining(Defense, Trainer):
         job.tokenizer.save_pretrained(job.out)
         if self.gradient_canaries:
             gradient_canaries.write_canaries(job.out, self._kept(trained.watch, terms, record.steps, job.seed))
-        disk.fsync_tree(job.out)
+        disk.fsync_tree(job.out)  # the record comes after all else is on disk: where it is, the training is done
         write_privacy_record(job.out, record)
         return _notes_for_user(record, cut, len(examples))
 
@@ -230,7 +230,7 @@ class NonPrivateControl(PoissonTraining):
 
     @property
     def norm(self) -> float:
-        """C."""
+        """C, the clipping norm; inf: none."""
         return math.inf
 
     def terms(self, job: TrainingJob, units: int) -> MechanismTerms:

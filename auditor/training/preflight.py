@@ -108,7 +108,7 @@ def _find_token_positions(text: bytes, tokens: Tokens) -> list[int]:
     wanted, size = np.array(tokens, np.int32).tobytes(), np.dtype(np.int32).itemsize
     places, at = list[int](), text.find(wanted)
     while at >= 0:
-        if at % size == 0:
+        if at % size == 0:  # bytes can be alike across the border of two tokens
             places.append(at // size)
         at = text.find(wanted, at + 1)
     return places

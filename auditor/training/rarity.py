@@ -29,7 +29,7 @@ def log_perplexities(model: LanguageModel, examples: Sequence[Tokens]) -> npt.ND
 
 
 def normalise_perplexities(log_perplexity: npt.NDArray[np.float64], how: Normalisation) -> npt.NDArray[np.float64]:
-    """(n,) rho in [0, 1] (Eq. 4), rising with perplexity. Depends on all of the records, whichever it is.
+    """(n,) rho in [0, 1] (Eq. 4), rising with perplexity. Either way each depends on all of the records.
 
     min-max: (P - min P) / (max P - min P), so that one odd record makes all others look public. rank: share of the
     records with a smaller perplexity, ties in the middle. Where all are alike, 1: nothing tells them apart.

@@ -149,7 +149,7 @@ def record_log_probs(model: Any, rows: Tensor, half: torch.dtype | None = None) 
 
 @torch.no_grad()
 def evaluate_record_log_probs(model: Any, rows: Tensor) -> Tensor:
-    """(records,): the same of a model that is only read, and left in training mode."""
+    """`record_log_probs` without gradients or dropout; leaves the model in training mode."""
     model.eval()
     found = torch.cat([record_log_probs(model, some) for some in rows.split(_AT_ONCE)])
     model.train()
