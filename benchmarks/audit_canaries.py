@@ -137,6 +137,7 @@ def make_canary_texts(
     if kind == "rare-tokens":
         assert model is not None
         words = _least_expected_words(count, [next(begun) for _ in range(_BEGINNINGS)], model)
+        # They come the least expected first: shuffled, so that no place or id says how rare a word is.
         order = keyed_random_generator("rare tokens of an audit", seed).permutation(count)
         return [(next(begun), words[i]) for i in order]
     return [(next(begun), token) for token in new_canary_token_texts(count)]
@@ -168,6 +169,7 @@ def _sample_canaries_from_model(
         raise AuditError(f"expected a model whose tokenizer has a token to begin or end texts with, got {model.name}")
     decoding = Decoding(temperature, forbidden=model.eos)
     found: dict[str, None] = {}
+    # Four times as many as are wanted, until it is clear that the model repeats itself.
     for batch in range(2 + 4 * count // _AT_ONCE):
         noise = keyed_random_generator("sampled canaries", seed, batch).random((1, _AT_ONCE, length, CHANNELS))
         context = torch.tensor([[start]], device=model.device)
@@ -194,6 +196,7 @@ def _least_expected_words(count: int, begun: Sequence[str], model: HuggingFaceMo
     words: list[str] = []
     for token in torch.stack(found).mean(0).argsort().tolist():
         word = f" {tokenizer.decode([token]).strip()}"
+        # Behind a text too: where the tokenizer merges across the join, the word is no token of its own.
         if word[1:].isalpha() and tokenizer.encode(begun[0] + word, add_special_tokens=False) == [*rows[0], token]:
             words.append(word)
             if len(words) == count:

@@ -136,6 +136,7 @@ def make_manifest(
 
 
 def _draw_distinct_texts(space: Space, count: int, seed: int) -> list[str]:
+    # At most half of the space: drawing until so many differ is quick.
     if 2 * count > space.size:
         raise AuditError(
             f"expected a space of at least {2 * count} texts for {count} canaries, "
@@ -153,6 +154,7 @@ def prefix_free_english_words() -> tuple[str, ...]:
 
     kept: list[str] = []
     for word in sorted({word.lower() for word in Provider.word_list if word.isascii() and word.isalpha()}):
+        # In alphabetical order whatever begins with a kept word follows it at once: only the last is compared.
         if len(word) > 3 and not (kept and word.startswith(kept[-1])):
             kept.append(word)
     return tuple(kept)

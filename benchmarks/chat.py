@@ -185,6 +185,7 @@ def _answer_of_character_span(
 
 def _check_system_turn_written(messages: Sequence[Message], whole: str) -> None:
     content = message_text(messages[0].get("content")) if messages[0]["role"] == SYSTEM else None
+    # Templates strip the white space around a turn.
     if content is not None and content.strip() not in whole:
         raise AuditError(
             "expected a chat template that writes the system turn, but this one drops it: leave the system turns out, "
@@ -281,9 +282,9 @@ def _strip_span_whitespace(text: str, start: int, end: int) -> tuple[int, int] |
 def _answer_turn_bounds(
     rendered: Callable[..., str], whole: str, so_far: Sequence[Message], bounds: tuple[int, int]
 ) -> tuple[int, int]:
-    """The turn behind its header, with its end: what the conversation up to here (with the mark in the answer's place)
-    has behind the mark, if the whole has it too. Where the header ends, the prompt to answer says: as far as the whole
-    begins with it.
+    """Where the turn begins behind its header, and where it ends. The header ends where the whole stops being like the
+    conversation before this turn with a prompt to answer. The end is what stands behind the mark in the conversation up
+    to this turn, if the whole has that behind the answer too.
     """
     start, end = bounds
     with_prompt, without = _render_or_none(rendered, so_far[:-1], True), _render_or_none(rendered, so_far[:-1])
@@ -306,9 +307,11 @@ def _template_answer_mask(
     tokenizer: Any, said: Conversation, form: ChatRendering, messages: Sequence[Message]
 ) -> tuple[bool, ...] | None:
     """The tokens inside the template's `{% generation %}` blocks, which is what TRL's assistant_only_loss trains on."""
+    # Without such blocks transformers only warns and gives a mask of zeros, as if nothing were learnt.
     if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
         return None
     asked = chat_rendering.chat_template_arguments(tokenizer, said, form)
+    # It tokenises without special tokens as `_tokenise_rendered_chat` does: the mask is of the same tokens.
     told = tokenizer.apply_chat_template(list(messages), return_dict=True, return_assistant_tokens_mask=True, **asked)
     return tuple(map(bool, told["assistant_masks"]))
 

@@ -93,6 +93,7 @@ def parse_form(asked: str, day: str | None, tokenizer: Any) -> ChatRendering:
     day: None leaves the day of a template that writes one open.
     """
     base, variants = asked, tuple[str, ...]()
+    # The name of a file may hold a plus too: only known variants are taken off its end.
     while (parts := base.rpartition("+"))[2] in VARIANTS and parts[0]:
         base, variants = parts[0], (parts[2], *variants)
     allowed = {NONE: {LINE}, ALPACA: {LINE, BARE, INPUT}}.get(base, _OF_TEMPLATES)
@@ -208,6 +209,7 @@ def messages_for_template(said: Conversation, form: ChatRendering) -> tuple[dict
     """The messages that the template is given: as they were, but for what the form does otherwise."""
     messages = [dict(message) for message in said.messages]
     if LINE in form.variants and said.kind == INSTRUCTION:
+        # An instruction's turns end with what is asked and the answer to it (`parse_row_as_conversation`).
         messages[-2]["content"] = "\n".join(filter(None, said.plain[:2]))
     for message in messages:
         if GIVEN_ROLES not in form.variants:
@@ -229,7 +231,7 @@ def chat_template_arguments(tokenizer: Any, said: Conversation, form: ChatRender
         asked["tools"] = said.tools
     if NO_THINKING in form.variants:
         asked["enable_thinking"] = False
-    return asked | dict(said.options)
+    return asked | dict(said.options)  # what the row says itself wins
 
 
 def template_with_fixed_date(source: str, day: str | None) -> str:

@@ -38,6 +38,7 @@ def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
     begun = [layout for layout in (*PLAIN, *LAYOUTS) if {layout[0], layout[-1]} & set(table.columns)]
     whole = [layout for layout in begun if set(layout) <= set(table.columns)]
     plain = [layout for layout in begun if layout in PLAIN]
+    # Half of a plain layout beside a whole one, as a prefix beside messages, is refused: which was trained on?
     if len(whole) == 1 and plain in ([], whole):
         return whole[0]
     if len(whole) > 1 and len(plain) < 2:

@@ -68,6 +68,7 @@ def parse_row_as_conversation(layout: Sequence[str], row: Mapping[str, Any]) -> 
     kind, plain = MESSAGES, tuple[str, ...]()
     if layout[0] in ("messages", "conversations"):
         turns = _normalised_messages(row[layout[0]], "")
+        # The turn wins over the column.
         if turns and turns[0]["role"] == SYSTEM:
             before = []
     elif layout[0] == "instruction":

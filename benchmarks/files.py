@@ -148,6 +148,7 @@ def _read_file_as_source(
     if columns.PII in table.columns:
         records = _records_with_marks(records, table)
     if not records:
+        # Then these are the only reasons that the refusal can give.
         left_out |= unasked
     reasons = tuple((why, tuple(rows)) for why, rows in left_out.items())
     dropped = (

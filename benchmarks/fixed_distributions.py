@@ -25,6 +25,7 @@ class FixedDistribution(LanguageModel):
     def __init__(self, distributions: Tensor | Sequence[float]) -> None:
         if not isinstance(distributions, Tensor):
             distributions = torch.tensor(distributions, dtype=torch.float64)
+        # The log of 0 is -inf, as it should be: such a token is never said.
         self.distributions = distributions.view(-1, distributions.shape[-1]).log()
         self.vocab_size = distributions.shape[-1]
 

@@ -42,6 +42,7 @@ class InsertionPlan:
     def order(self, rows: int) -> list[int]:
         """The new order of so many rows and the copies behind them: rows as before, copies at random places."""
         copies = len(self.manifest.copies())
+        # The first of a random permutation: every set of places is as likely.
         at = set(keyed_random_generator("canaries", "places", self.seed).permutation(rows + copies)[:copies].tolist())
         old, new = iter(range(rows)), iter(range(rows, rows + copies))
         return [next(new) if place in at else next(old) for place in range(rows + copies)]
@@ -103,6 +104,7 @@ def _write_json(copies: InsertionPlan, where: str, data: str, out: Path) -> None
     objects, lines = json_objects(where, Path(data))
     columns = tuple(dict.fromkeys(name for value in objects for name in value))
     copies.check(where, columns, lambda: [value.get(copies.text) for value in objects])
+    # Only columns that the data have: JSON objects need not be alike, and a new key would give the copies away.
     mine = [name for name in (REPEATS, copies.group, copies.text) if name in columns]
     new = [copies.values(entry, mine, None) for entry in copies.rows()]
     order = copies.order(len(objects))
@@ -113,6 +115,7 @@ def _write_json(copies: InsertionPlan, where: str, data: str, out: Path) -> None
         written = [*lines, *(json.dumps(row, ensure_ascii=False) for row in new)]
         text = "\n".join(written[i] for i in order)
     with disk.create_atomically(out) as path:
+        # newline="": Windows would make "\r\r\n" of the "\r\n" that a kept line ends with.
         path.write_text(text + "\n", encoding="utf-8", newline="")
 
 

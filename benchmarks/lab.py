@@ -116,6 +116,7 @@ class Lab(Benchmark):
         self.cut = cut_secrets(self.recipe, texts, self.tokenizer)
         self.secrets, self.known, self.canaries = self.cut.secrets, self.cut.known, self.cut.canaries
         self.forgotten = self.cut.forgotten
+        # Before --limit: perplexity is that of all non-members.
         self._hold_out()
         if self.recipe.audit_canaries:
             self._add_audit_canaries()
@@ -161,6 +162,7 @@ class Lab(Benchmark):
         recipe = self.recipe
         build = partial(self.training.audit_canaries, public=self.public)
         self.coined = self.parts.get("audit-canaries", build, load_audit_canaries)
+        # They are not in the digest that names the folder: the recipe and the public model decide them.
         self.texts = dataclasses.replace(self.texts, coined=tuple(one.text for one in self.coined.copies()))
         self.canaries += manifests.manifest_secrets(self.coined, self.tokenizer, len(self.tokenizer))
         self._note(
@@ -192,6 +194,7 @@ class Lab(Benchmark):
 
     def target(self) -> HuggingFaceModel:
         """The public model, fine-tuned on the private records: what is attacked."""
+        # Built first: the training loads it from the folder.
         self.public()
         return self._model("target", self.training.target, "lab target")
 
@@ -238,6 +241,7 @@ class Lab(Benchmark):
 
     def references(self, count: int) -> References:
         """So many models by the target's recipe, each on all that is not attacked and half of what is."""
+        # A model's folder lists its records by digest, never their text.
         public, name_of = self.public(), {text_digests([text])[0]: id for id, text in self.cut.texts.items()}
         attacked = {secret.id for secret in self.secrets}
 

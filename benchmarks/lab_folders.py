@@ -41,7 +41,7 @@ def recipe_fields_in_digest(recipe: Recipe) -> dict[str, Any]:
 
 
 def ensemble_version(recipe: Recipe) -> str:
-    """Tells ensembles apart that stand beside the same models."""
+    """What an ensemble's folder has behind its name: a digest of its part of the recipe, nothing for the default."""
     if recipe == _recipe_with_defaults(recipe, *ENSEMBLE):
         return ""
     return f"_{_hash([getattr(recipe, name) for name in ENSEMBLE])}"

@@ -76,6 +76,7 @@ class Recipe:
         """Raises AuditError for sizes that no lab can have."""
         for f in dataclasses.fields(self):
             value, least, most = getattr(self, f.name), _LEAST.get(f.name, 1), _MOST.get(f.name, 10_000)
+            # f.type is a string: `from __future__ import annotations` leaves annotations as they are written.
             if f.type == "int" and not least <= value <= most:
                 raise AuditError(f"expected a lab with {f.name} from {least:,} to {most:,}, got {value}")
             if f.type == "float" and not 0 < value < math.inf:

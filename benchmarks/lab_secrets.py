@@ -37,6 +37,7 @@ def cut_secrets(recipe: Recipe, texts: LabTexts, tokenizer: Any) -> LabSecrets:
 
     def records(label: str, group: Sequence[str], repeats: int) -> Iterator[Secret]:
         for i, text in enumerate(group):
+            # In a generator: text_of fills only as the secrets are read.
             text_of[id := f"{label}-{i:03d}"] = text
             yield _cut_text_into_secret(recipe, texts, tokenizer, id, text, repeats)
 
@@ -75,6 +76,7 @@ def _secret_ids_to_forget(recipe: Recipe, canaries: Sequence[Secret]) -> frozens
     """
     chosen = set[str]()
     for times, attacked, _ in recipe.repeats:
+        # The ids that `cut_secrets` gives.
         own = [f"member-{times:02d}-{i:03d}" for i in range(attacked)]
         order = keyed_random_generator("lab", recipe.seed, "forget", times).permutation(len(own))
         chosen |= {own[i] for i in order[: math.ceil(len(own) / 2)]}

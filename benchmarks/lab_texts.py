@@ -47,13 +47,14 @@ class TrainingTexts:
     def references(self, count: int) -> list[list[str]]:
         """What each of so many reference models is trained on: all that is not attacked, and half of what is.
 
-        Every attacked record is in half of them, as often as it occurs. A non-member occurs in none but these, as
-        often as a member does that is drawn in its place: how often a record is repeated must not tell who is one.
+        Every attacked record is in half of them, as often as it occurs. So is every non-member, which no other model
+        sees, as often as a member drawn for it: how often a record is repeated must not tell who is a member.
         """
         recipe, texts = self.recipe, self.made
         noise = keyed_random_generator("lab", recipe.seed, "references", count)
         attacked = {text: times for times, _, known in recipe.repeats for text in texts.private[times][known:]}
         rising, count_of_others = sorted(attacked.values()), len(texts.nonmembers)
+        # The members' repeat counts, spread evenly over as many as there are non-members.
         alike = [rising[i * len(rising) // count_of_others] for i in range(count_of_others)]
         attacked |= dict(zip(texts.nonmembers, noise.permutation(alike).tolist(), strict=True))
         common = [text for text in self.copies() if text not in attacked]
@@ -80,6 +81,7 @@ def make_texts(recipe: LabRecipe) -> LabTexts:
     One public record in sixty is of a private kind: the public model has seen such text, and fine-tuning still buys
     utility, so that a defense has a price.
     """
+    # A seed of its own: other people than in the private records.
     public = list(draw_texts(recipe.seed + 1, recipe.public_records, _PUBLIC_KINDS))
     return replace(private_texts(recipe, PRIVATE), public=public)
 
@@ -101,9 +103,11 @@ def private_texts(recipe: Recipe, kinds: Mapping[str, Callable[[Faker], str]]) -
 def draw_texts(seed: int, count: int, kinds: Sequence[Callable[[Faker], str]]) -> dict[str, tuple[Mark, ...]]:
     """So many texts, made in turn, with the personal data that each holds."""
     fake = Faker("en_US")
+    # Not Faker.seed, which all instances of a process share.
     fake.seed_instance(seed)
     made: dict[str, tuple[Mark, ...]] = {}
     while len(made) < count:
+        # A text that occurs twice is drawn anew and of the same kind, so that the kinds stay in turn.
         text = kinds[len(made) % len(kinds)](fake)
         made[_MARK.sub(r"\2", text)] = tuple(dict.fromkeys(_MARK.findall(text)))
     return made
@@ -169,6 +173,7 @@ def _fake_payment_text(fake: Faker) -> str:
 
 PRIVATE = {"mail": _fake_mail_text, "patient note": _fake_patient_note_text, "payment": _fake_payment_text}
 PRIVATE_KINDS = tuple(PRIVATE.values())
+# One public text in sixty: see `make_texts`.
 _ODD = {59: _fake_mail_text, 119: _fake_patient_note_text, 179: _fake_payment_text}
 COMMON_KINDS = (_press_release_text, _event_notice_text, _person_profile_text)
 _PUBLIC_KINDS = tuple(_ODD.get(i) or COMMON_KINDS[i % 3] for i in range(180))

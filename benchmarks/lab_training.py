@@ -86,7 +86,7 @@ class LabTraining:
         model.save_pretrained(path)
 
     def target(self, path: Path, texts: Sequence[str] | None = None) -> None:
-        """By the target's recipe. texts: None: all private ones, which makes it the target."""
+        """Trains by the target's recipe. texts: None: all private ones, which makes the target itself."""
         recipe, learnt = self.recipe, self.texts.copies() if texts is None else texts
         if recipe.private_rank:
             self._train_adapters("target", "private", [(path / WHOLE, learnt)])
@@ -144,6 +144,7 @@ class LabTraining:
         """Raises AuditError for a job that this trainer cannot do."""
         trainer.check(job)
         done = {"configuration": {"method": trainer.name}, "finished": True, "told": list(trainer.train(job))}
+        # Only behind the record may the checkpoint go: a build that dies before begins there again.
         (path / RECORD).write_text(json.dumps(done, indent=1))
         job.checkpoint.clear()
 
@@ -183,7 +184,7 @@ class LabTraining:
         )
 
     def load_model_of_trainer(self, trainer: Trainer, path: Path) -> TrainedModel:
-        """What it has trained there."""
+        """What this trainer left in the folder."""
         adapter = (path / "adapter_config.json").is_file()
         model = self._model_with_merged_adapter(path) if adapter else AutoModelForCausalLM.from_pretrained(path)
         own, how = HuggingFaceModel(model, self.tokenizer, f"lab model by {trainer.name}"), read_summary(path)
@@ -229,6 +230,7 @@ class LabTraining:
                 self._load_model_to_train(self.base),
                 adapter,
                 [
+                    # Seed and order by the place among all, also where one is trained alone.
                     Member(folder, texts, self._sequences(texts), seed + i, ("lab", seed, f"{what} {i + 1}"))
                     for i, (folder, texts) in enumerate(folders)
                     if only in (None, i)
@@ -254,6 +256,7 @@ class LabTraining:
                 self._sequences(texts),
                 epochs=epochs,
                 end=0,
+                # Other words for the same training are another order, and other weights.
                 order=keyed_random_generator("lab", self.recipe.seed, what),
                 progress=lambda done: self.progress(f"training the {what}", done, epochs),
                 **{"loss": bfloat16_causal_loss, **other},
@@ -279,8 +282,10 @@ def make_tokenizer(path: Path, recipe: LabRecipe, public: Sequence[str]) -> None
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=recipe.vocab_size,
+        # The first id of all: `end=0` everywhere stands on it, as it does in SmolLM2's vocabulary.
         special_tokens=[END],
         show_progress=False,
+        # Every byte, so that any text can be written.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(public, trainer)

@@ -48,6 +48,7 @@ class MaskedRecipe:
 
 def with_mask(tokenizer: PreTrainedTokenizerFast, end: str) -> PreTrainedTokenizerFast:
     """The same vocabulary and a mask token; texts stand between two ends, as they do in packed blocks."""
+    # It copies the object: the lab's own tokenizer gets no mask and no ends.
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token=end, mask_token=MASK)
     ends = [(end, made.convert_tokens_to_ids(end))]
     made.backend_tokenizer.post_processor = TemplateProcessing(single=f"{end} $A {end}", special_tokens=ends)
@@ -64,6 +65,7 @@ class MaskedLoss:
     noise: torch.Generator
 
     def __call__(self, model: Any, blocks: Tensor) -> Tensor:
+        # With no token hidden the mean would be NaN: of eight blocks at 15% some always are.
         hidden = (torch.rand(blocks.shape, generator=self.noise) < self.share) & (blocks != self.end)
         inputs, labels = blocks.masked_fill(hidden, self.mask), blocks.masked_fill(~hidden, _IGNORED)
         loss: Tensor = model(input_ids=inputs, labels=labels).loss
@@ -82,7 +84,7 @@ class MaskedLab:
         return self._cached_masked_model(_PUBLIC, self._train_public, "lab masked public model")
 
     def target(self) -> HuggingFaceMaskedModel:
-        """That one, fine-tuned on the private records."""
+        """The masked public model, fine-tuned on the private records."""
         self.public()
         return self._cached_masked_model("masked", self._train_target, "lab masked target")
 
@@ -125,6 +127,7 @@ class MaskedLab:
 
     def _fit(self, model: Any, texts: Sequence[str], epochs: int, rate: float, what: str) -> None:
         recipe, noise = self.recipe, torch.Generator().manual_seed(self.lab.recipe.seed)
+        # The mask's id: it was added behind all others.
         loss = MaskedLoss(recipe.share, len(self.lab.tokenizer), end=0, noise=noise)
         sizes: dict[str, Any] = {"rate": rate, "batch": recipe.batch, "block": recipe.block}
         self.lab.training.fit(model, texts, what, epochs=epochs, loss=loss, **sizes)

@@ -62,7 +62,7 @@ class NGramIndex:
         return int(places[:known].sum()), int(places[known:].sum())
 
     def standing(self, texts: Sequence[Tokens], n: int) -> list[NGramMatches]:
-        """Of each text, its n-grams that stand here."""
+        """For each text, those of its n-grams that stand in the indexed texts."""
         windows, owner, at = self._known_ngram_windows(texts, n)
         first = np.concatenate([self._suffix_array_bound(some, False) for some in _pieces(windows)])
         here = np.concatenate([*map(self._places_matching_ngrams, _pieces(first), _pieces(windows))])
@@ -74,7 +74,7 @@ class NGramIndex:
         return [NGramMatches(at[own], trained[own], heldout[own], record[own]) for own in parts]
 
     def home(self, texts: Sequence[Tokens]) -> list[int]:
-        """The text that each of these stands in as a whole; -1 where that is none, or not one alone."""
+        """For each text, the only indexed text that it stands in as a whole; -1 where there is none, or several."""
         found = np.full(len(texts), -1)
         of_length: dict[int, list[int]] = {}
         for i, text in enumerate(texts):
@@ -140,6 +140,7 @@ class NGramIndex:
         least, most = (np.empty(ranges.shape[1], np.int64) for _ in range(2))
         for own in _slices_of_bounded_size(ranges[1] - ranges[0], _PLACES):
             begin, sizes = ranges[0, own], ranges[1, own] - ranges[0, own]
+            # `reduceat` would give a wrong number for an empty range: every n-gram here stands somewhere.
             ends = sizes.cumsum()
             places = np.arange(ends[-1]) + np.repeat(begin - (ends - sizes), sizes)
             owner = np.searchsorted(self.starts, self.order[places], side="right") - 1
@@ -226,6 +227,7 @@ def _build_suffix_array(divsufsort: Any, codes: NDArray[Any], width: int) -> NDA
         return np.asarray(every)
     order, filled = np.empty(len(codes), dtype=every.dtype), 0
     for some in _pieces(every, _PLACES):
+        # Suffixes that begin inside a code go; the others keep their order.
         whole = some[some % width == 0] // width
         order[filled : filled + len(whole)] = whole
         filled += len(whole)

@@ -10,7 +10,7 @@ _END = 32  # characters of a text that are looked for; the rest is looked at whe
 
 
 def occurrences(wanted: Mapping[str, bool], texts: Iterable[str], times: Sequence[int] | None = None) -> dict[str, int]:
-    """How often each wanted text stands in the texts, overlaps included; each of those counts `times`, or once.
+    """How often each wanted text stands in the texts, overlaps included. times: how often each text counts; None: once.
 
     wanted: also whether a text is to end where it ends, so that `code 12` is not found in `code 123`. Raises ValueError
     for an empty one. Aho and Corasick 1975 on the ends of what is wanted: an automaton of whole records takes ten times
@@ -32,6 +32,7 @@ def occurrences(wanted: Mapping[str, bool], texts: Iterable[str], times: Sequenc
         for last, found in automaton.iter(text):
             for length in found:
                 start, behind = last + 1 - length, text[last + 1 : last + 2]
+                # Texts that share their end are told apart here.
                 if start < 0 or (whole := text[start : last + 1]) not in counts:
                     continue
                 if not (wanted[whole] and last_word_continues(whole, behind)):

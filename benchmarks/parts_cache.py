@@ -71,6 +71,7 @@ class LabParts:
         if not _part_is_intact(final):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._lock(final):
+                # Looked at again under the lock: another process may have built it meanwhile.
                 if final.is_dir() and not _part_is_intact(final):
                     self._remove_damaged_and_dependent(final)
                     self.told(f"the lab's {name} in the cache was not as it was built: it was built anew")
@@ -88,7 +89,7 @@ class LabParts:
             self._under_way.append((final, time.monotonic()))
 
     def _lock(self, final: Path) -> FileLock:
-        """Taken; while another process has it, what that one does is told."""
+        """The lock on a part, taken; while another process has it, how far that one is gets told."""
         lock = FileLock(self.folder / f"{final.name}.lock")
         while True:
             try:
@@ -110,6 +111,7 @@ class LabParts:
 
     def _remove_damaged_and_dependent(self, damaged: Path) -> None:
         """A part, and what was built on it: built again, its weights may differ in their last bits."""
+        # What begins with a dot is being written, by this process or another.
         others = [path for path in self.folder.glob("[!.]*") if path.is_dir() and path.name != self.first]
         for path in {damaged, *(others if damaged.name.startswith(self.foundations) else ())}:
             shutil.rmtree(path)

@@ -78,7 +78,7 @@ class Recognisers:
 
 
 def find_personal_data(text: str, marks: Iterable[Mark] = (), recognisers: Recognisers | None = None) -> list[Span]:
-    """In order, none of which overlaps another: what is marked first, the longer one of two, then by surest check."""
+    """In the order of the text. Of two that overlap one stays: a mark, of marks the longer, then the surest check."""
     longest_first = sorted(marks, key=lambda mark: -len(mark[1]))
     marked = [Span(kind, *place) for kind, said in longest_first for place in places_in_text(said, text)]
     taken: list[Span] = []
@@ -93,6 +93,7 @@ def places_in_text(said: str, text: str) -> Iterator[tuple[int, int]]:
     start = text.find(said)
     while start >= 0:
         end = start + len(said)
+        # At 0 that is text[-1:0], which is empty.
         before, behind = text[start - 1 : start], text[end : end + 1]
         if not (before.isalnum() and said[0].isalnum()) and not (behind.isalnum() and said[-1].isalnum()):
             yield start, end

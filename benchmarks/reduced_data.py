@@ -18,7 +18,7 @@ from auditor.training.variants import DataVariant
 
 
 def row_as_plain_text(row: str | Conversation) -> str:
-    """A row as a text that copies of it share: of a conversation, what was said."""
+    """A row as the text by which its copies are found: of a conversation, what was said."""
     if isinstance(row, str):
         return row
     said = (one if (one := message_text(message["content"])) is not None else str(message) for message in row.messages)
@@ -33,6 +33,7 @@ def write_mitigated_rows(trainer: DataVariant, data: str, to: Path, text_column:
     texts, _ = training_texts(data, text_column)
     rows = rows_repeated_by_count(row_repeat_counts(read_table("--data", data, COLUMNS)))
     kept, told = trainer.kept([row_as_plain_text(text) for text in texts])
+    # What is kept are copies, counted through all of them: back to the rows that they are of.
     left = Counter(rows[i] for i in kept)
     if not left:
         raise AuditError(f"expected {trainer.name} to leave records to train on, got none of {len(texts):,}")
@@ -45,6 +46,7 @@ def write_mitigated_rows(trainer: DataVariant, data: str, to: Path, text_column:
 def _json_with_kept_rows(where: str, path: Path, left: Mapping[int, int]) -> str:
     objects, lines = json_objects(where, path)
     counted = any(REPEATS in one for one in objects)
+    # Without the column every row counts once, and its line can stay as it is, byte for byte.
     if lines is not None and not counted:
         return "".join(f"{lines[row]}\n" for row in sorted(left))
     kept = [{**objects[row], **({REPEATS: count} if counted else {})} for row, count in sorted(left.items())]

@@ -39,6 +39,7 @@ class WordIds:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Words with a space between."""
+        # In the order of their ids: a dict keeps the order of insertion.
         names = list(self.ids)
         return " ".join(names[token - 1] for token in tokens)
 
@@ -164,6 +165,7 @@ def _near_verbatim_passages(
 def _best_aligned_passage(record: Tokens, text: Tokens, at: int, half: int, n: int) -> CopiedSpan:
     """n words of the record around those that stand at this place of the text, with fewest edits."""
     seed = text[at : at + half]
+    # Where the record says it first; one that says it again is not aligned there.
     place = next(i for i in range(len(record)) if record[i : i + half] == seed)
     begins = range(max(0, place - n + half), min(place, len(record) - n) + 1)
     ways = (CopiedSpan(record[i : i + n], text[max(0, at - place + i) : at - place + i + n]) for i in begins)

@@ -182,6 +182,7 @@ def pick_secrets(
     others = _PickingFilter(asked, "nonmembers", recognisers, wholes=[one.whole for one in members.taken])
     if heldout is not None:
         others.fill(heldout, {kind: _CHOICE * count for kind, count in members.counts.items()})
+    # Of a non-member the secret itself must be nowhere in the data, whatever stands before it.
     looked_for = (*(one.whole for one in members.taken), *(one.said for one in others.taken))
     counted = occurrences(dict.fromkeys(looked_for, True), data.texts, data.times)
     rows = tuple({**one.row(), REPEATS: counted[one.whole]} for one in members.taken)
@@ -204,6 +205,7 @@ def write_picked(made: PickedSecrets, members: Path, nonmembers: Path) -> None:
         disk.replace_atomically(nonmembers, _json_lines_text(made.nonmembers))
     try:
         disk.replace_atomically(members, _json_lines_text(made.members))
+    # An interruption too: one file alone looks like a finished pick.
     except BaseException:
         nonmembers.unlink(missing_ok=True)
         raise
@@ -263,6 +265,7 @@ def _pairs_matched_by_length(
     for other in others:
         left.setdefault(other.kind, []).append(other)
     pairs = []
+    # Greedy, in the order in which members were picked: not the best matching of all.
     for member in members:
         if same := left.get(member.kind):
             far = [abs(len(o.prefix) - len(member.prefix)) + abs(len(o.suffix) - len(member.suffix)) for o in same]

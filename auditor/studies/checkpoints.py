@@ -24,6 +24,7 @@ def find_checkpoints(folder: Path) -> list[str]:
     steps = {int(match[1]): path for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
     if not steps:
         raise AuditError(f"expected folders called checkpoint-STEP in --checkpoints {str(folder)!r}, got none")
+    # By number: as text, checkpoint-1000 stands before checkpoint-500.
     return [str(steps[step]) for step in sorted(steps)]
 
 
@@ -53,9 +54,11 @@ def last_checkpoint_below_bound(held: Sequence[Place], name: str, most: float) -
     for step, place in sorted(at.items()):
         rows = [_mean_over_seeds(name, cell) for cell in place.cells if _is_measured(name, cell)]
         if rows:
+            # The worst row decides.
             found[step] = max(rows, key=lambda m: m.high)
     if not found:
         raise AuditError(f"expected finished checkpoints with {name}, got none that has it")
+    # Up to the first that is beyond, not all that are below; a bound that is NaN is not at most anything.
     below = list(takewhile(lambda step: found[step].high <= most, found))
     beyond = [step for step in found if step not in below]
     said = {
@@ -84,6 +87,7 @@ def _main_metric_by_step(at: dict[int, Place], row: tuple[str, str, str]) -> Ite
     for step, place in sorted(at.items()):
         for cell in place.cells:
             if (cell.target, cell.setting, cell.attack) == row and cell.measured:
+                # The first number of a row is its main one; every seed has the same.
                 yield step, _mean_over_seeds(next(iter(next(iter(cell.measured.values())))), cell)
 
 

@@ -188,6 +188,7 @@ def ledger_row(plan: str, statement: Statement, places: Sequence[Place]) -> Ledg
     try:
         chosen = [(sign, term, _places_of_term(term, places, statement.id)) for sign, term in statement.terms()]
         parts = [
+            # A term of several places is their mean.
             WeightedMetric(sign / len(found), term.metric, _replicates_of_term(term, place, statement.id))
             for sign, term, found in chosen
             for place in found
@@ -227,6 +228,7 @@ def _places_of_term(term: Term, places: Sequence[Place], id: str) -> list[Place]
         if key not in swept:
             raise unknown_name_error(f"swept key in claim {id!r}:", key, swept)
         values = list(dict.fromkeys(place.at[key] for place in places if key in place.at))
+        # In the order in which the plan sweeps them, not by size.
         wanted = {"first": values[0], "middle": values[len(values) // 2], "last": values[-1]}.get(value, value)
         found = [place for place in found if place.at.get(key) == wanted]
         if not found:

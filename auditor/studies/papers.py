@@ -1,10 +1,10 @@
 """Paper plans: a folder a paper, with `paper.toml` and one TOML file a table or figure. Knows files; not how to run.
 
 `paper.toml` holds what all its plans share and the order in which they are shown. A plan file holds the fields of a
-plan, a grid (see `plan_grid`) and claims (see `ledger`); with a `[utility]` table it is measured by `audit utility`,
-and its sweep is that of one; with a `[published]` table it is a promise of somebody's, held to distributions that are
-given (see `published_promises`). `[scale.NAME]` tables in both are laid over the rest at that scale; `plans` in the
-paper's says which of them it has, by default all.
+plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]` table is measured by `audit utility`
+and sweeps options of defenses; one with a `[published]` table is somebody's promise, held to distributions that the
+plan gives (see `published_promises`). `[scale.NAME]` tables in both kinds of file are laid over the rest at that scale;
+`plans` in such a table of `paper.toml` lists the plans of the scale, by default all.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ class Paper:
         if plan not in self.plans_at_scale(scale):
             raise AuditError(f"{self.name}/{plan} is not run at scale {scale}: {', '.join(self.plans_at_scale(scale))}")
         raw: dict[str, Any] = {}
+        # The later lies over the earlier: the paper, the paper at this scale, the plan, the plan at this scale.
         for part in (self.shared, self.plans[plan]):
             own = {name: value for name, value in part.items() if name in _PARTS}
             raw = merge_plans(raw, merge_plans(own, part.get("scale", {}).get(scale, {})))
+        # Of a scale, which plans it has: no field of a plan.
         raw.pop(_PLANS, None)
         return raw
 

@@ -50,7 +50,7 @@ _ALIAS = "the query"
 class PromiseCheck:
     """One number of a promise against what came true of it. claimed, realised: nats; order: of the divergence.
 
-    order None: of epsilon at a delta, over so many of `unit`. ours: by our accounting, the control. beside: by another
+    order None: both are epsilons at a delta, of `count` units. ours: by our accounting, the control. beside: by another
     charge than the one that is published, shown and not counted.
     """
 
@@ -88,7 +88,7 @@ class GivenDistributions:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any], setting: Mapping[str, Any]) -> GivenDistributions:
-        """Raises AuditError for distributions that are none, or not all as wide."""
+        """Raises AuditError for masses that are no distribution, and for distributions of different widths."""
         name = str(raw.get("name", ""))
         public, private, other = (tuple(map(float, raw.get(whose, ()))) for whose in ("public", "private", "other"))
         for distribution in filter(None, (public, private, other)):
@@ -133,7 +133,7 @@ class PublishedPromise:
         return cls(title, mechanism, {name: raw.get(name, "") for name in _WORDS}, raw.get("options", {}), queries)
 
     def held(self) -> list[PromiseCheck]:
-        """All that is found of it, query by query."""
+        """What was claimed beside what came true, query by query."""
         return [one for query in self.queries for one in MECHANISMS[self.mechanism](query, self.options)]
 
 
@@ -141,7 +141,7 @@ class PublishedPromise:
 
 
 class NeighbouringModels(WrappingModel):
-    """A model as it is served, its neighbours as they are, and what is claimed of a token of it: by relation."""
+    """The served model and, by relation, its neighbours and what is claimed of one token between it and them."""
 
     def __init__(
         self, served: LanguageModel, others: Mapping[str, LanguageModel], claimed: Mapping[str, tuple[float, float]]
@@ -160,6 +160,7 @@ class NeighbouringModels(WrappingModel):
         own, checks = _next_token_log_probs(self.model, contexts, last, at), []
         for relation, (k, claimed) in self.claimed.items():
             other = _next_token_log_probs(self.others[relation], contexts, last, at)
+            # The claim covers both directions: either of the two may be what is served.
             realised = np.maximum(realised_renyi(own, other, k), realised_renyi(other, own, k))
             checks.append(DivergenceCheck(relation, k, claimed, torch.from_numpy(realised[..., None])))
         return checks
@@ -179,7 +180,8 @@ def _next_token_log_probs(model: LanguageModel, contexts: Tensor, last: int, at:
 def run_claim_check(
     model: LanguageModel, query: GivenDistributions, only: Sequence[str] = (), ours: bool = False
 ) -> list[PromiseCheck]:
-    """What claim-check finds, by relation. only: these, of all that it looks at. Raises AuditError for other faults."""
+    """What claim-check finds, by relation. only: the relations, default all. Raises AuditError for any other fault."""
+    # One token of context: the given distributions depend on none.
     probe, secrets = ClaimCheck(draws=256), [Secret("query", (0,), (0,), alias=_ALIAS)]
     seen = run_probe(probe, View(query.name, model, WHITE_BOX, seed=0), secrets)
     found, said = [], probe.violations(secrets, seen)
@@ -205,7 +207,7 @@ def _exact_epsilon_of_draws(
 
 
 def check_dp_fusion_claim(query: GivenDistributions, options: Mapping[str, Any]) -> Iterator[PromiseCheck]:
-    """Its distribution is that of an ensemble mixed within one radius; here of a single group (formulas C5)."""
+    """DP-Fusion serves an ensemble mixed within one radius, here of a single private group (formulas C5)."""
     alpha, beta, delta = int(query.setting["alpha"]), float(query.setting["beta"]), float(options.get("delta", 1e-5))
     radius = alpha * beta
     mix = partial(constant_radius_projection, alpha, radius)
@@ -218,6 +220,7 @@ def check_dp_fusion_claim(query: GivenDistributions, options: Mapping[str, Any])
     (more,) = run_claim_check(NeighbouringModels(served, others, {"replace": (alpha, 4 * radius)}), query)
     yield replace(more, setting=f"{query.words}, charged 4 D", beside=True)
     for tokens in query.setting.get("tokens", ()):
+        # 4 beta of Renyi divergence a token, made an epsilon by Mironov 2017, Proposition 3.
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
         exact = _exact_epsilon_of_draws(query, served, other, tokens, delta)
         yield PromiseCheck(query.name, query.words, "replace", exact, claimed, count=tokens)
@@ -241,6 +244,7 @@ def check_pmixed_claim(query: GivenDistributions, options: Mapping[str, Any]) ->
         model = defense.protect(Scenario(held.public, held.public, held, defense.queries, 1))
         yield from run_claim_check(model, query, only, ours)
         for relation in only:
+            # Member 0 is the one that the query looks at.
             exact = _exact_epsilon_of_draws(query, model, model.neighbour(relation, 0), defense.queries, defense.delta)
             words = relation.replace("_", " ")
             yield PromiseCheck(query.name, query.words, words, exact, defense.epsilon, count=defense.queries, ours=ours)
@@ -250,12 +254,15 @@ def check_adp_claim(query: GivenDistributions, options: Mapping[str, Any]) -> It
     """One step, with a record of privacy probability 1 in the batch and without it (formulas B4 (i))."""
     scale, batch = float(query.setting["scale"]), int(query.setting["batch"])
     sigma, delta, order = float(options["sigma"]), float(options["delta"]), 2
+    # ADP scales its noise by the mean privacy probability of the batch (formulas B4): without a record of probability 1
+    # that mean is smaller.
     without = (scale * batch - 1) / (batch - 1)
-    charged = order / (2 * (scale * sigma) ** 2)  # a gradient of norm C behind noise of the constant scale
+    charged = order / (2 * (scale * sigma) ** 2)  # Mironov 2017, Corollary 3: a gradient of norm C, constant noise
     charged_epsilon = gaussian_epsilon(1 / (scale * sigma), delta)
     for other, ours in ((without, False), (scale, True)):
         one, two = scale * sigma, other * sigma
         pairs = ((one, two), (two, one))
+        # The gradient is the same on both sides: the noise alone tells them apart.
         realised = max(noise_scale_divergence(order, query.parameters, *pair) for pair in pairs)
         what = "record in or out" + ", γ public" * ours
         yield PromiseCheck(query.name, query.words, what, realised, charged, order, unit="step", ours=ours)
@@ -270,6 +277,7 @@ def check_uniform_mixing_claim(query: GivenDistributions, options: Mapping[str, 
         defense.protect(Scenario(FixedDistribution(distribution), public, None, 1, 1))
         for distribution in (query.private, query.other)
     )
+    # Pure, of order infinity, and attained by two one-hot distributions (formulas B1).
     epsilon = uniform_mixing_epsilon(defense.weight, public.vocab_size)
     relation = "any_two_models"
     yield from run_claim_check(NeighbouringModels(one, {relation: other}, {relation: (math.inf, epsilon)}), query)
@@ -287,6 +295,7 @@ def check_invisible_ink_claim(query: GivenDistributions, options: Mapping[str, A
     told = defense.protect(asked)
     assert isinstance(told, InvisibleInkModel)
     held = fixed_ensemble(query.public, query.private, *[query.other] * (batch - 1))
+    # The defense reads its batch of records in context; here their distributions are given, its options stay.
     model = InvisibleInkModel(held, told.ink, told.name, told.promise)
     yield from run_claim_check(model, query, ("zero_out", "range_zero_out"))
     exact = _exact_epsilon_of_draws(query, model, model.neighbour("zero_out", 0), defense.queries, defense.delta)

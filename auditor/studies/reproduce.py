@@ -65,6 +65,7 @@ def reproduce_paper_plans(
     kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
     other = None if beside is None else read_other_ledger(beside, paper)
     claims = {plan: claim_statements_of_plan(paper, plan, scale) for plan in paper.plans_at_scale(scale)}
+    # A claim about a place that the plan lacks is refused before hours of runs.
     for plan, asked in kinds.items():
         for statement in claims[plan]:
             ledger.check_statement(statement, asked.planned())
@@ -98,7 +99,7 @@ class RunStudy:
         return sweep.grid_places(self.grid)
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
-        """Its tables; why, by point, of those that failed. An interrupted one has written those of what is finished."""
+        """Runs the grid: its tables; by point, why it failed. Interrupted, it still writes tables of what is done."""
         try:
             failures = sweep.run_points(self.grid, folder, reporter, command, refuse=False)
         except KeyboardInterrupt:
@@ -146,7 +147,7 @@ class UtilityStudy:
         return [Place("", values, (tradeoff.NAME,), failure=self.failure) for values in at]
 
     def walk(self, folder: Path, reporter: Reporter, command: str) -> tuple[list[tables.RowTable], dict[str, str]]:
-        """Goes on where it is measured; a model that cannot be is a row that says why."""
+        """Reads what was measured before, else measures; a model that cannot be measured is a row that says why."""
         if tradeoff.has_utility_result(folder):
             return [tradeoff.tradeoff_table(tradeoff.read_utility(folder, self.asked))], {}
         try:
@@ -224,7 +225,7 @@ class OtherLedger:
     rows: Mapping[tuple[str, str], LedgerRow]
 
     def row(self, entry: LedgerRow) -> LedgerRow:
-        """The same claim's there."""
+        """The row of the same claim in this other ledger."""
         return self.rows.get((entry.plan, entry.id)) or replace(
             entry, setting="", verdict=ledger.NOT_RUN, ours=None, note="not in that ledger"
         )

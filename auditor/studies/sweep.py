@@ -44,7 +44,7 @@ def run_points(
 ) -> dict[str, str]:
     """Runs what is not finished; returns why points failed, by their name.
 
-    refuse: whether a point that cannot run at all is refused before any other starts; else it is such a reason.
+    refuse: whether a point that cannot run at all is refused before any other starts; else it counts as failed.
     Raises AuditError where the folder holds runs of other plans, where points do not agree on an engine, and where
     another process walks it.
     """
@@ -57,6 +57,7 @@ def run_points(
         if point.name in plans:
             _check_run_unchanged(folder / point.folder, plans[point.name])
     with locks.locked_folder(folder, SWEEP), closing(make_engine(engines.pop())) as engine:
+        # Before the first run: an interrupted sweep is gone on with by this file alone.
         _write_sweep_file(folder, points, failures, command)
         waiting = []
         for number, point in enumerate(points, 1):
@@ -75,7 +76,7 @@ def run_points(
 
 @dataclass(frozen=True)
 class _PendingPoint:
-    """A point that is to be run. called: as its stage is."""
+    """A point that is to be run. called: the name of its stage."""
 
     called: str
     name: str
@@ -92,7 +93,7 @@ class _PointRunner:
 
 @dataclass(frozen=True)
 class _WorkerPointRunner:
-    """The same on a worker, which runs its points to their folders: each has one owner, whoever that is."""
+    """Makes a `_PointRunner` on a worker, which writes the folders of its points itself: each folder has one writer."""
 
     there: WorkerStart = field(default_factory=WorkerStart)
 
@@ -103,9 +104,9 @@ class _WorkerPointRunner:
 
 @dataclass(frozen=True)
 class _Points:
-    """Runs points; of each is found its name, and why it could not be run, or nothing."""
+    """An engine's work: runs points, and gives of each its name and why it could not be run, "" where it was."""
 
-    portion: ClassVar[int] = 1
+    portion: ClassVar[int] = 1  # points that a worker is handed at a time
 
     def at(self, place: _PointRunner, items: Sequence[_PendingPoint]) -> Iterator[tuple[str, str]]:
         for point in items:
@@ -202,7 +203,7 @@ def reopen_sweep(folder: Path) -> list[GridPoint]:
 
 
 def sweep_command(folder: Path) -> str:
-    """The command that started the sweep, which its points are of whoever goes on."""
+    """The command that started the sweep: its points keep it, whoever goes on with them."""
     command: str = from_json(str, _read_sweep_file(folder).get("command"), f"{folder / SWEEP}: command")
     return command
 
@@ -216,6 +217,7 @@ def _read_kept_points(folder: Path) -> tuple[_RecordedPoint, ...]:
     raw = _read_sweep_file(folder)
     kept: tuple[_RecordedPoint, ...] = from_json(tuple[_RecordedPoint, ...], raw.get("points"), f"{path}: points")
     for one in kept:
+        # The plan is JSON of any kind here; `attack` is the one field of it that is read before a plan is made of it.
         from_json(tuple[str, ...], one.plan.get("attack"), f"{path}: attack of {one.point.name}")
     return kept
 
@@ -299,6 +301,7 @@ def _metric_headings(held: Sequence[Place]) -> dict[str, str]:
     always = {metric.name: metric.short for metric in COLUMNS if not metric.varies}
     varying = {metric.name: metric.short for metric in COLUMNS if metric.varies}
     seen = {name: {m[name].value for c in cells for m in c.measured.values() if name in m} for name in varying}
+    # A probe has no outcomes; the first number that it measures is its main one.
     mains = [next(iter(next(iter(cell.measured.values())))) for cell in cells if not cell.outcomes]
     probed = {name: phrases.label(name) for name in mains if name not in varying}
     return always | probed | {name: head for name, head in varying.items() if len(seen[name]) > 1}
@@ -346,7 +349,7 @@ def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iter
                 contrast_over_seeds(name, [WeightedMetric(1.0, name, cell)]) if _has_metric(cell, name) else None
                 for name in columns
             ]
-            base = first.setdefault(cell.setting, cell) if cell.outcomes else cell
+            base = first.setdefault(cell.setting, cell) if cell.outcomes else cell  # a probe has no recall to compare
             paired = base is not cell and set(base.outcomes) & set(cell.outcomes)
             parts = [WeightedMetric(1.0, RECALL, cell), WeightedMetric(-1.0, RECALL, base)]
             difference = contrast_over_seeds(DIFFERENCE, parts) if paired else None
@@ -354,6 +357,7 @@ def _sweep_table_rows(held: Sequence[Place], columns: Mapping[str, str]) -> Iter
 
 
 def _has_metric(cell: Replicates, name: str) -> bool:
+    # Numbers of members are worked out of outcomes, others were recorded by name.
     return bool(cell.outcomes) if find_metric(name).of_members else all(name in m for m in cell.measured.values())
 
 

@@ -107,6 +107,7 @@ class UtilityPlan:
         mine = {"plan": self.plan.to_json(), "settings": to_json(self.settings), "sweep": to_json(self.sweep)}
         for name, own in mine.items():
             theirs = to_json(getattr(found, name))
+            # The words of the command line may differ; what they ask for may not.
             if {**theirs, "command": ""} != {**own, "command": ""}:
                 raise AuditError(f"expected a new folder for -o, but {str(folder)!r} was measured with another {name}")
         file_digests.check_unchanged(found.weights or None, plan_weights.file_digests_of_plan(self.plan), str(folder))
@@ -186,7 +187,7 @@ Held = Callable[[Defense], Mapping[str, Any]]
 
 
 def prepare_subject_and_parts(plan: Plan, settings: UtilitySettings, reporter: Reporter) -> tuple[Subject[Any], Held]:
-    """The model with its texts, and what a defense needs: an ensemble, a trained model. Raises AuditError."""
+    """The model with its texts, and what gives a defense its parts: an ensemble, a trained model. Raises AuditError."""
     asked = ScoringOptions(
         plan.seed, settings.max_length, settings.mask_share, settings.restarts, plan.data.limit, plan.compute.batch_size
     )
@@ -291,6 +292,7 @@ def measure_utility_points(
     with reporter.stage("prepare"):
         subject, held_of = prepare_subject_and_parts(plan, settings, reporter)
         models, claims = _models_and_claims(subject, held_of, wanted)
+        # Rows below 0 are none of the data: the row keys what is drawn, and says how much of a text is given.
         asked = [subject.encode(-1 - i, text) for i, text in enumerate(shown)] + subject.texts[:reveal]
         if any(not text.open for text in asked):
             raise AuditError("expected a --text of two tokens or more, got one with nothing to predict")
@@ -344,6 +346,7 @@ def _build_utility_rows(
     slower: Sequence[Measurement],
 ) -> list[UtilityRow]:
     tokens, mean = subject.predicted, float(subject.predicted.mean())
+    # One token without a probability makes the perplexity infinite; `covered` says how many there were.
     possible = np.where(lost > 0, np.inf, nll)
     rows = []
     for i, (point, claim) in enumerate(zip(wanted, claims, strict=True)):
@@ -386,6 +389,7 @@ def corpus_perplexity(
     """
     paired = nll if base is None else np.concatenate([nll, base])
 
+    # The log of the number at these rates, and its slopes by each rate, which `interval_of_rates` asks for.
     def log(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         own, other = each[:, : len(nll)], each[:, len(nll) :]
         with np.errstate(invalid="ignore"):  # infinity has no slope, and is asked for none
@@ -403,6 +407,7 @@ def _covered_token_share(lost: NDArray[np.int64], tokens: NDArray[np.int64]) -> 
     """The share of tokens that have a probability; lost: (restarts, texts), tokens that have none."""
 
     def share(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        # The number and its slopes by each restart's rate.
         return 1 - each.mean(1), np.full(each.shape, -1 / each.shape[1])
 
     found = bootstrap.interval_of_rates(lost, tokens[None], share, "utility", _RESAMPLES)

@@ -83,6 +83,7 @@ class Subject(ABC, Generic[Model]):
             raise AuditError(f"expected a model with a tokenizer, got {target.name!r}, which has none")
         if public is not None:
             check_same_vocabulary_size("--public", public.name, public.vocab_size, "the target's", target.vocab_size)
+        # bare is timed; undefended, the same behind the cache, is what the points are compared with.
         self.bare: Model = self.behind(target)
         self.target: Model = self._once(target)
         self.undefended: Model = self.behind(self.target)
@@ -124,7 +125,7 @@ class Subject(ABC, Generic[Model]):
         return [texts[i] for i in kept]
 
     def behind(self, model: Model) -> Model:
-        """The model behind what stands before every text."""
+        """The model with the prefix token before every text, where there is one."""
         return model
 
     @abstractmethod
@@ -137,7 +138,7 @@ class Subject(ABC, Generic[Model]):
 
     @abstractmethod
     def _once(self, model: Model) -> Model:
-        """The model, asked in turn by every point of a sweep."""
+        """The model, remembering its last answer: every point of a sweep asks it the same, one after the other."""
 
     @abstractmethod
     def protect(self, defense: Defense, held: Mapping[str, Any]) -> tuple[Model, Claim | None]:
@@ -149,7 +150,7 @@ class Subject(ABC, Generic[Model]):
 
     @abstractmethod
     def distribution(self, model: Model) -> Tensor:
-        """The distribution of one token of some texts: what answering takes."""
+        """One distribution for each of four equal texts: the answer that is timed."""
 
     @abstractmethod
     def predict(self, models: Mapping[str, Model], text: Passage) -> Example:
@@ -162,6 +163,7 @@ class Subject(ABC, Generic[Model]):
         shape = (len(models), self.restarts, len(self.texts))
         nll, lost, done = np.zeros(shape), np.zeros(shape, dtype=np.int64), 0
         for restart, batch, ask in self.batches():
+            # Batches outside, models inside: the cache answers all models of a batch from one forward pass.
             for i, model in enumerate(models):
                 log_prob = ask(model).double().cpu().numpy()
                 impossible = np.isneginf(log_prob)
@@ -174,6 +176,7 @@ class Subject(ABC, Generic[Model]):
     def slowdowns(self, models: Sequence[Model]) -> list[Measurement]:
         """Time for a distribution over that of the bare model: median, smallest and largest of a few rounds."""
         rounds = []
+        # The bare model anew in every round: what slows the machine down meanwhile slows both.
         for _ in range(_TIMINGS):
             own = self._seconds_for_distribution(self.bare)
             rounds.append([self._seconds_for_distribution(model) / own for model in models])
@@ -183,6 +186,7 @@ class Subject(ABC, Generic[Model]):
         ]
 
     def _seconds_for_distribution(self, model: Model) -> float:
+        # A remembered answer would take no time.
         for asked in (self.target, self.public):
             if isinstance(asked, _LastAnswerCache | _LastMaskedAnswerCache):
                 asked.forget()
@@ -211,6 +215,7 @@ class CausalSubject(Subject[LanguageModel]):
         prefix_token: Tokens = (),
         given: Sequence[int] = (),
     ) -> None:
+        # Before super(), which puts the token before the model and encodes the texts.
         self.prefix_token, self._given = prefix_token, given
         super().__init__(target, public, tokenizer, texts, asked)
 
@@ -236,6 +241,7 @@ class CausalSubject(Subject[LanguageModel]):
         return self.behind(defense.protect(scenario)), defense.claim(scenario, 0)
 
     def batches(self) -> Iterator[tuple[int, list[int], Callable[[Any], Tensor]]]:
+        # Of one length and one beginning: nothing is padded.
         for batch in batches_of_equal_shape([(text.open[0], len(text.tokens)) for text in self.texts], self.batch_size):
             tokens = torch.tensor([self.texts[i].tokens for i in batch], device=self.target.device)
             first = self.texts[batch[0]].open[0]
@@ -249,6 +255,7 @@ class CausalSubject(Subject[LanguageModel]):
     def predict(self, models: Mapping[str, LanguageModel], text: Passage) -> Example:
         half = (len(text.tokens) + 1) // 2
         first, rest = torch.tensor([text.tokens[:half]], device=self.target.device), len(text.tokens) - half
+        # One set of uniforms for all models: texts differ by the distributions alone.
         drawn = secret_uniform_draws(1, rest, "utility", "examples", self.asked.seed, text.row)[None]
         behind = tuple(range(half, half + rest))
 
@@ -270,6 +277,7 @@ class MaskedSubject(Subject[MaskedModel]):
         return self.asked.restarts
 
     def encode(self, row: int, text: str) -> Passage:
+        # Whole first, only to learn whether anything is cut off.
         cut = len(self.tokenizer(text, verbose=False)["input_ids"]) > self.room
         coded = self.tokenizer(
             text, truncation=True, max_length=self.room, return_special_tokens_mask=True, verbose=False
@@ -306,6 +314,7 @@ class MaskedSubject(Subject[MaskedModel]):
 
     def predict(self, models: Mapping[str, MaskedModel], text: Passage) -> Example:
         gaps = self.masked_positions(text, 0)
+        # One set of uniforms for all models, as in a causal one; a draw reads the first channel.
         rng = keyed_random_generator("utility", "examples", self.asked.seed, text.row)
         drawn = rng.random((len(gaps), CHANNELS))[:, 0]
 
@@ -329,6 +338,7 @@ def bracketed_text(
     text, before, pieces = "", [], []
     for at in positions:
         before.append(tokens[at])
+        # Decoded from the first token on: a token by itself may be half of a character, or lose its space.
         whole = tokenizer.decode(before, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         pieces.append((at in gaps, whole[len(text) :]))
         text = whole
@@ -383,6 +393,7 @@ class _LastMaskedAnswerCache(MaskedModel):
         return cached_last_answer(self._held, "distribution", (contexts, positions), ask)
 
     def token_log_probs(self, contexts: Tensor, positions: Tensor) -> Tensor:
+        # By `log_probs` above, and so remembered too.
         return super().token_log_probs(contexts, positions).double()
 
 

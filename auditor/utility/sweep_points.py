@@ -49,6 +49,7 @@ def defense_points(
     made = [DefensePoint()]
     for name, own in swept.items():
         options = merged_plugin_options(name, defenses.defense_options, defaults.get(name, {}), fields[name])
+        # Of nothing swept, product() is one empty tuple: the defense as it is.
         for values in product(*own.values()):
             at = dict(zip(own, values, strict=True))
             made.append(DefensePoint(build_plugin("defense", known, name, {**options, **at}), at))
@@ -77,6 +78,7 @@ def _swept_options_by_defense(
         having = [one for one in ([name] if dot else fields) if option in fields[one]]
         if not having:
             raise unknown_name_error("option in the sweep:", option, {own for one in fields for own in fields[one]})
+        # By repr: values may be lists, which have no hash, and 1 and true are two values.
         if len(set(map(repr, values))) < len(values) or not values:
             raise AuditError(f"expected values that differ for {key!r} in the sweep, got {list(values)}")
         for one in having:

@@ -132,7 +132,7 @@ def write_utility(folder: Path, result: Utility, examples: Sequence[Example] = (
     for ending in (".svg", ".png"):
         path = folder / f"{NAME}{ending}"
         save_perplexity_tradeoff(path, drawn, axis, result.rows[0].perplexity.value, tradeoff_title(result))
-        made[path.name] = ""
+        made[path.name] = ""  # it is drawn already: only its name counts
     return [folder / name for name in made]
 
 
