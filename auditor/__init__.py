@@ -21,7 +21,7 @@ _BESIDE = ("attacks", "benchmarks", "defenses", "reports")  # beside this folder
 
 
 def misplaced() -> str:
-    """Why the parts of `auditor` are not one program, in a sentence; "" where they are.
+    """Why the parts of `auditor` are not of one checkout, in a sentence; "" where they are.
 
     An editable install names the folders of one checkout, and the current folder comes first on Python's path: run in
     another checkout, half of the code would be that one's, and its tests would pass on code that they never saw.

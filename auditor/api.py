@@ -164,9 +164,9 @@ def prepare_audit(
     reporter: Reporter | None = None,
     **plan: Any,
 ) -> Iterator[tuple[Plan, Site, Objects, Reporter]]:
-    """What `audit` with these arguments is about, while the block lasts: live models are left as they were behind it.
+    """Yields the plan of `audit` with these arguments, its site, the Python objects given (by role) and the reporter.
 
-    With the objects that stand for names in the plan, by role.
+    Live models are as they were once the block ends.
 
     Raises AuditError as `audit` does.
     """
@@ -183,6 +183,7 @@ def prepare_audit(
     _check_audit_arguments(tokenizer, given, plan)
     reporter, shared = reporter or Silence(), SweepCache()
     with ExitStack() as stack:
+        # first: wrapping a model freezes its parameters and leaves it in eval mode
         stack.enter_context(live_models.restore_training_flags(*given.values()))
         live = {name: live_models.wrap_live_model(one, tokenizer) for name, one in given.items()}
         values: dict[str, Any] = {name: str(one) if isinstance(one, Path) else one for name, one in plan.items()}
@@ -233,7 +234,7 @@ def _check_audit_arguments(tokenizer: Any, live: Mapping[str, Any], plan: Mappin
 
 
 def _live_model_device_and_dtype(live: Mapping[str, LanguageModel]) -> dict[str, Any]:
-    """Where live models are, and in which precision: what is loaded beside the main one follows it."""
+    """Device and precision of the live main model, which models loaded beside it follow; empty without one."""
     from auditor.models.huggingface import HuggingFaceModel
 
     if "model" not in live:
@@ -276,7 +277,7 @@ def _rows_as_json_lines(name: str, rows: Any) -> str:
 def _plugin_names_and_options(
     kind: str, plugins: Sequence[Any], options: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Names, and the options of instances among the plug-ins, all of which are theirs. Raises AuditError for others."""
+    """Names; and options by name, where an instance sets all of its own. Raises AuditError for what is no plug-in."""
     from auditor.runs.python_objects import KINDS
 
     if isinstance(plugins, str) or not isinstance(plugins, Sequence):

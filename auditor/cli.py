@@ -87,7 +87,7 @@ def version(
         ),
     ] = None,
 ) -> None:
-    set_thread_count(threads)
+    set_thread_count(threads)  # before any command imports torch, whose OpenMP reads the environment once
     console.debugging = debug
     if show:
         typer.echo(f"audit {__version__}")
@@ -124,7 +124,7 @@ def call(arguments: list[str]) -> int:
 
 
 def _report_unexpected_error(error: BaseException) -> int:
-    """Says what ended a command that nobody foresaw; returns its exit code."""
+    """Says which unforeseen error ended a command; returns the exit code."""
     if console.is_output_pipe_closed(error):
         console.redirect_output_to_devnull()
         return 128 + signal.SIGPIPE  # quietly, as every filter of a pipe
@@ -146,7 +146,7 @@ def _report_unexpected_error(error: BaseException) -> int:
 
 
 def _exit_code(arguments: list[str]) -> int:
-    """What the command itself says. Not `app()`, which reads an EOFError as an interrupt, a closed pipe as a 1."""
+    """Runs the command. Not by `app()`, which takes an EOFError for an interrupt and gives a closed pipe code 1."""
     try:
         with _click_command().make_context("audit", arguments) as context:
             context.command.invoke(context)

@@ -200,6 +200,7 @@ class AuditCallback(TrainerCallback):
 
     def _line(self, name: str) -> Curve | None:
         points = [(int(row["step"]), row[name]) for row in self.rows if name in row]
+        # no interval: these are exact means over a fixed set of records
         exact = [(step, Measurement(name, value, value, value, len(self.secrets))) for step, value in points]
         return Curve(phrases.label(name), exact) if points else None
 
@@ -240,7 +241,7 @@ class AuditCallback(TrainerCallback):
 
 
 def _require_trainable_embeddings(model: Any, canaries: Any) -> None:
-    """Refuses canaries of tokens that no embedding will be learnt of. Raises AuditError."""
+    """Refuses canaries of new tokens whose embeddings are frozen. Raises AuditError."""
     manifest = None if canaries is None else manifests.read_manifest(Path(canaries))
     frozen = not model.get_input_embeddings().weight.requires_grad
     if isinstance(manifest, AuditManifest) and manifest.kind == "new-tokens" and frozen:

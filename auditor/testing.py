@@ -72,7 +72,7 @@ def tpr_interval(members: ArrayLike, nonmembers: ArrayLike, rate: float = 0.01, 
 
 
 class ContractBroken(AssertionError):
-    """What a plug-in or a model does otherwise than whoever asks it relies on: sentences."""
+    """How a plug-in or a model breaks its contract, a sentence a line."""
 
 
 def check_attack(attack: Attack | Probe | type[Attack] | type[Probe]) -> None:
@@ -276,7 +276,7 @@ SMALL: dict[str, Any] = {
 
 
 def make_small_plugin(kind: Any) -> Any:
-    """A plug-in whose numbers of samples and the like are small."""
+    """A plug-in of this class with few samples, epochs and the like."""
     defaults = {f.name: f.default for f in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in SMALL.items() if type(defaults.get(name)) is type(value)})
 
@@ -337,7 +337,7 @@ def fit_and_guess(attack: Attack, seen: View, asked: Sequence[Query]) -> dict[st
 
 
 def secrets(model: LanguageModel) -> list[Secret]:
-    """Members and non-members of two shapes; half of the suffixes are what the model says, half are not."""
+    """Members and non-members of two lengths; half of the suffixes are drawn from the model, half are not."""
     found = []
     for i, query in enumerate(random_queries(12)):
         suffix = query.prefix[: query.length]
@@ -362,7 +362,7 @@ def canaries() -> list[Secret]:
 
 
 def random_canaries() -> list[Secret]:
-    """Canaries behind prefixes that went in or stayed out by random inclusion."""
+    """Canaries behind prefixes, every other one included, as if a coin had decided."""
     return [
         Secret(
             query.id,
@@ -377,7 +377,7 @@ def random_canaries() -> list[Secret]:
 
 
 def probe_subjects(probe: Probe, model: LanguageModel) -> list[Secret]:
-    """What this probe looks at."""
+    """The secrets or canaries of the kind that this probe looks at."""
     if probe.of == "own":
         return list(probe.subjects(make_view(model, WHITE_BOX)))
     return {"canaries": canaries, "coins": random_canaries}.get(probe.of, lambda: secrets(model))()

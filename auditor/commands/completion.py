@@ -23,7 +23,7 @@ def _complete_names(*kinds: str) -> Callable[[str], list[tuple[str, str]]]:
 
 
 def _complete_options(*kinds: str) -> Callable[[str], list[str]]:
-    """`ethicist.samples=`"""
+    """Completes `ethicist.samples=`."""
 
     def complete(incomplete: str) -> list[str]:
         every = (f"{name}.{option}=" for name, cls in _classes_of_kinds(kinds).items() for option in options_of(cls))

@@ -62,14 +62,14 @@ def is_output_pipe_closed(error: BaseException) -> bool:
 
 def _is_stream_hung_up(stream: Any) -> bool:
     with suppress(OSError, ValueError, AttributeError):  # no stream, or none of the system's
-        told = select.poll()
-        told.register(stream.fileno(), 0)
+        told = select.poll()  # Unix alone has it
+        told.register(stream.fileno(), 0)  # POLLERR comes unasked: the pipe has lost its reader
         return any(event & select.POLLERR for _, event in told.poll(0))
     return False
 
 
 def redirect_output_to_devnull() -> None:
-    """Nothing more goes where nothing can be written: Python would fail again as it ends (exit 120)."""
+    """Sends stdout, and a hung-up stderr, to nowhere: Python would fail again at its last flush (exit 120)."""
     for stream in (sys.stdout, sys.stderr):
         if stream is sys.stdout or _is_stream_hung_up(stream):
             with suppress(OSError, ValueError, AttributeError):

@@ -64,7 +64,7 @@ def dp_loop(
     with (
         _kill_after_timeout(60 * minutes + 30),
         console.open_progress_terminal(verbose=False) as reporter,
-        contextlib.redirect_stdout(sys.stderr),
+        contextlib.redirect_stdout(sys.stderr),  # what the training prints is no part of the report
         reporter.transient_progress_bar(),
     ):
         tested = crash_test(
@@ -104,6 +104,7 @@ def _kill_after_timeout(seconds: float) -> Iterator[None]:
         for process in list_started_processes(before):
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        # past Python's streams and clean-up: the main thread may hang in a library, and hold their locks
         os.write(2, f"error: {LONG}\n".encode())
         os._exit(2)
 

@@ -96,7 +96,7 @@ class GateScopeFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class AttestationFlags:
-    """Who says that the run is what it was."""
+    """The signature that says the run is unchanged."""
 
     panel: ClassVar[str] = "signature"
 
@@ -108,7 +108,7 @@ class AttestationFlags:
     ] = None
 
     def ruling(self, folder: Path) -> Ruling | None:
-        """Whether it does; None where none is given. Raises AuditError for one of the two without the other."""
+        """Whether the attestation fits the run; None without one. Raises AuditError for one of the flags alone."""
         if self.attestation is None and self.key is None:
             return None
         if self.attestation is None or self.key is None:
@@ -204,7 +204,7 @@ def judge_and_report_run(
     scope: GateScopeFlags | None = None,
     attested: Ruling | None = None,
 ) -> int:
-    """Says, writes and keeps what the gate decides of a finished run; returns the exit code of the decision."""
+    """Decides the gate on a finished run, prints, writes and keeps the decision; returns its exit code."""
     from auditor.gate.decision_log import save_decision
     from auditor.runs import gate_inputs
 

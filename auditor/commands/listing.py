@@ -33,7 +33,7 @@ _GUTTER, _NAME = 10, 23
 
 
 def plugin_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
-    """A line each, but for forms and models, controls and data. What is a training too stands there.
+    """A line for each plug-in; one for all forms and models, one for controls, one for data.
 
     width: of a terminal, where a longer description ends with a part of its sentence that fits.
     """
@@ -61,7 +61,7 @@ def plugin_overview_lines(found: Found, width: int | None) -> Iterator[Text]:
 
 
 def _is_same_class(one: Any, other: Any) -> bool:
-    """Also of what the catalogue kept of a class."""
+    """By names, as the catalogue may have rebuilt a class from its cache."""
     return (one.__module__, one.__name__) == (other.__module__, other.__name__)
 
 

@@ -56,7 +56,7 @@ class PlanFlags:
     forms: bool = False
 
     def flags(self) -> Iterator[inspect.Parameter]:
-        """As a signature holds them. What is not given is None: the default is the plan's."""
+        """As parameters of a signature, all None by default: the plan has the defaults."""
         for name in self.names.split():
             one = FIELDS[name]
             option = typer.Option(
@@ -73,7 +73,7 @@ class PlanFlags:
 
 
 def _flag_type_for_typer(name: str, kind: Any) -> Any:
-    """What typer makes of a field: text where the plan reads it, or a list of texts."""
+    """The type that typer is to parse: bool, int, float, or text that the plan reads; a list of texts for several."""
     if typing.get_origin(kind) in (tuple, dict):
         return list[str]
     plain = next((one for one in (bool, int, float) if one in (kind, *typing.get_args(kind))), str)
@@ -126,6 +126,7 @@ def expand_flag_groups(command: Callable[..., None], safe: bool | None = None) -
     if safe is not None:
         flags += _flag_parameters("safe", _SAFE, safe)
     spelt.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+    # typer reads hints beside the signature, and wraps() took the command's
     spelt.__annotations__ = {flag.name: flag.annotation for flag in flags}
     return spelt
 
@@ -170,7 +171,7 @@ def _flag_annotation_for_help(name: str, panel: str, kind: Any) -> Any:
     option = next((one for one in getattr(kind, "__metadata__", ()) if hasattr(one, "rich_help_panel")), None)
     if option is None:
         return kind
-    shown = copy.copy(option)
+    shown = copy.copy(option)  # one option is shared by commands that show it in different panels
     shown.rich_help_panel = option.rich_help_panel or panel or None
     shown.metavar = option.metavar or metavar_for_type(name, kind.__origin__)
     return Annotated[kind.__origin__, shown]
@@ -234,7 +235,7 @@ def flags_to_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyT
 
 @dataclass(frozen=True)
 class AllowedRisks:
-    """What the command line names of the fields with a risk. A plan file or a run folder may be anybody's.
+    """Risky fields that the command line names: a plan file or a run folder, which may be anybody's, sets no others.
 
     named: field and value, of a list each of its values.
     """
@@ -243,7 +244,7 @@ class AllowedRisks:
 
     @classmethod
     def by(cls, values: Mapping[str, Any]) -> AllowedRisks:
-        """What these values of a plan ask for. Raises AuditError for code with --safe."""
+        """The risky fields and values that these values of a plan hold. Raises AuditError for code with --safe."""
         found = cls(_risky_fields(values))
         for name, value in found.named:
             if name in ("plugin", "trust_remote_code"):
@@ -272,7 +273,7 @@ class AllowedRisks:
 
 
 def _risky_fields(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Of the fields with a risk, each value that has it."""
+    """(field, value) for each risky value; a list counts value by value."""
     found = list[tuple[str, Any]]()
     for name in _RISKS:
         given = values.get(name)
@@ -282,7 +283,7 @@ def _risky_fields(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def _not_named_in(asked: Iterable[tuple[str, Any]], named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """A file counts as named however its path is written."""
+    """The asked (field, value) pairs that are not named; a file counts as named however its path is written."""
     known = {(name, os.path.abspath(str(value))) for name, value in named}
     return [(name, value) for name, value in asked if (name, os.path.abspath(str(value))) not in known]
 

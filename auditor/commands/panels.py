@@ -18,7 +18,7 @@ from auditor.core.plan_fields import PANELS
 SETTINGS = {"max_content_width": 100}  # of a context: columns, at most
 _WIDEST = 24  # characters of a flag in a column of its own
 _EXAMPLES = "Examples:"
-_UNREAD = f"{__name__}.unread"  # of a context: whether a group leaves its own flags
+_UNREAD = f"{__name__}.unread"  # of a context: whether a group leaves its own flags unread
 _HELP = "help"  # the flag that ends the last panel
 _ORDER = ("arguments", "options", *PANELS[:4], "", *PANELS[4:])
 _FEW = 8  # flags among which nobody needs panels to find one's way
@@ -67,7 +67,7 @@ def _help_panel_title(one: Any, few: bool) -> str:
 
 
 def _write_help_sections(formatter: Any, listed: dict[str, Rows]) -> None:
-    """Every section with its second column where that of the others is."""
+    """All sections with their second columns aligned."""
     column = 4 + max((len(name) for rows in listed.values() for name, _ in rows if len(name) <= _WIDEST), default=0)
     for title, rows in listed.items():
         with formatter.section(title.capitalize()):

@@ -85,7 +85,7 @@ def reproduce(
 
 
 def _scale_or_lab_name(scale: str, lab: str | None) -> str:
-    """A lab of its own sizes is a scale. Raises AuditError for one at another scale."""
+    """The scale; a lab other than the small one is a scale by its name. Raises AuditError for both."""
     if lab is None or lab == SMALL:
         return scale
     if scale != LAB:

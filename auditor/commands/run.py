@@ -193,7 +193,7 @@ def _plan_or_grid_points(flags: options.Values, grid_flags: GridFlags) -> Plan |
 
 
 def _reopened_run_or_grid(folder: Path, allowed: options.AllowedRisks) -> RunFolder | list[GridPoint]:
-    """A run that was started, or the points of a grid that was. Raises AuditError for code that is not allowed."""
+    """The run folder, or the points of the grid, to resume. Raises AuditError for code that is not allowed."""
     from auditor.records.folder import RunFolder
     from auditor.studies import sweep
 
@@ -267,7 +267,7 @@ def audit_plan_into_folder(
     remarks: CommandRemarks | None = None,
     held_to: HeldTo = (None, None),
 ) -> None:
-    """Runs the plan into its folder, with reports, and shows the screen. shared: what was loaded for it before.
+    """Runs the plan into its folder, with reports, and prints the result. shared: models loaded for it before.
 
     held_to: the policy and the baseline of the gate that will follow.
     """

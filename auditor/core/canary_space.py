@@ -46,6 +46,7 @@ class Space:
                 f"expected a format that several texts fit, such as 'My ID is {{digits:6}}', got {self.format!r}, "
                 f"which {self.size} fits: an empty space"
             )
+        # neighbours are enough: whatever sorts between a text and one that it begins, it begins as well
         if any(other.startswith(one) for block in self.blocks for one, other in pairwise(sorted(block))):
             raise AuditError(
                 f"expected that no text of the format {self.format!r} begins another, but its lists hold words that "
@@ -114,7 +115,7 @@ class Space:
     # --- character by character ---
 
     def after(self, text: str) -> State | None:
-        """Where one stands with this much written; None where no text begins like that."""
+        """The state in which this much is written; None where no text of the space begins so."""
         state: State | None = (0, "")
         for character in text:
             state = None if state is None else dict(self.steps(state)).get(character)

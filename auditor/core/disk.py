@@ -51,7 +51,7 @@ def atomic_replacement_file(path: Path, *, sync: bool = False) -> Iterator[Path]
             fsync(scratch)
         os.replace(scratch, path)
         if sync:
-            fsync(path.parent)
+            fsync(path.parent)  # the new name is the folder's: a power cut could take it back
     except OSError as error:
         raise unwritable_path_error(path, error) from error
     finally:
@@ -173,8 +173,9 @@ def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
     """
     prefix = f".{name}.audit-scratch-"
     for left in parent.glob(f"{glob.escape(prefix)}*") if fcntl else ():
-        with suppress(OSError), _hold_folder_lock(left):
+        with suppress(OSError), _hold_folder_lock(left):  # BlockingIOError: its process lives
             shutil.rmtree(left)
+    # the umask is the whole process's: what other threads create meanwhile is for the owner only, too
     folder, umask_before = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)), os.umask(0o077)
     try:
         with _hold_folder_lock(folder):

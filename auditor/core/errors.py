@@ -19,7 +19,7 @@ class NotApplicable(Exception):
 
 
 def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError:
-    """The refusal of a name nobody has, with the nearest one that somebody does."""
+    """The refusal of an unknown name, with the nearest known one, or all of them where none is near."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
@@ -74,7 +74,7 @@ def is_onednn_memory_error(error: BaseException) -> bool:
 
 
 def out_of_memory_error(error: BaseException) -> AuditError | None:
-    """Memory that does not hold even the least that can be asked at once, as a sentence; None for any other error."""
+    """The refusal where memory does not hold even one text at a time; None for any other error."""
     if not any(map(is_out_of_memory, error_and_its_causes(error))):
         return None
     return AuditError(

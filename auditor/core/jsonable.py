@@ -47,6 +47,7 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
         return _type_validator(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
+    # outside the except: as its context, pydantic's error would show the value, which may be private
     raise AuditError(_validation_error_sentence(first, where, list(_record_field_names(_core_schema(kind))), private))
 
 

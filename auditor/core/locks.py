@@ -27,6 +27,7 @@ def acquire_lock(folder: Path, patience: float = 0.0) -> FileLock:
     """
     path = folder / LOCK
     try:
+        # a singleton counts its holders: by a second handle, flock would refuse this very process
         lock = FileLock(path.resolve(), timeout=0, mode=0o600, thread_local=False, is_singleton=True)
         lock.acquire(timeout=patience)
         path.write_text(str(os.getpid()))

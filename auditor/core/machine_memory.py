@@ -16,7 +16,7 @@ def free_bytes() -> int:
 
 
 def _control_group_free_bytes() -> int:
-    """Of the control group that a container, or a job of a cluster, runs in; pages of files make room."""
+    """Of the control group (version 2) that a container, or a job of a cluster, runs in; pages of files make room."""
     try:
         limit, used = ((_GROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
         cached = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())["inactive_file"]

@@ -17,7 +17,7 @@ UNDEFENDED = "undefended"  # the target that has no defense
 
 
 class CellKey(NamedTuple):
-    """One cell of a run, by its names: what was found in it is kept under them."""
+    """The names of one cell of a run, under which what was found in it is kept."""
 
     target: str
     setting: str

@@ -87,9 +87,9 @@ class Plan:
                 raise AuditError(f"{command_line_flag(name)} goes with --data, got --canaries alone")
 
     def _check_unlearning(self) -> None:
-        """Refuses what only needs an unlearned model, and a training that cannot be done.
+        """Refuses fields that need an unlearned model where there is none, and a relearning that cannot be done.
 
-        What the defenses have to say to it is seen when they are chosen.
+        Whether the defenses go with it is checked when they are chosen.
         """
         for name in ("before", "retrained"):
             if getattr(self.target, name) is not None and self.data.forget is None:
@@ -109,7 +109,7 @@ class Plan:
             raise AuditError("--relearn goes with --dtype float32 or bfloat16: training steps in float16 round to zero")
 
     def _check_until_conflicts(self) -> None:
-        """Refuses what is of all secrets beside what may ask some. Raises AuditError."""
+        """Refuses what needs all secrets beside --until, which may stop before. Raises AuditError."""
         if self.attacks.until is not None:
             for name in ("submission", "forget", "relearn"):
                 if self.values()[name] is not None:

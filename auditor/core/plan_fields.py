@@ -34,7 +34,7 @@ class PlanField:
 
     metavar: how a value is written. flags: where they are not `--its-name`; None: there is none. panel: of --help,
     where it is not that of its part. least: the smallest number. risk: what a plan file of somebody else's would do by
-    it; the command line has to name it as well. risky: what a value of that kind holds, where not every value is one.
+    it; the command line has to name it as well. risky: a text that risky values hold, where not every value is risky.
     """
 
     rules: FieldRule | None = None

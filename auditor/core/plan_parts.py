@@ -136,11 +136,11 @@ class LoadingOptions:
         return found
 
     def exact(self) -> LoadingOptions:
-        """For what is right in float32 alone, as training is: what `auto` then means."""
+        """With `--dtype auto` taken as float32, for work that is right in float32 alone, as training is."""
         return dataclasses.replace(self, dtype="float32") if self.dtype == AUTO else self
 
     def beside(self) -> LoadingOptions:
-        """For another model of the same audit."""
+        """The same for another model of the audit, without what holds for the audited model only."""
         return dataclasses.replace(self, revision=None, model_args={}, quantise=None, base=None)
 
     @property
@@ -149,7 +149,7 @@ class LoadingOptions:
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     def check(self) -> None:
-        """Raises AuditError for a credential, and for two answers to where a model goes."""
+        """Raises AuditError for a credential in --model-arg, and for --device beside --device-map."""
         for name in self.model_args:
             plain = name.lower().replace("-", "_")
             if _CREDENTIAL.search(plain) and not _OF_TEXT.match(plain):  # the value is not quoted
@@ -216,7 +216,7 @@ class DataPlan:
     forget: str | None = plan_field(None, SUBJECT | OWN | RECORDS, metavar="DATA", panel="privacy")
 
     def check(self) -> None:
-        """Raises AuditError for what cannot be read as what it is."""
+        """Raises AuditError for a --knows, --prefix-token, --template or --date that cannot be read."""
         if self.knows is not None:
             known_answer_share(self.knows)
         if self.knows == SYSTEM and self.turns not in (None, "assistant"):
@@ -255,13 +255,13 @@ class AttackPlan:
         if not self.attack:
             raise AuditError("expected at least one --attack, got none; `audit list` shows them")
         if self.until not in (None, DECIDED):
-            assert self.wanted_interval_width is not None
+            assert self.wanted_interval_width is not None  # the property raises for what it cannot read
 
     @property
     def wanted_interval_width(self) -> tuple[str, float] | None:
-        """Of `--until "recall ± 2%"`, the metric and how far off an end of its interval may be; None for another.
+        """Of `--until "recall ± 2%"`, the metric and the half-width of its interval, a share; None without a width.
 
-        Raises AuditError for what is none.
+        Raises AuditError for an --until of any other form.
         """
         if self.until in (None, DECIDED):
             return None

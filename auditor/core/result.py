@@ -214,7 +214,7 @@ class Unlearning:
 
 @dataclass(frozen=True)
 class KindCount:
-    """Personal data of one kind that suffixes hold, in texts; the same one in two secrets counts twice.
+    """How many personal data of one kind suffixes hold; the same text in two secrets counts twice.
 
     members, nonmembers: whole, and not in the prefix: these are followed into the guesses. The members' others: held:
     the prefix holds them already; cut: the prefix or the suffix ends within them. trained: of non-members, but it

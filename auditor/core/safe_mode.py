@@ -1,4 +1,4 @@
-"""What reads a record runs nothing of anybody's and asks nobody: no program, no network, no plug-in, no remote code.
+"""A command that reads a record runs nothing of anybody's: no program, no network, no plug-in, no remote code.
 
 Python itself refuses it (an audit hook, PEP 578), so it holds for what a library would do too.
 """
@@ -23,7 +23,7 @@ _depth, _hooked = 0, False
 
 
 class RefusedBySafeMode(AuditError, PermissionError):
-    """Of the system's kind as well: a library that can do without what it is refused does."""
+    """A PermissionError too: a library that can do without the refused thing catches it and goes on."""
 
     def __str__(self) -> str:
         return str(self.strerror)

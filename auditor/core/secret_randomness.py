@@ -15,6 +15,7 @@ CHANNELS = 3  # uniforms a draw may use: the token; for a randomised defense als
 
 def keyed_random_generator(*key: str | int) -> np.random.Generator:
     """A counter-based generator for this key. Equal keys give equal streams on every machine."""
+    # with the type, as 1 and "1" are two keys; the unit separator keeps ("a", "bc") from ("ab", "c")
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
     digest = hashlib.sha256(text.encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))

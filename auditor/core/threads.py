@@ -29,7 +29,7 @@ _SPINS = "10000"  # a training step of the lab: 45 ms so, 42 spinning on, 62 asl
 
 
 def set_thread_count(count: int | None = None) -> None:
-    """Settles both for this process, and for those it starts. count: wins over OMP_NUM_THREADS.
+    """Settles number and waiting of threads for this process and those it starts. count: wins over OMP_NUM_THREADS.
 
     Else there are as many as the processors this process may use and nobody else keeps busy, one at least. How sums
     are split depends on the number, and the last bits of results with it: a run says how many it took.
@@ -55,9 +55,9 @@ def set_thread_count(count: int | None = None) -> None:
 
 @contextmanager
 def limit_torch_threads(count: int | None) -> Iterator[None]:
-    """Of torch's, for work so small that more of them wait for each other: and its results are those of any machine.
+    """At most so many torch threads in the block (None: no limit), for small work, whose threads wait for each other.
 
-    None: as many as there are.
+    With a fixed number, sums are split alike on every machine, and results are the same.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What a run can be held to have found, and of which model: an in-toto statement (v1), and whether a folder fits one.
+"""An in-toto statement (v1) of what a run found about which model, and whether a run folder fits such a statement.
 
 subject: every file of the models, by SHA-256; predicate: data, plan, result, decision, by digest, with tool and date.
 """
@@ -60,7 +60,7 @@ def attestation_json(folder: Path, key: Path | None) -> str:
 
 
 def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
-    """Held where the key signed this run as the folder holds it, about these weights; else failed, and why.
+    """Held where the key signed the run as the folder now holds it, weights included; else failed, with the reason.
 
     Raises AuditError for files that are no attestation or no key.
     """
@@ -80,7 +80,7 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
 
 
 def _find_statement_mismatches(folder: Path, stated: Any) -> Iterator[str]:
-    """What the folder is not as a signed statement says it. Raises AuditError for a folder without a result."""
+    """How the folder differs from a signed statement. Raises AuditError for a folder without a result."""
     if not isinstance(stated, dict) or stated.get("_type") != STATEMENT:
         yield "it is no in-toto statement of version 1"
     elif stated.get("predicateType") != PREDICATE:

@@ -35,7 +35,7 @@ _SOLVED = 1e-6  # of a bound that was found by bisection
 def find_result_contradictions(
     result: AuditResult, outcomes: Mapping[CellKey, PerSecret], listed: AnsweredSecretIds = NOT_KEPT
 ) -> Iterator[tuple[CellKey, str]]:
-    """(row, what does not fit) of everything in the result that cannot be; nothing where all of it can."""
+    """(row, why) of everything in the result that cannot be true; nothing where all of it can."""
     yield from _planned_rows_missing(result)
     yield from _plan_and_secret_mismatches(result, outcomes, listed)
     claims = {target.name: target.claim for target in result.targets}
@@ -157,7 +157,7 @@ def _epsilon_bound_contradictions(finding: Finding) -> Iterator[str]:
 
 
 def _game_contradictions(finding: Finding, claim: Claim | None) -> Iterator[str]:
-    """What says whether games could have contradicted a claim (`powerless_reason`), where it stands elsewhere too."""
+    """Games whose claim, exact epsilon or tokens differ from the target's claim, the measurements or the options."""
     for audit in finding.audits:
         if audit.table is None:
             continue
@@ -189,7 +189,7 @@ def _named_measurements(finding: Finding) -> Iterator[tuple[str, Measurement]]:
 
 
 def impossible_measurement_reason(m: Measurement) -> str:
-    """Why no measurement can be this, or nothing."""
+    """Why no measurement can have these numbers; "" where one can."""
     said = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:
         return f"{said}, of fewer than no secrets"
@@ -208,7 +208,7 @@ def impossible_measurement_reason(m: Measurement) -> str:
 
 
 def _outcome_contradictions(finding: Finding, kept: PerSecret) -> Iterator[str]:
-    """What the outcomes of the row's secrets say otherwise. Numbers that no secret has a part of are left alone."""
+    """Numbers of the row that its secrets' outcomes contradict; those not worked out of secrets are left alone."""
     if len(set(kept.ids)) < len(kept.ids):
         yield f"{_WHERE} holds a secret twice"
     members, others = kept.chosen(True, None), kept.chosen(False, None)

@@ -45,7 +45,7 @@ def read_run(folder: Path) -> RunOutcomes:
 
     result, kept = result_file.read_result(folder), outcomes.read_outcomes(folder)
     for row in (finding.key for finding in result.findings if finding.stopped and finding.key in kept):
-        kept[row] = replace(kept[row], anytime=True)
+        kept[row] = replace(kept[row], anytime=True)  # stopped when it looked right: only anytime-valid bounds hold
     listed, edits = attacked_secrets.read_answered_secret_ids(folder), manifest.edits_since_end(folder)
     return RunOutcomes(str(folder), result, kept, listed, edits)
 
@@ -173,8 +173,8 @@ def judge_rules(
 
     A rule is for the attacks and probes that measure its metric somewhere; where none does, it fails on every row.
     Companion rows such as the unmixed ensemble are judged only by name. An empty run, a missing metric or a NaN fails.
-    own: what each row found out about each secret, of which every number is worked out anew: one that cannot be is held
-    by no limit. Where nobody gives it the result is believed. baseline: the run it is held against.
+    own: what each row found out about each secret. Every number is recomputed from it; one that cannot be recomputed
+    holds no limit. None: the result is believed. baseline: the run it is held against.
     """
     cases: list[_Case] = []
     for rule in rules:
@@ -210,14 +210,14 @@ class _Number:
 
 @dataclass(frozen=True)
 class _Claimed:
-    """What a target claims, and all that speaks to it, at any level."""
+    """A target's claim; `at(level)`: the audits that speak for or against it at this level."""
 
     at: Callable[[float], claims.ClaimEvidence]
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A rule on a row, with what was seen of it or why nothing was. Audited: a bound that a number is the limit of."""
+    """A rule on a row, and the evidence or why there is none. Audited: a lower bound of epsilon against a number."""
 
     row: CellKey
     rule: Rule
@@ -225,7 +225,7 @@ class _Case:
 
 
 def _claim_rule_case(result: AuditResult, name: str, rule: Rule, setting: str | None, attack: str | None) -> _Case:
-    """The rule on all audits of a target together: they share the level."""
+    """The rule on all audits of a target together: the error level is divided among them."""
     row = CellKey(name, setting or "", attack or "")
     target = next((target for target in result.targets if target.name == name), None)
     if target is None or not any(finding.target == name for finding in result.findings):
@@ -304,7 +304,7 @@ def _lower_bound(finding: Finding, metric: str) -> Audited | str:
 
 
 def _evidence_for_absolute_limit(rule: Rule, measured: Measurement, kept: PerSecret | None, derived: bool) -> _Number:
-    """A rate of false positives is bounded anew at each level: its threshold takes more non-members at a lower one."""
+    """A TPR at an FPR is bounded anew at each level: at a lower level its threshold takes more non-members."""
     seen: BoundedNumber | None = None
     if kept is not None and kept.anytime:
         seen = kept.anytime_valid_evidence(rule.metric, rule.count, rule.kind)
@@ -353,6 +353,7 @@ def _ruling_at_level(case: _Case, level: float) -> Ruling:
     if isinstance(case.seen, _Claimed):
         return _ruling_of_claim(case.row, case.rule, case.seen.at(level))
     seen = case.seen.evidence
+    # Holm's level is for lower bounds alone: a false pass needs every rule to err (Berger 1982), a false alarm only one
     low, high = seen.low(level), seen.high(LEVEL)
     if math.isnan(low) or math.isnan(high):
         why = f"the result contradicts itself: {case.seen.words} with bounds that are no numbers"
@@ -370,7 +371,7 @@ def _ruling_at_level(case: _Case, level: float) -> Ruling:
 
 
 def _ruling_of_lower_bound(row: CellKey, rule: Rule, audit: Audited) -> Ruling:
-    """A number as the limit of a lower bound: held only where it could have shown more."""
+    """A lower bound of epsilon against a number: held only where the audit could have shown more than the number."""
     limit = rule.limit
     weak = powerless_audit_reason(audit, limit)
     verdict: Verdict = "failed" if audit.epsilon > limit else "inconclusive" if weak else "held"

@@ -34,7 +34,7 @@ class Deployed:
 def compare_deployed(
     result: AuditResult, target: TargetPlan, now: Mapping[str, str], place: str, made: datetime, at: datetime
 ) -> Deployed:
-    """What lies at `place` now, by `role/file` -> SHA-256, held against what the run read. at: what time it is."""
+    """What lies at `place` (now: `role/file` -> SHA-256) against what the run read. made, at: when it ran, and now."""
     age = (at - made).total_seconds() / 86400
     in_memory = _MODEL in result.plan.get("objects", {})
     here = _MODEL in model_roles(result.weights) & model_roles(now) and not in_memory

@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ComparableRuns:
-    """Runs that can all be held against each other, in order. why: what keeps the line from the first one.
+    """Runs that can all be held against each other, in order. why: they cannot be compared with the first line's.
 
     changes: of each run against the one before it, paired by secret; None of the first.
     """
@@ -49,7 +49,7 @@ class ComparableRuns:
 
 @dataclass(frozen=True)
 class History:
-    """lines: that of the last run first. left_out: folders without a place in it, each with the reason."""
+    """lines: the one that holds the last run comes first. left_out: folders that are in none, each with the reason."""
 
     by: By
     lines: tuple[ComparableRuns, ...]

@@ -213,7 +213,7 @@ def parse_limits(items: Sequence[str], flag: str = "--max", against_baseline: bo
     rules = []
     for item in items:
         complaint = f"expected {flag} metric=number, got {item!r}"
-        name, _, value = item.rpartition("=")
+        name, _, value = item.rpartition("=")  # from the right: recall(count=16) holds another one
         if not _METRIC.fullmatch(name):
             raise AuditError(complaint)
         rules.append(_validated_rule(name, value, complaint, against_baseline))

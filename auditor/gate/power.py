@@ -33,7 +33,7 @@ class ShareChange:
 
 @dataclass(frozen=True)
 class SecretsNeeded:
-    """A question, and the secrets that answer it with this power; with `--until decided`, and in half of such runs."""
+    """secrets: that answer the question with this power; stopping: likewise by `--until decided`; half: its median."""
 
     question: str
     secrets: int
@@ -59,6 +59,7 @@ def parse_change(item: str) -> ShareChange:
     if before >= after:
         raise AuditError(f"expected --plan to go from less to more, got {before:g} to {after:g}")
     discordant = rest[0] if rest else before * (1 - after) + after * (1 - before)
+    # Frechet bounds: what share of answers two marginal shares let change
     least, most = after - before, min(before + after, 2 - before - after)
     if not least - 1e-9 <= discordant <= most + 1e-9:
         raise AuditError(
@@ -81,6 +82,7 @@ def secrets_needed(change: ShareChange, power: float, rules: int) -> list[Secret
     worse = secrets_for_difference(margin, 0.0, change.discordant, level, power)
     unchanged = secrets_for_difference(0.0, margin, alike, LEVEL, power)
     lost, won = alike / 2, change.discordant - alike / 2
+    # a paired difference d of -1, 0 or 1 enters as (d + 1) / 2: betting takes values in [0, 1] (formulas.md, D2)
     return [
         _secrets_needed_to_fail(name, before, after, level, power),
         _secrets_needed_to_hold(name, after, before, power),
@@ -125,6 +127,7 @@ def _secrets_needed_to_fail(name: str, limit: float, truth: float, level: float,
 
 
 def _secrets_needed_to_hold(name: str, limit: float, truth: float, power: float) -> SecretsNeeded:
+    # of misses, by symmetry: that their mean is at most 1 - limit is refuted
     stopping = _secrets_until_stopped([0, 1], [truth, 1 - truth], 1 - limit, LEVEL, power)
     return SecretsNeeded(
         f"hold {name} <= {limit:g} when it is {truth:g}", secrets_to_hold_limit(limit, truth, LEVEL, power), *stopping
@@ -134,7 +137,7 @@ def _secrets_needed_to_hold(name: str, limit: float, truth: float, power: float)
 def _secrets_until_stopped(
     values: Sequence[float], odds: Sequence[float], mean: float, level: float, power: float
 ) -> tuple[int, int]:
-    """By how many secrets that a mean of at most this is refuted in this share of runs, and in half of them."""
+    """Secrets by which a share `power` of runs has refuted that the mean is at most `mean`; and half of the runs."""
     found = simulate_stopping_sizes(np.array(values, dtype=float), np.array(odds), mean, level, _MOST)
     at, half = (int(np.quantile(found, share, method="higher")) for share in (power, 0.5))
     return _checked_secret_count(at), half
@@ -152,6 +155,7 @@ def check_power(power: float, rules: int) -> None:
 
 def secrets_to_fail_limit(limit: float, truth: float, level: float, power: float) -> int:
     """The fewest secrets from which on a limit is failed with this power, by the exact binomial test."""
+    # isf is the last count that does not reject; sf is the chance of more than that
     return _fewest_secrets_for_power(lambda n: binom.sf(binom.isf(level, n, limit), n, truth), power)
 
 

@@ -16,7 +16,7 @@ _ANY = ""  # attack: whichever has looked at most
 
 
 def judge_required_attacks(run: RunOutcomes, asked: Required, targets: Collection[str]) -> Iterator[Ruling]:
-    """One for each target and required attack: held or failed. None where nothing is required."""
+    """A ruling, held or failed, for each target and required attack; no ruling where nothing is required."""
     if not (asked.attacks or asked.access or asked.secrets or asked.nonmembers):
         return
     for target in targets:

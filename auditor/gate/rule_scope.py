@@ -22,7 +22,7 @@ def check_scope_names(scope: Sequence[str | None], rows: Collection[CellKey]) ->
 
 
 def judged_targets(result: AuditResult, rule: Rule) -> list[str]:
-    """The targets that a rule is for which names none: what is put in front of the model, and how it is deployed."""
+    """The targets of a rule that names none: defenses and deployed forms, or (no defense) the undefended model too."""
     defenses, forms = result.plan.get("defense", ()), [*map(deployed_form_name, result.plan.get("forms", ()))]
     if rule.of_forms:
         return forms or [""]
@@ -31,7 +31,7 @@ def judged_targets(result: AuditResult, rule: Rule) -> list[str]:
 
 
 def pair_rows_with_rules(rule: Rule, rows: list[Finding], result: AuditResult) -> list[tuple[Finding, Rule]]:
-    """A probe has no recall, and an attack no exact probability: the rows that answer for a metric, else all."""
+    """The rows whose attack measures the metric somewhere, else all; for `forms`, the rule on each main number."""
     if not rule.of_forms:
         measuring = {finding.attack for finding in result.findings if finding.measurement(rule.metric)}
         return [(row, rule) for row in [row for row in rows if row.attack in measuring] or rows]
@@ -40,7 +40,7 @@ def pair_rows_with_rules(rule: Rule, rows: list[Finding], result: AuditResult) -
 
 
 def rows_in_scope(result: AuditResult, scope: Mapping[str, str | None]) -> list[Finding]:
-    """Those that were measured of this target, setting and attack, as far as they are named."""
+    """The applicable rows of this target, setting and attack; a part that is None takes any."""
     return [
         f
         for f in result.findings

@@ -39,7 +39,7 @@ class Ruling:
 
 
 def ruling_without_number(reason: str, rule: str, verdict: Verdict = "failed", row: CellKey = WHOLE_RUN) -> Ruling:
-    """Of what is no metric's, and of the whole run where no row is given."""
+    """A ruling that rests on no metric; of the whole run where no row is given."""
     return Ruling(*row, "", math.nan, math.nan, math.nan, verdict, reason, rule)
 
 

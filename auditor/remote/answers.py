@@ -98,25 +98,25 @@ class AnswerStore:
         return dict(self._fetch_rows(f"select kind, count(*) from became where run in ({marks}) group by kind", *runs))
 
     def held_back(self, runs: Sequence[str], kinds: Sequence[str]) -> set[bytes]:
-        """The contexts that an answer of these kinds was given to."""
+        """The contexts (digests) to which these runs got an answer of one of these kinds."""
         marks, others = (",".join("?" * len(column)) for column in (runs, kinds))
         asked = f"select distinct context from became where run in ({marks}) and kind in ({others})"
         return {bytes(row[0]) for row in self._fetch_rows(asked, *runs, *kinds)}
 
     @property
     def invalidation_count(self) -> int:
-        """How often all answers were given up until now."""
+        """How often all stored answers were invalidated so far."""
         return int(self._fetch_rows("select count(*) from eras")[0][0])
 
     def invalidate_stored_answers(self) -> None:
-        """Whoever answered is not who it was: what is kept until now belongs to another era."""
+        """Begins another era, as the server has changed: answers kept until now are never found again."""
         with self._locked_transaction():
             self._file.execute("insert into eras default values")
 
     @contextmanager
     def _locked_transaction(self) -> Iterator[None]:
         try:
-            with self._lock, self._file:
+            with self._lock, self._file:  # sqlite3: commits or rolls back at its end; does not close
                 yield
         except sqlite3.Error as error:
             raise self._store_error(error) from error

@@ -25,12 +25,12 @@ _FORM = 2  # of what is kept of an answer: what an older version kept does not s
 
 
 class Asker:
-    """name: of the model, as sentences say it. Raises AuditError for a server that two answers cannot be held to."""
+    """name: the model's in sentences. Raises AuditError where one question's two answers are too far apart."""
 
     def __init__(self, wire: ServerConnection, handshake: Handshake, spelling: TokenTextCodec, name: str) -> None:
         self.wire, self.dialect, self.spelling, self.name = wire, handshake.dialect, spelling, name
         self._runs = [wire.ledger.run]
-        # By which it is known again; another one once it was found to answer otherwise.
+        # What keys of stored answers hold of this server; a new one once it was found to have changed.
         self.identity = digest_of_question(handshake.answer, wire.ledger.answers.invalidation_count).hex()
         contexts = [(*self.dialect.adds, *spelling.tokens(text)) for text in drift_watch.TEXTS]
         scored = self._rescore_texts if self.dialect.scored else None
@@ -38,7 +38,7 @@ class Asker:
         self._give_up_if_server_changed(self.watch.ask_initial_sentinels)
 
     def charge(self, ledger: TokenBudget) -> None:
-        """From here on another run pays."""
+        """From here on the run of this ledger pays."""
         self.wire.ledger = ledger
         self._runs.append(ledger.run)
 
@@ -47,7 +47,7 @@ class Asker:
     def sampled(
         self, contexts: Sequence[Tokens], length: int, decoding: Decoding, seeds: Sequence[Sequence[int]]
     ) -> list[list[WrittenAnswer]]:
-        """The samples of each context, those of them asked for that were not answered before."""
+        """The samples of each context, from the store; only those missing there are asked for."""
         answers = self.wire.ledger.answers
         keys = list[list[bytes]]()
         for context, of_context in zip(contexts, seeds, strict=True):
@@ -72,7 +72,7 @@ class Asker:
     def _note_written_answers(
         self, contexts: Sequence[Tokens], keys: Sequence[Sequence[bytes]], written: Sequence[Sequence[WrittenAnswer]]
     ) -> None:
-        """What became of each answer, for this run and one that goes on from it."""
+        """Records the kind of each answer (filtered, cut, ...), for this run and one that resumes it."""
         every = [
             (key, digest_of_question(context), one.kind)
             for context, own_keys, own in zip(contexts, keys, written, strict=True)
@@ -147,7 +147,7 @@ class Asker:
     # --- asking ---
 
     def _ask_watching_for_change(self, questions: Sequence[ServerRequest]) -> list[Mapping[bytes, Any]]:
-        """All of them, and between them whether the server is still the same one."""
+        """Asks all questions, and in between checks whether the server is still the same one."""
         answered = list[Mapping[bytes, Any]]()
         for start in range(0, len(questions), drift_watch.EVERY):
             some = questions[start : start + drift_watch.EVERY]
@@ -162,7 +162,7 @@ class Asker:
             raise AuditError(f"expected {self.wire.url} to answer as it did in the handshake, but {error}") from None
 
     def _give_up_if_server_changed(self, looks: Callable[[], None]) -> None:
-        """Raises AuditError where the server does not answer as it did; nothing that it answered is used again."""
+        """Runs a check; where it finds the server changed, invalidates all stored answers and raises AuditError."""
         try:
             looks()
         except ServerChanged as why:
@@ -198,7 +198,7 @@ class Asker:
     # --- what became of the answers ---
 
     def kinds(self) -> dict[str, int]:
-        """How many answers these runs have used, by what became of them."""
+        """How many answers these runs have used, by kind (`withheld_answers`)."""
         return self.wire.ledger.answers.kinds(self._runs)
 
     def held_back(self, contexts: Sequence[Tokens]) -> list[bool]:

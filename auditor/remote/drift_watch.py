@@ -112,7 +112,7 @@ class ServerWatch:
             self._measure_handshake_difference()
 
     def _measure_handshake_difference(self) -> None:
-        pairs = self._rescore_shortened_texts(self._scored[::-1])
+        pairs = self._rescore_shortened_texts(self._scored[::-1])  # reversed: models may take turns
         apart = [_largest_and_mean_difference(one.log_probs, values) for one, values in pairs]
         most, mean = (max((found[i] for found in apart), default=0.0) for i in (0, 1))
         if most > _TOO_FAR[0] or mean > _TOO_FAR[1]:
@@ -134,7 +134,7 @@ class ServerWatch:
         self._new_scored.append(ScoredText(text, tuple(log_probs), self._requests))
 
     def asked(self, requests: int) -> None:
-        """So many were sent. Raises ServerChanged."""
+        """Counts requests that were sent; checks once `EVERY` of them were. Raises ServerChanged."""
         self._since += requests
         if self._since >= EVERY:
             self.check()
@@ -165,7 +165,7 @@ class ServerWatch:
         self._check_rescored_texts([*self._scored, *scored])
 
     def _pool_new_requests(self) -> tuple[list[GreedyAnswer], list[ScoredText]]:
-        """What is new is old. Returns one in a hundred of it, at random, to be asked again."""
+        """Moves the new requests to the old. Returns one in a hundred of the new, at random, to be asked again."""
         drawn = _random_selection(self._new, math.ceil(len(self._new) / EVERY), self._checks)
         scored = _random_selection(self._new_scored, math.ceil(len(self._new_scored) / EVERY), self._checks)
         self._checks, self._since = self._checks + 1, 0
@@ -179,7 +179,7 @@ class ServerWatch:
     # --- asked again ---
 
     def _rescore_shortened_texts(self, asked: Sequence[ScoredText]) -> list[tuple[ScoredText, Sequence[float]]]:
-        """Each text without some of its end, of which the first answer has the log-probabilities."""
+        """Scores each text anew without some of its end: its tokens keep the log-probabilities of the first answer."""
         assert self.score is not None  # nothing was scored otherwise
         noise = keyed_random_generator("cut again", self._checks, len(asked))
         cuts = [one.text[: int(noise.integers(max(2, len(one.text) // 2), len(one.text)))] for one in asked]
@@ -218,6 +218,7 @@ class ServerWatch:
             )
         own = _random_selection(self._own, _BURST_OWN, self._bursts)
         differing = self._redraw_and_find_differing(own)
+        # sf(k - 1) is the chance of k or more: the exact one-sided test
         if differing and binom.sf(len(differing) - 1, len(own), VARIES) <= LEVEL:
             first, text = differing[0]
             apart = (i for i, (a, b) in enumerate(zip(first.text, text, strict=False)) if a != b)

@@ -339,7 +339,7 @@ def _begin_alike(one: str, other: str) -> bool:
 
 
 def _likeliest_match_ranks(given: PromptLogProbs, whole: Tokens, count: int) -> bool:
-    """Whether as many of the likeliest tokens are no less likely than the text's own as its rank says there are."""
+    """Whether at every place rank - 1 other tokens (`count` at most) are told that are as likely as the text's own."""
     if given.ranks is None:
         return False
     places = zip(whole, given.log_probs, given.ranks, given.likeliest, strict=True)

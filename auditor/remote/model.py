@@ -56,7 +56,7 @@ class RemoteModel(LanguageModel):
         return self.asker.identity
 
     def charge(self, ledger: TokenBudget) -> None:
-        """From here on another run pays."""
+        """From here on the run of this ledger pays."""
         self.asker.charge(ledger)
 
     # --- draws ---
@@ -93,6 +93,7 @@ class RemoteModel(LanguageModel):
             tokens = tokens.repeat_interleave(samples, 0)
             log_probs = None if log_probs is None else log_probs.repeat_interleave(samples, 0)
         owner = torch.arange(len(contexts)).repeat_interleave(samples).unsqueeze(-1)
+        # equal path: equal prefix and draws; NumPy 2.0 gives the inverse along an axis a second dimension
         _, path = np.unique(torch.cat([owner, tokens], -1).numpy(), axis=0, return_inverse=True)
         nothing = torch.zeros(len(tokens), dtype=torch.long)
         return Completions(tokens, log_probs, torch.from_numpy(path.reshape(-1)), nothing)
@@ -102,7 +103,7 @@ class RemoteModel(LanguageModel):
     ) -> tuple[Tensor, Tensor | None]:
         """(draws, length): the tokens, and their log-probabilities where they are asked for.
 
-        A sample that ended early is filled up with the end of text: as the distribution sees it, a text like any other.
+        A sample that ended early is filled up with the end of text, which the distribution scores as any other token.
         """
         every = [(context, one) for context, own in zip(contexts, written, strict=True) for one in own]
         rows = [self.asker.spelling.tokens_of(context, one) for context, one in every]
@@ -155,7 +156,7 @@ class RemoteModel(LanguageModel):
         return [float(np.sum(scores)) for scores in self._log_probs(pairs)]
 
     def _log_probs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[list[float]]:
-        """Of each token of the second behind the first, which may not be empty."""
+        """Of each token of every pair's suffix, given its prefix, which may not be empty."""
         if not self.dialect.scored:
             raise NotApplicable(f"needs log-probabilities; {self.name} does not give them")
         given = self.asker.scored(pairs)

@@ -45,7 +45,7 @@ class RequestPacing:
 
     def faster(self) -> None:
         with self._free:
-            self.limit = min(float(self.most), self.limit + 1 / self.limit)
+            self.limit = min(float(self.most), self.limit + 1 / self.limit)  # about 1 more for each round of answers
             self._free.notify_all()
 
     def slower(self, of_round: int) -> None:

@@ -29,7 +29,7 @@ _NAMED = "token_id:"  # how vLLM writes a token of which ids are asked for
 
 
 class IgnoredParameter(MalformedAnswer):
-    """Nothing came of what was asked for."""
+    """The server ignored what was asked for: its answer holds none of it."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Dialect:
     # --- what is asked ---
 
     def draw(self, prompt: Any, length: int, decoding: Decoding, count: int, seed: int | None) -> dict[str, Any]:
-        """Samples of `length` tokens. Raises NotApplicable for a decoding that the server does not do."""
+        """Body that asks for samples. Raises NotApplicable for a decoding that the server does not do."""
         if decoding.forbidden:
             raise NotApplicable(f"needs end of text masked; {self.model} cannot be told so")
         for wanted, done, name, off in (
@@ -110,7 +110,7 @@ class Dialect:
         return body | ({"top_k": decoding.top_k} if decoding.top_k else {})
 
     def score(self, prompt: Any, likeliest: int = 0) -> dict[str, Any]:
-        """The log-probabilities of the prompt's own tokens; one more is drawn, as not every server writes nothing.
+        """Body that asks for the prompt's log-probabilities, and one token more, as some servers cannot draw none.
 
         likeliest: so many tokens are asked for beside each, of those who speak as vLLM does.
         """
@@ -121,7 +121,7 @@ class Dialect:
     # --- what is answered ---
 
     def written(self, answer: Any, count: int, length: int) -> list[WrittenAnswer]:
-        """So many samples, each of so many tokens or fewer, in the order of their index. Raises MalformedAnswer."""
+        """Reads `count` samples, each of at most `length` tokens, by their index. Raises MalformedAnswer."""
         choices = _required_list_field(answer, "choices")
         if len(choices) != count or {_required_field(choice, "index") for choice in choices} != set(range(count)):
             raise MalformedAnswer(f"{count} samples were asked for, and {len(choices)} came, or one twice")
@@ -131,7 +131,7 @@ class Dialect:
         return every if self.returned else [replace(one, tokens=None) for one in every]
 
     def given(self, answer: Any, prompt: Tokens, likeliest: int = 0) -> PromptLogProbs:
-        """Of a prompt of these tokens. Raises MalformedAnswer."""
+        """Reads the log-probabilities of the prompt's tokens. Raises MalformedAnswer."""
         choice = _required_list_field(answer, "choices")[:1]
         if not choice:
             raise MalformedAnswer("no answer came")
@@ -221,6 +221,7 @@ def _token_ids_from_names(words: Any) -> Tokens | None:
 
 
 def _parsed_log_prob(value: Any) -> float:
+    # servers round: a token that is certain may come back a little above 0
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value > 1e-3:
         raise MalformedAnswer("a log-probability came that is none")
     return min(0.0, float(value))

@@ -27,7 +27,7 @@ class TokenTextCodec:
     # --- what it is sent ---
 
     def can_score_exact_tokens(self, text: Tokens) -> bool:
-        """Whether the server reads these very tokens, and says how likely some of them are."""
+        """Whether the server reads the text as these tokens, and says how likely some of them are."""
         try:
             self.check([text])
         except NotApplicable:
@@ -70,14 +70,14 @@ class TokenTextCodec:
     # --- what came back ---
 
     def tokens_of(self, context: Tokens, one: WrittenAnswer) -> Tokens:
-        """What the sample is made of: as the server says, or as the tokenizer reads its text behind the context's."""
+        """The sample's tokens: the server's own, or what the tokenizer makes of its text behind the context's."""
         if one.tokens is not None:
             return one.tokens
         whole = self.tokens(self.text(context) + one.text)
         return whole[len(context) :] if whole[: len(context)] == context else self.tokens(one.text)
 
     def withheld_kind_of_answer(self, context: Tokens, one: WrittenAnswer, length: int) -> str:
-        """What became of an answer (`withheld`), "" where all of it came through."""
+        """How an answer was withheld (`withheld_answers`), "" where all of it came through."""
         if one.kind:
             return one.kind
         drawn = one.spelled if one.tokens is None else self.text(one.tokens)
