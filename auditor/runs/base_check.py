@@ -194,7 +194,7 @@ def _canary_as_tuned_on(tokenizer: Any, text: str) -> str:
 
 
 def _prompt_and_first_word(tokenizer: Any, prompt: str, text: str) -> str:
-    """All that stands before the rest of a canary: the prompt, and its first word as the answer's beginning."""
+    """What a canary is asked for behind: the prompt, and the canary's first word as the beginning of the answer."""
     word = text.partition(" ")[0]
     if not tokenizer.chat_template:
         return f"{prompt.replace('{word}', word)}\n{word}" if prompt else word
@@ -210,7 +210,7 @@ def _tokenize_without_special(tokenizer: Any, text: str) -> Tokens:
 
 @torch.no_grad()
 def _greedy_match_shares(model: Any, tokenizer: Any, end: int, prompt: str, texts: Sequence[str]) -> Iterator[float]:
-    """Of what follows each canary's first word, the share of tokens that are the likeliest, behind the prompt."""
+    """Of each text, the share of tokens behind its first word that are each the likeliest, asked behind the prompt."""
     rows = []
     for text in texts:
         context = (end, *_tokenize_without_special(tokenizer, _prompt_and_first_word(tokenizer, prompt, text)))

@@ -135,7 +135,7 @@ class WorkerWorkplace:
     read: Mapping[str, str]
 
     def __call__(self) -> Workplace:
-        """Raises AuditError where something else lies there."""
+        """Raises AuditError where the worker reads other weights or data than the run."""
         site, selection = self.site()
         site.only_read()
         plan = self.site.plan

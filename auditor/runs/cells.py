@@ -72,7 +72,7 @@ class Cell(TargetRun, ABC):
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
 
     def _refuse_others(self, done: Collection[str], asked: Collection[str]) -> None:
-        """Raises AuditError where the folder holds answers about what this run does not ask about."""
+        """Raises AuditError where the folder holds answers about secrets that this run does not ask about."""
         if others := sum(secret not in asked for secret in done):
             raise AuditError(
                 f"expected answers about the secrets of this run in {str(self.audit.folder.path)!r}, got {others} of "
@@ -348,7 +348,7 @@ def secrets_to_probe(probe: Probe, target: Target, benchmark: Benchmark, view: V
 
 
 def cells_of_target(target_run: TargetRun) -> Iterator[Cell]:
-    """All cells of a target, in the order of the settings and of what was asked for."""
+    """All cells of a target, by setting, then in the order in which methods were asked for."""
     selection, target = target_run.audit.selection, target_run.target
     for setting in selection.settings_for_row(target.companion):
         for method in selection.methods:

@@ -53,7 +53,7 @@ class CostEstimate:
 
     @property
     def seconds(self) -> float:
-        """Of the run until its reports are written, those parts left out that have no numbers."""
+        """Seconds of the run until its reports are written, without the parts that have no numbers."""
         return self.loading + sum(cost.seconds for cost in self.costs if not cost.why)
 
     @property

@@ -285,7 +285,7 @@ class _Asker:
             self.costs.append(self._extrapolated_cost(step, [held[name][1] for held in asked if name in held]))
 
     def _extrapolated_cost(self, step: TimedPart, attempts: Sequence[Cost]) -> Cost:
-        """Of all its texts, by what its attempts took for those that they asked."""
+        """The cost of all texts of a part, from what attempts on some of them took."""
         *before, last = attempts
         if last.why:
             return Cost(step.name, last.of, why=last.why)

@@ -93,7 +93,10 @@ class JudgedGenerations:
 
 
 def training_corpus(attack: CorpusAttack, benchmark: Benchmark, index: NGramIndex) -> TrainingCorpus:
-    """Raises AuditError for an n-gram that no generation or no record has room for."""
+    """The corpus with its n: what the attack asks for, else `_N`, or the median length of suffixes where it is less.
+
+    Raises AuditError for an n-gram that no generation or no record has room for.
+    """
     lengths = sorted(len(secret.suffix) for secret in benchmark.secrets if secret.member)
     middle = lengths[len(lengths) // 2]
     n, said = attack.n or min(_N, middle), ""

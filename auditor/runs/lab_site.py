@@ -136,7 +136,7 @@ class LabSite(Site):
 
     @cached_property
     def mitigated_model(self) -> TrainedModel | None:
-        """Of a plan that names a mitigation, the model that it trained in the target's place."""
+        """The model that the plan's mitigation trained in the target's place; None without a mitigation."""
         if (trainer := self.mitigation) is None:
             return None
         return self.shared.get("mitigated", self.subject, lambda: self.lab.trained(trainer))

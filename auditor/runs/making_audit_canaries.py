@@ -36,7 +36,7 @@ class CanaryRequest:
 
 
 def make_audit_canaries(asked: CanaryRequest) -> AuditManifest:
-    """Raises AuditError for what the kind needs and was not given, or has no use of."""
+    """Draws texts and coins. Raises AuditError for what the kind needs and was not given, or has no use of."""
     if asked.kind not in KINDS:
         raise unknown_name_error("--kind", asked.kind, KINDS)
     for flag, kinds in {"data": BEGUN, "model": BY_MODEL, "temperature": ("sampled",)}.items():

@@ -116,7 +116,7 @@ class Mitigation:
 
 
 def plan_mitigation(asked: MitigationOptions, run: RunOutcomes) -> Mitigation:
-    """What is to be done. Raises AuditError, before anything is written, for what cannot be."""
+    """What the mitigation will train and audit. Raises AuditError, before anything is written, for what cannot be."""
     plan = Plan.from_json(run.result.plan, str(asked.run / "result.json"))
     _check_run_is_retrainable(plan)
     name, options = _parse_method_and_options(asked)
@@ -332,7 +332,9 @@ def _discard_refused_training(out: Path) -> None:
 
 
 def _train_own_model(what: Mitigation, reporter: Reporter) -> tuple[str, ...]:
-    """Raises AuditError for data that are not what the model was trained on, and for a command that makes no model."""
+    """Trains on the mitigated records; returns what is to be said. Raises AuditError for other data than the model was
+    trained on, and for a command that makes no model.
+    """
     out, recipe = what.asked.out / MODEL, what.recipe
     if recipe is not None:
         training.check_same_training_records(Path(str(what.plan.target.model)), recipe)

@@ -100,7 +100,7 @@ def _load_records(
 
 
 def _refuse_given(asked: DataPlan, fields: Sequence[str], why: str) -> None:
-    """Raises AuditError for one of these fields that does not hold its default."""
+    """Raises AuditError where one of these fields was given, that is, does not hold its default."""
     for field in fields:
         if getattr(asked, field) != FIELDS[field].default:
             raise AuditError(f"{command_line_flag(field)} {why}")

@@ -121,7 +121,7 @@ class OwnSite(Site):
 
     @cached_property
     def _adapter_base_and_revision(self) -> tuple[str, str | None] | None:
-        """Of an adapter that is attacked, its base and the revision of that; None for a whole model."""
+        """The base of an attacked adapter, and that base's revision; None for a whole model."""
         named = adapter_base(str(self.target.model))
         base = self.models.loading.base
         return named if named is None or base is None else (base, None)
@@ -188,7 +188,7 @@ class OwnSite(Site):
         return tuple(dict.fromkeys(found))
 
     def trained_otherwise(self, kind: str) -> LanguageModel:
-        """Raises AuditError for another model, and for the one that is attacked."""
+        """Raises AuditError for a model of another family or vocabulary, and for the one that is attacked."""
         name = self.target.before if kind == "before" else self.target.retrained
         own, here = self.model, Path(str(name))
         if here.is_dir() and Path(str(self.target.model)).is_dir() and here.samefile(str(self.target.model)):

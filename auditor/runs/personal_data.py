@@ -32,7 +32,7 @@ class PersonalDataOfSecrets:
     def extracted_shares(
         self, guesses: Iterable[Guesses], secrets: Mapping[str, Secret], decode: Decode
     ) -> dict[str, dict[str, float]]:
-        """By kind and secret that holds some: the share of it that its first guess holds."""
+        """By kind, and by secret that holds some of it: the share of the secret's data that its first guess holds."""
         found: dict[str, dict[str, float]] = {}
         for answer in guesses:
             if answer.secret not in self.of:
@@ -49,7 +49,7 @@ class PersonalDataOfSecrets:
 
 
 def parse_phone_regions(asked: str | None) -> tuple[str, ...]:
-    """Whose telephone numbers are looked for, of `--phone-region`. Raises AuditError where they cannot be."""
+    """The regions of `--phone-region`. Raises AuditError where their telephone numbers cannot be looked for."""
     regions = () if asked is None else tuple(asked.split(","))
     if regions:
         pii.Recognisers(regions)

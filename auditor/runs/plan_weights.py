@@ -48,7 +48,7 @@ def target_and_model_locations(fields: Mapping[str, Any], run: str, model: str |
 
 
 def model_locations_by_role(plan: Plan) -> Places:
-    """By role, the folder or hub id, and the revision of one on the hub."""
+    """By role, where a model lies: its folder or hub id, and its revision on the hub."""
     target, places = plan.target, Places()
     if target.tokenizer is not None:
         places["tokenizer"] = target.tokenizer, None
@@ -79,7 +79,7 @@ def model_locations_by_role(plan: Plan) -> Places:
 
 
 def _locations_of_model(model: str, loading: LoadingOptions) -> Mapping[str, tuple[str, str | None]]:
-    """As its provider says; nowhere, where nobody here knows that provider."""
+    """Where its provider says that its files lie; empty for a provider that nobody here knows."""
     if not provider_and_name(model)[0]:
         return loading.places(model)
     from auditor.plugins import registry  # torch: only for who asks a provider

@@ -34,7 +34,7 @@ def describe_objects(classes: Mapping[str, str]) -> str:
 
 
 def check_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
-    """Raises AuditError where the plan was made with objects that are not there: it was read from a folder."""
+    """Raises AuditError where objects that the plan was made with are missing: it was read from a folder."""
     if set(classes) - set(objects):
         raise AuditError(
             f"expected what this run was started with, {describe_objects(classes)}: no folder holds it; call audit() "

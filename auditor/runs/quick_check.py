@@ -223,6 +223,6 @@ def _run_seconds_by_row_count(scene: RunContext, seconds: float) -> Callable[[in
 
 
 def _evenly_chosen_secrets(secrets: Sequence[Secret], n: int) -> list[Secret]:
-    """So many of all of them, evenly, as members; the same again where there are no more."""
+    """n of the secrets, evenly, as members; some of them several times where n is more than there are."""
     # The middle one of each of n equal stretches.
     return [replace(secrets[(2 * i + 1) * len(secrets) // (2 * n)], member=True) for i in range(n)]

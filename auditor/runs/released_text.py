@@ -99,7 +99,7 @@ def plan_for_released_text(
 
 
 def read_released_text(plan: Plan, text: Path) -> ReleasedText:
-    """All files, before anything is measured. Raises AuditError for what cannot be told from them."""
+    """Reads all files, before anything is measured. Raises AuditError for too few records, and canaries of exposure."""
     data, nonmembers, words = plan.data.data, plan.data.nonmembers, WordIds()
     assert data is not None and nonmembers is not None  # both are asked for
     manifest = None if plan.data.canaries is None else manifests.read_manifest(Path(plan.data.canaries))
@@ -310,7 +310,7 @@ def _strings_found_in_texts(wanted: set[str], texts: Sequence[str]) -> set[str]:
 
 
 def _membership_finding(held: ReleasedText, secrets: Sequence[Secret], rows: _Rows) -> Finding:
-    """By the n-grams of the released text against those of other records; beside it the published scores."""
+    """Membership scores by n-grams of the released text against those of other records, and the published scores."""
     records, kinds = [one.tokens for one in held.records], len(held.words.ids) + 1
     model = NGramCounts.of(held.texts, kinds)
     scores = {

@@ -163,7 +163,7 @@ def _prepare_audit(plan: Plan, site: Site, selection: Selection, folder: RunFold
 def _greedy_recall_of_target(
     audit: Audit, target: Target, clock: Clock
 ) -> tuple[dict[str, Measurement], Measurement | None]:
-    """Of the members by repeat count and, where any is given, of the non-members."""
+    """Greedy recall of members, by repeat count, and of non-members (None where no member was recalled)."""
     secrets = audit.benchmark.secrets
 
     def given() -> tuple[dict[str, Measurement], Measurement | None]:

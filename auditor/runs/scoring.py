@@ -77,7 +77,7 @@ def _greedy_hits(model: LanguageModel, secrets: Sequence[Secret]) -> NDArray[np.
 def _batches_as_tensors(
     model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Of secrets whose prefixes and suffixes are as long: indices, prefixes and suffixes."""
+    """Indices, prefixes (B, n) and suffixes (B, L), batch by batch of secrets that are as long."""
     for alike in batches_of_equal_shape([(len(s.prefix), len(s.suffix)) for s in secrets], size):
         prefixes = torch.tensor([secrets[i].prefix for i in alike], device=model.device)
         yield alike, prefixes, torch.tensor([secrets[i].suffix for i in alike], device=model.device)
@@ -164,7 +164,7 @@ def token_likelihoods(audit: Audit, target: Target) -> PerSecret:
 
 
 def log_probs_per_secret(members: Mapping[str, float], others: Mapping[str, float]) -> PerSecret:
-    """Of each secret, by its id, the mean log-probability of its tokens, nats."""
+    """Rows of members and non-members from the mean log-probability of each secret's tokens, nats, by id."""
     ids, values = (*members, *others), np.array([*members.values(), *others.values()])
     return PerSecret(ids, np.arange(len(ids)) < len(members), (None,) * len(ids), {LIKELIHOOD: values})
 

@@ -68,7 +68,7 @@ class Selection:
 
     @property
     def defenses(self) -> dict[str, Defense]:
-        """By the name of their row."""
+        """Defenses by the name of their row."""
         return {row.name: row.defense for row in self.rows}
 
     @property
@@ -173,7 +173,7 @@ def _built_plugins(
     defaults: Mapping[str, Mapping[str, Any]],
     objects: Objects,
 ) -> list[Any]:
-    """Each once, with its options: the place's defaults, then the user's. An object is what it is."""
+    """Each plug-in once, by its options: the place's defaults, then the user's. An object keeps its own."""
     chosen: list[Any] = []
     for name in dict.fromkeys(names):
         if (given := objects.get(f"{kind} {name}")) is not None:

@@ -47,5 +47,5 @@ def defense_rows_with_controls(
 
 
 def row_name_of_defense(rows: Sequence[ShownRow], defense: Defense) -> str:
-    """The name of the row that shows it; "" where none does."""
+    """The name of the row that shows this defense; "" where none does."""
     return next((row.name for row in rows if row.defense == defense), "")

@@ -106,7 +106,7 @@ class Site(ABC):
 
     @property
     def base(self) -> str:
-        """Of an adapter that is attacked, the model that it is for; "": a whole model."""
+        """The base of an attacked adapter; "" for a whole model."""
         return ""
 
     def check_model(self, given: Sequence[str]) -> None:  # noqa: B027 - most places have one of their own

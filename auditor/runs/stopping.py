@@ -125,7 +125,7 @@ def digest_of_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
 def stopping_rules_by_row(
     asked: AttackPlan, selection: Selection, policy: Policy | None, base: RunOutcomes | None
 ) -> dict[CellKey, StoppingRule]:
-    """By row; the others are asked in full. Raises AuditError for an --until that no row could keep."""
+    """The rule of each row that `--until` may stop. Raises AuditError for an --until that no row could keep."""
     if asked.until is None:
         return {}
     if (width := asked.wanted_interval_width) is not None:

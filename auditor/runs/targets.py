@@ -22,7 +22,7 @@ from auditor.statistics.unlearning import AFTER
 
 
 class Targets:
-    """Each is built when its turn comes, and none is kept here but the first."""
+    """Builds each target when its turn comes, and keeps none but the undefended one."""
 
     def __init__(self, scene: RunContext) -> None:
         self.scene, site = scene, scene.site

@@ -39,7 +39,7 @@ Scores = dict[ChatRendering, NDArray[np.float64]]  # (rows,) nats a token of the
 
 @dataclass(frozen=True)
 class _Sample:
-    """The same rows in every rendering. others: of non-members; empty where there are none."""
+    """Scores of the same rows in every rendering. others: of non-members; empty without them. what: rows, in words."""
 
     members: Scores
     others: Scores

@@ -158,7 +158,7 @@ class _WorkerJob:
     there: WorkerStart = field(default_factory=WorkerStart)
 
     def __call__(self) -> tuple[Trainer, TrainingJob]:
-        """Raises AuditError where something else lies there."""
+        """Raises AuditError where the worker reads another base or other records than the command."""
         self.there.enter_folder_checking_version()
         for path in self.asked.plugin:
             registry.load_plugin_file(Path(path))

@@ -60,7 +60,10 @@ class TrialBounds:
 
 
 def bound_epsilon(folders: Sequence[Path], target: str, canary: str | None) -> TrialBounds:
-    """Raises AuditError for runs that are no independent trials of one mechanism, and for trials of one kind only."""
+    """A lower bound of epsilon from one trial a folder. canary: its id; None: the first.
+
+    Raises AuditError for runs that are no independent trials of one mechanism, and for trials of one kind only.
+    """
     trials = [_read_trial(folder, target) for folder in folders]
     for one, other in combinations(trials, 2):
         # Two trainings never give every canary the same score to the last bit.

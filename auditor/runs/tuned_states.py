@@ -21,7 +21,7 @@ def save_attack_state(folder: RunFolder, cell: str, state: dict[str, Any]) -> No
 
 
 def load_attack_state(folder: RunFolder, cell: str) -> dict[str, Any] | None:
-    """None where nothing was tuned. Raises AuditError for a file that cannot be read."""
+    """What `save_attack_state` kept; None where nothing was. Raises AuditError for a file that cannot be read."""
     path = folder.attack_state_path(cell)
     if not path.exists():
         return None
