@@ -246,6 +246,7 @@ def _reasoning_and_content_parts(message: Message) -> Iterator[tuple[str, str, C
     """What the turn says, by key, in the order of speaking; and the message with another text in that place."""
     for key in REASONING:
         if isinstance(message.get(key), str):
+            # key=key: else every lambda would see the last key of the loop.
             yield "reasoning", message[key], lambda text, key=key: {**message, key: text}  # type: ignore[misc]
     content = message.get("content")
     text = message_text(content) or ""

@@ -103,6 +103,7 @@ def _normalised_messages(messages: Any, role: str) -> list[dict[str, Any]]:
         content = named.get("content")
         if content is not None and message_text(content) is None:
             raise UnusableConversation("a turn that is not text")
+        # Parquet and `datasets` give every message all keys of any, with null where it has none.
         found.append({key: value for key, value in named.items() if value is not None})
     return found
 

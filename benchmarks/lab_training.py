@@ -164,6 +164,7 @@ class LabTraining:
             torch.manual_seed(recipe.seed)  # of the adapter's random half
             return (with_adapter(model, Adapter(rank, recipe.private_alpha, "all")) if rank else model).train()
 
+        # A seed of its own: records that are nobody else's.
         heldout = list(draw_texts(recipe.seed + 3, _HELDOUT, self.kinds)) if trainer.chooses else []
         return TrainingJob(
             base=str(base),

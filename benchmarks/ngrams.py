@@ -109,6 +109,7 @@ class NGramIndex:
         for _ in range(len(self.order).bit_length()):
             middle = (low + high) // 2
             side = self._compare_suffixes_to_ngrams(middle, windows)
+            # Bisection of all at once: where low meets high nothing moves any more.
             past = ((side < 0) | (side == 0) & behind) & (low < high)
             low, high = np.where(past, middle + 1, low), np.where(past, high, middle)
         return low
@@ -126,6 +127,7 @@ class NGramIndex:
             # The last code is a 0, which no n-gram has: whatever is cut off there was decided before.
             theirs = self.codes.take(begins[alike, None] + np.arange(start, min(end, windows.shape[1])), mode="clip")
             mine = windows[alike, start:end]
+            # Of no difference argmax is 0, where both are alike: the sign below is 0, as it should be.
             first = (theirs != mine).argmax(axis=1)
             rows = np.arange(len(alike))
             side[alike] = np.sign(theirs[rows, first].astype(np.int64) - mine[rows, first])

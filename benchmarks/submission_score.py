@@ -113,6 +113,7 @@ def recall_by_wrong_guesses(marked: MarkedGuesses, answered_only: bool = False) 
 
     Recall at E errors is the point of E - 1 wrong guesses: the E-th ends the counting.
     """
+    # Wrong guesses ahead of each first right one, which adds none itself.
     before = np.cumsum(~marked.right)[ranking.first_right_guess_positions(marked.example, marked.right)]
     solved = np.cumsum(np.bincount(before, minlength=int((~marked.right).sum()) + 1))
     n = marked.answered if answered_only else marked.answers

@@ -204,6 +204,7 @@ def ledger_row(plan: str, statement: Statement, places: Sequence[Place]) -> Ledg
 def describe_setting(about: Sequence[str], parts: Sequence[WeightedMetric], ours: Measurement) -> str:
     """`lab; n 300; K 10; seeds 0-4`: what was attacked, how many secrets, how many samples each, at which seeds."""
     sizes = sorted({int(part.cell.options["samples"]) for part in parts if "samples" in part.cell.options})
+    # A contrast is of the seeds that all its parts have.
     seeds = sorted(set.intersection(*({*part.cell.outcomes, *part.cell.measured} for part in parts)))
     words = [*about, f"n {ours.n}"]
     words += [f"K {', '.join(map(str, sizes))}"] if sizes else []

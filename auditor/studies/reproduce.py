@@ -194,6 +194,7 @@ UTILITY_METRICS: Mapping[str, Callable[[measure.UtilityRow, int], Measurement | 
 
 
 def _divide_by_vocabulary_size(m: Measurement, size: int) -> Measurement:
+    # At weight 0 uniform mixing has the perplexity |V| (Majmudar et al. 2022): 1 here.
     return Measurement(f"{m.name}_over_vocabulary", m.value / size, m.low / size, m.high / size, m.n, "times")
 
 

@@ -393,6 +393,7 @@ def corpus_perplexity(
     def log(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         own, other = each[:, : len(nll)], each[:, len(nll) :]
         with np.errstate(invalid="ignore"):  # infinity has no slope, and is asked for none
+            # The log of the mean of exp(rate) over restarts; exp undoes it below.
             if base is None:
                 return logsumexp(own, axis=1) - math.log(len(nll)), softmax(own, axis=1)
             value = np.where(np.isinf(own).any(1), np.inf, logsumexp(own, axis=1) - logsumexp(other, axis=1))
