@@ -65,6 +65,7 @@ def with_aliases(secrets: Sequence[Secret], salt: bytes) -> tuple[Secret, ...]:
     """
     found, seen = list[Secret](), Counter[str]()
     for secret in secrets:
+        # A list of two: where the suffix begins is a part of what the secret is.
         alias = f"s{_keyed_digest(salt, json.dumps([secret.prefix, secret.suffix]))[:12]}"
         seen[alias] += 1
         user = None if secret.user is None else f"u{_keyed_digest(salt, json.dumps(['user', secret.user]))[:12]}"

@@ -73,7 +73,7 @@ def _paired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequence
             values += part.coefficient / len(seeds) * metrics.find_metric(part.metric).resampled(outcome, mine)
     units = {metrics.find_metric(part.metric).unit for part in parts}
     unit, n = units.pop() if len(units) == 1 else "", len(ids)
-    value, resampled = float(values[0]), values[1:]
+    value, resampled = float(values[0]), values[1:]  # the first row of draws is the sample itself
     if math.isnan(value) or np.isnan(resampled).mean() > _MOST_UNDEFINED:
         return Measurement(name, value, math.nan, math.nan, n, unit, "too few guesses to take a mean of")
     low, high = bootstrap.percentile_interval(resampled[~np.isnan(resampled)])
@@ -97,7 +97,7 @@ def _perplexity_contrast_by_text(name: str, parts: Sequence[WeightedMetric], see
     times = np.repeat([part.coefficient / len(seeds) for part in parts], len(seeds))
 
     def of(each: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return np.exp(each) @ times, np.exp(each) * times
+        return np.exp(each) @ times, np.exp(each) * times  # the sum, and its slopes
 
     value, low, high = bootstrap.interval_of_rates(nll, tokens, of, "contrast", _RESAMPLES)
     return Measurement(name, value, low, high, tokens.shape[1], "perplexity")
@@ -140,6 +140,7 @@ def _unpaired_contrast(name: str, parts: Sequence[WeightedMetric], seeds: Sequen
     terms = list[tuple[float, Measurement]]()
     for part in parts:
         held = [_measurement_at_seed(part, seed) for seed in seeds]
+        # Ends are averaged, not combined: seeds share the secrets, so that more seeds narrow nothing.
         value, low, high = (float(np.mean([getattr(m, end) for m in held])) for end in ("value", "low", "high"))
         terms.append((part.coefficient, Measurement(part.metric, value, low, high, held[0].n, held[0].unit)))
     units = {m.unit for _, m in terms}

@@ -112,7 +112,7 @@ def _greedy_contradiction_sentences(
         )
     for row in rows:
         for m in row.measurements:
-            level = m.name.removeprefix("discoverable_1_")
+            level = m.name.removeprefix("discoverable_1_")  # the whole name where it begins otherwise
             likely = round(m.value * m.n) if level != m.name and _number_or_zero(level) > 0.5 and m.n == greedy.n else 0
             if likely > given:  # more probable than not means that each of its tokens is the likeliest
                 yield (

@@ -163,6 +163,7 @@ class _DigestCache:
                 return held[-1]
             digest = file_sha256_hex(path)
             changed = max(path.stat().st_mtime, path.stat().st_ctime)
+            # The same before and after: it was not changed while it was read.
             if seen == _file_stat_fingerprint(path) and time.time() - changed > _SETTLED:
                 self._held[key], self._new = [*seen, digest], True
         except OSError as error:

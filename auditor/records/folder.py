@@ -103,7 +103,7 @@ class RunFolder:
     @property
     def identity(self) -> str:
         """Where it lies and when it was begun: no other run's, and the same for every process of this one."""
-        return f"{self.path.resolve()} {(self.path / PLAN).stat().st_mtime_ns}"
+        return f"{self.path.resolve()} {(self.path / PLAN).stat().st_mtime_ns}"  # written once, by `create`
 
     def plan(self) -> dict[str, Any]:
         return read_json_object(self.path / PLAN, "the plan of a run")

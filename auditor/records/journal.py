@@ -52,7 +52,7 @@ class CellJournal(Generic[Key, Record]):
         try:
             with open(self.path, "rb") as file:
                 for number, line in enumerate(file, 1):
-                    if not line.endswith(b"\n"):
+                    if not line.endswith(b"\n"):  # cut off by a crash, which leaves it the last
                         break
                     key, record = self._parse_journal_line(line, number)
                     self._begins.setdefault(key, {})[record.secret] = at

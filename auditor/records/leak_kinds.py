@@ -105,6 +105,7 @@ def _smallest_detectable_share(n: int, baseline: Measurement | float | None, loo
     high = baseline.high if isinstance(baseline, Measurement) else 0.0
     if isinstance(baseline, Measurement) and baseline.unit == "share":
         high = wilson(round(baseline.value * baseline.n), baseline.n)[1]
+    # Bisected over counts: what is above the baseline is so with more hits too.
     least = bisect_left(range(1, n + 1), True, key=above) + 1
     return math.nan if least > n else least / n
 

@@ -242,4 +242,4 @@ def _anytime_valid_difference(about: Metric, count: int | None, new: PerSecret, 
     deltas = np.array([one[id] - other[id] for id in sorted(one.keys() & other.keys())])
     if not len(deltas) or not np.isfinite(deltas).all():
         return f"{about.name} is kept of no secret, or is not a number for some"
-    return BettingMean(deltas, least=-1.0)
+    return BettingMean(deltas, least=-1.0)  # one share minus another lies in [-1, 1]

@@ -80,6 +80,7 @@ def _secret_text_entries(
         said = {row: decode_continuation(decode, context, tokens) for row, tokens in own.items()}
         prefix = decode(secret.prefix) if wording is None else wording.prefix
         pieces = decoded_pieces(decode, context, secret.suffix) if wording is None else wording.pieces
+        # Other tokens may spell the same text, and whoever reads it sees a verbatim guess.
         same = tuple(row for row, tokens in own.items() if tokens == secret.suffix or said[row] == "".join(pieces))
         text = SecretText(secret.alias, prefix, tuple(pieces), said, same, decoded=wording is None)
         yield {"secret": secret.id, **asdict(text)}

@@ -173,7 +173,7 @@ def score_calibration(score: NDArray[np.float64], right: NDArray[np.bool_]) -> R
     """
     if not len(score) or not ((score >= 0) & (score <= 1 + 1e-9)).all():
         raise AuditError("expected at least one score, each a probability in [0, 1]")
-    at = np.minimum((score * _BINS).astype(int), _BINS - 1)
+    at = np.minimum((score * _BINS).astype(int), _BINS - 1)  # a score of 1 is in the last bin
     found = [
         ScoreBin(float(score[at == i].mean()), intervals.share_with_interval("right", right[at == i]))
         for i in np.unique(at)

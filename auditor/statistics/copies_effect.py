@@ -57,6 +57,7 @@ def most_concentrated_part(
     """
     found = []
     for name, inside in parts.items():
+        # Rows: in the part or not; columns: extracted or not. "greater": more extracted in the part than outside.
         table = [[int(np.sum(own & came)) for came in (hit, ~hit)] for own in (inside, ~inside)]
         p = min(1.0, len(parts) * float(fisher_exact(table, alternative="greater").pvalue))
         if p <= level:

@@ -114,7 +114,7 @@ def _traits_of_guess(guesses: Guesses, answer: Secret) -> tuple[float, ...]:
     least = math.nan if first.min_log_prob is None else first.min_log_prob
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(first.suffix, answer.suffix, strict=False))
     lead = sum(1 for _ in alike)
-    if first.log_prob is None:
+    if first.log_prob is None:  # attacks need not know how likely a guess is
         return rank, first.count, least, math.nan, lead
     passed_over = any(g.log_prob is not None and g.log_prob > first.log_prob for g in others)
     return rank, first.count, least, passed_over, lead

@@ -42,6 +42,7 @@ def chao_species_richness(name: str, seen: Counts, draws: int, most: int) -> Mea
     once, twice, share = _count_seen_exactly(seen, 1), _count_seen_exactly(seen, 2), (draws - 1) / draws
     unseen = share * once * (once - 1) / (2 * (twice + 1))
     if unseen > 0:
+        # The variance of the form without bias (EstimateS, Appendix B, of Chao2).
         spread = (
             unseen
             + share**2 * once * (2 * once - 1) ** 2 / (4 * (twice + 1) ** 2)
@@ -50,7 +51,7 @@ def chao_species_richness(name: str, seen: Counts, draws: int, most: int) -> Mea
         factor = math.exp(Z * math.sqrt(math.log(1 + spread / unseen**2)))
         low, high = len(seen) + unseen / factor, len(seen) + unseen * factor
     else:
-        missed = float(np.exp(-seen.astype(float)).mean())
+        missed = float(np.exp(-seen.astype(float)).mean())  # Poisson: one seen i times is missed with e^-i
         spread = len(seen) * missed * (1 - missed)
         low, high = len(seen), (len(seen) + Z * math.sqrt(spread)) / (1 - missed)
     value = min(len(seen) + unseen, most)
