@@ -124,8 +124,10 @@ def crash_test(
     read = LoopClaim.read(returned if claim is None else claim)
     if not read.noise_multiplier:
         raise AuditError("expected a claim with noise, got noise_multiplier 0: no epsilon follows from it")
+    # First: what is not the same again under its seed can be neither replayed nor reproduced.
     other_seed = _first_step_of_equivalent_seed(train, first, own, until)
     fewer, again = _neighbouring_trainings(train, read, first, own, until)
+    # Its seed, and below that of the bound, lie past those of the trainings.
     few, few_claimed = _training_on_few_records(train, claim, first, seed_of_training(seed, _MOST + 1), until)
     traces = [first]
     # How often depends on how much is read, not on what is found: the level holds.

@@ -118,7 +118,7 @@ class StepWatch:
                 hook.remove()
 
     def _record_forward_pass(self, _model: nn.Module, given: tuple[Any, ...], more: dict[str, Any]) -> None:
-        if time.monotonic() > self._until:
+        if time.monotonic() > self._until:  # where nothing can set an alarm: see `_enforce_time_limit`
             raise AuditError(LONG)
         ids = more.get("input_ids", given[0] if given else None)
         if not isinstance(ids, Tensor):
@@ -186,7 +186,7 @@ class StepWatch:
         self.trace.released.append({name: value.detach().clone() for name, value in own.items()})
         for name, value in self._replayed[at].items() if at < len(self._replayed) else ():
             if name in own:
-                own[name].copy_(value)
+                own[name].copy_(value)  # in place: the optimizer reads this tensor behind the hook
         if len(self.trace.steps) == self._most:
             raise _EnoughSteps
 

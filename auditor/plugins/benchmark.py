@@ -30,7 +30,7 @@ class Benchmark:
     forgotten: frozenset[str] = frozenset()  # ids of secrets and canaries that a model was to forget
     known: tuple[Pair, ...]
     heldout: tuple[Tokens, ...]  # text of the private kind that nothing was trained on, for perplexity
-    heldout_given: tuple[int, ...] = ()  # how many tokens of each are no part of that; empty: one
+    heldout_given: tuple[int, ...] = ()  # how many first tokens of each are given, not scored; empty: one
     description: str = ""
     notes: tuple[str, ...] = ()
     doubts: tuple[Doubt, ...] = ()  # what of the data may hide a leak, whatever the model
@@ -48,7 +48,7 @@ class Benchmark:
     def corpus(self, members: bool) -> Iterator[tuple[Tokens, int | None]]:
         """All that was trained on, or all held-out text: each text with how often, None where nobody knows.
 
-        By default no more than what is attacked or known; whoever reads whole records says so.
+        By default what is attacked or known, and no more; a benchmark of whole records overrides it.
         """
         yield from ((s.prefix + s.suffix, s.repeats) for s in (*self.secrets, *self.canaries) if s.member == members)
         if members:

@@ -49,7 +49,7 @@ class Provider:
         raise NotImplementedError
 
     def again(self, model: LanguageModel, wanted: RequestedModel) -> None:
-        """Told that another run asks a model that it has loaded."""
+        """Called when another run is to use a model that it has loaded already."""
 
     def places(self, wanted: RequestedModel) -> Mapping[str, tuple[str, str | None]]:
         """By role, what the model is read from: a file, folder or hub id, and the revision of one on the hub.

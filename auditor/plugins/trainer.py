@@ -133,6 +133,7 @@ class Checkpoint:
         if not self.path.is_file():
             return None
         try:
+            # weights_only: unpickling runs no code of whoever wrote the file
             state: dict[str, Any] = torch.load(self.path, weights_only=True, map_location="cpu")
         except Exception as error:  # torch raises a dozen kinds, all of them about the file
             raise AuditError(f"cannot read the checkpoint {str(self.path)!r}: {type(error).__name__}") from None

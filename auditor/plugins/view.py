@@ -248,7 +248,7 @@ class View:
             ),
         )
         passes = [candidates for _, candidates in drawn]
-        if self.setting is TEXT_ONLY:
+        if self.setting is TEXT_ONLY:  # the one whose tokens a claim's budget pays for
             paid = [int((own[..., 1] >= 0).sum()) for own in noise]  # the others are answered by the public model
             self.meter.drawn |= {(name, query.id): tokens for query, tokens in zip(batch, paid, strict=True)}
         return passes[0] if len(passes) == 1 else [merge_candidates(parts) for parts in zip(*passes, strict=True)]
@@ -261,7 +261,7 @@ class View:
         if self.allowance is not None:
             # Draws past the budget are answered by the public model: a subset of size zero, whatever was drawn for it.
             paid = self.allowance[(name, query.id)]
-            noise.reshape(-1, CHANNELS)[paid:, 1] = -1.0
+            noise.reshape(-1, CHANNELS)[paid:, 1] = -1.0  # of a contiguous array: a view, so `noise` itself changes
         return noise
 
     def mean_nll(self, model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[float]:

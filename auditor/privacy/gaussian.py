@@ -128,7 +128,8 @@ def noise_multiplier_for(epsilon: float, delta: float, q: float, steps: int) -> 
     if low_spent <= epsilon:
         return low
     while spent < (1 - _CLOSE) * epsilon and low < high * (1 - _CLOSED):  # it can jump where PLD gives out
-        # Regula falsi on log epsilon against log sigma, which is nearly straight; kept off the ends.
+        # Regula falsi on log epsilon against log sigma, which is nearly straight; kept off the ends. A little towards
+        # `high`: a sigma just on the private side ends the search.
         share = math.log(epsilon / spent) / math.log(low_spent / spent)
         middle = high * (low / high) ** min(0.95, max(0.05, share * (1 - _CLOSE)))
         found = reported(middle)

@@ -304,7 +304,7 @@ def _log1p_sum(log_terms: _Terms) -> float:
     """log(1 + sum of weight * value), without overflow and with the relative accuracy of a small sum."""
     terms = [weight + value for weight, value in log_terms if weight > -math.inf]  # a weight of 0 annuls even inf
     top = max(terms, default=-math.inf)
-    if top < 700:
+    if top < 700:  # a float ends at e^709
         return math.log1p(math.fsum(map(math.exp, terms)))
     return top if top == math.inf else top + math.log(math.fsum(math.exp(t - top) for t in terms))
 

@@ -54,6 +54,7 @@ def largest_mixing_weight(moments: Tensor, radius: float | Tensor, max_weight: f
     budget = (alpha - 1) * _radii_less_rounding(radius, moments.device)  # what log E x^alpha may reach
     shape = torch.broadcast_shapes(moments.shape[1:], budget.shape)
     budget = budget.expand(shape)
+    # Dimensions that the radius alone has come between the orders and the distributions' own.
     moments = moments.reshape(alpha + 1, *(1,) * (len(shape) + 1 - moments.ndim), *moments.shape[1:]).expand(-1, *shape)
     whole = torch.full(shape, max_weight, dtype=torch.float64, device=moments.device)
     fits = (_log_mixture_moment_excess(moments, whole) <= _log_expm1(budget)) | budget.isposinf()

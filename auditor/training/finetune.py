@@ -31,7 +31,7 @@ def make_untrained_model(
     *, vocab_size: int, layers: int, hidden: int, heads: int, positions: int, end: int, seed: int
 ) -> GPTNeoXForCausalLM:
     """A small GPT-NeoX with tied embeddings; rotary positions, so that none is untrained behind a soft prompt."""
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # torch's own generator, of the whole process: what is drawn next follows from it too
     return GPTNeoXForCausalLM(
         GPTNeoXConfig(
             vocab_size=vocab_size,
@@ -100,6 +100,7 @@ def check_schedule(epochs: int, learning_rate: float) -> None:
 
 def require_finite_weights(parameters: Iterable[torch.nn.Parameter], checkpoint: Checkpoint | None) -> None:
     """Raises AuditError for weights that are no numbers any more; the checkpoint, which leads there, is taken away."""
+    # One number that is not finite makes the sum one, and a device is waited for once a parameter.
     if math.isfinite(sum(float(p.detach().sum()) for p in parameters)):
         return
     if checkpoint is not None:

@@ -88,6 +88,7 @@ class CanaryWatch:
         self._noise: list[NDArray[np.float64]] = []  # of each step the witnesses', over its deviation as it is said
         self._witnesses = np.flatnonzero(~self.included)[:_WITNESSES]
         self._known = np.zeros(planted.count)  # what the records add at each canary's coordinate, in this step
+        # The parameter that each canary's coordinate lies in, and where in it.
         self._owner = np.searchsorted(starts, flat, side="right") - 1
         self._offset = flat - starts[self._owner]
         self._here = [np.flatnonzero(self._owner == i) for i in range(len(parameters))]  # of each parameter, which

@@ -162,6 +162,7 @@ def check_buffers_unchanged(model: nn.Module, pairs: Sequence[Sequence[Tokens]],
     """
     device = next(model.parameters()).device
     before: dict[str, Tensor] = {}
+    # The shortest, then the longest: some buffers (caches of rotary angles) change with the length alone.
     for example in (pairs[0][0], pairs[-1][-1]):
         try:
             record_losses(model, *pad_tokens_and_labels([example], pad, device))

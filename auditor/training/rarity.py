@@ -61,6 +61,7 @@ def check_clipping_share_options(kappa_least: float, lowest: float, highest: flo
     """Raises AuditError for what no clipping norm can be scaled by (`clipping_shares`)."""
     if not 0 < kappa_least <= 1:
         raise AuditError(f"expected kappa_least in (0, 1], got {kappa_least}")
+    # highest 0 is the vocabulary's size, which no option says: any large number passes
     normalise_by_fixed_bounds(np.zeros(0), lowest or 1, highest or 1e9)
 
 

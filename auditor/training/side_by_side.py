@@ -54,6 +54,7 @@ class SideBySide:
             own = [layer[name] for layer in layers]
             mixed.a = torch.stack([layer.get_parameter("lora_A.default.weight") for layer in own])
             mixed.b = torch.stack([layer.get_parameter("lora_B.default.weight") for layer in own])
+            # LoRA's alpha / rank, the same for all adapters of one recipe
             mixed.b = mixed.b * own[0].scaling["default"]
             if half is not None:
                 mixed.a, mixed.b = mixed.a.to(half), mixed.b.to(half)

@@ -88,6 +88,7 @@ class UnlearningTrainer(Variant):
             at = fitting.batch()[:, 0]
             loss = self.forgetting(record_log_probs(model, rows[at].to(device), job.half), before[at.to(device)])
             if self.retain:
+                # by the place and not from a stream, so that a resumed training draws the same records
                 rng = keyed_random_generator("retain", job.seed, fitting.epochs, fitting.steps)
                 drawn = rng.integers(len(kept), size=len(at))
                 retained = record_log_probs(model, kept[torch.from_numpy(drawn)].to(device), job.half)
