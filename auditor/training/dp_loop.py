@@ -247,7 +247,7 @@ def _accumulate_clipped_gradients(
     for start in range(0, len(order), recipe.physical_batch):
         part = order[start : start + recipe.physical_batch]
         records, canaries = [i for i in part if i < len(examples)], [i for i in part if i >= len(examples)]
-        own = shares[records + canaries].to(device)
+        own = shares[records + canaries].to(device)  # as rows stand: `append_canary_gradients` puts canaries last
         losses = torch.zeros(0, device=device)
         if records:
             losses = record_losses(wrapped, *pad_tokens_and_labels([examples[i] for i in records], pad, device))
@@ -272,7 +272,7 @@ def _clip_and_add_samples(
 ) -> None:
     """Clips and adds the per-sample gradients that a backward pass left, and those of the canaries behind them."""
     watch.append_canary_gradients(canaries)
-    seen = watch.read_samples_at_coordinates(records)
+    seen = watch.read_samples_at_coordinates(records)  # before `clip_and_add`, which frees the samples
     watch.add_known_record_sums(optimizer.clip_and_add(shares)[:records].double().cpu() @ seen)
 
 

@@ -54,6 +54,7 @@ def opacus_wrapped_model(model: Any, ghost: bool, examples: Sequence[Tokens], pa
     pairs = pairs_to_check(examples)
     check_buffers_unchanged(model.train(), pairs, pad)
     with warnings.catch_warnings():
+        # torch's, of every layer whose input needs no gradient, as an embedding's token ids
         warnings.filterwarnings("ignore", message="Full backward hook is firing", category=UserWarning)
         wrapped = wrap_with_opacus(model, ghost)
         try:

@@ -182,7 +182,7 @@ def relearn(
         )
     own, order = copy.deepcopy(model.model), keyed_random_generator("relearn", seed)
     for parameter in own.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
+        parameter.requires_grad_(parameter.is_floating_point())  # quantised weights are integers, without gradients
     parameters = trainable_parameters(own)
     optimizer = torch.optim.AdamW(parameters.values(), lr=rate, weight_decay=0.01)
     block, batches = min(_BLOCK, model.max_positions or _BLOCK), list[torch.Tensor]()
