@@ -83,7 +83,7 @@ def peak_memory_mb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 1e6
     try:
         line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
-        return float(line.split()[1]) / 1000
+        return float(line.split()[1]) * 1024 / 1e6  # its kB are KiB
     except (OSError, StopIteration):  # no /proc: Windows says it of the process, macOS by getrusage, both in bytes
         own = psutil.Process().memory_info()
         if hasattr(own, "peak_wset"):

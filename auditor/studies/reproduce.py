@@ -11,6 +11,7 @@ from typing import Any
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, read_json_object, to_json
+from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import Measurement
 from auditor.records.replicates import Replicates
 from auditor.reports import frontier, phrases, tables
@@ -173,7 +174,7 @@ def _utility_places(result: measure.Utility) -> list[Place]:
     what = f"{Path(result.model).name} ({result.kind}) on {result.data}"
     made = []
     for row in result.rows:
-        if row.options:
+        if row.target != UNDEFENDED:
             numbers = {name: metric(row, result.vocab_size) for name, metric in UTILITY_METRICS.items()}
             found = {name: m for name, m in numbers.items() if m is not None}
             cell = Replicates(row.target, "", tradeoff.NAME, measured={seed: found}, options=row.options)

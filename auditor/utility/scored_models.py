@@ -191,7 +191,8 @@ class Subject(ABC, Generic[Model]):
             if isinstance(asked, _LastAnswerCache | _LastMaskedAnswerCache):
                 asked.forget()
         start = time.perf_counter()
-        self.distribution(model)
+        if self.distribution(model).is_cuda:
+            torch.cuda.synchronize()  # what is launched is not yet done
         return time.perf_counter() - start
 
 
@@ -347,7 +348,7 @@ def bracketed_text(
 
 
 class _LastAnswerCache(WrappingModel):
-    """A model that answers the question it was last asked without thinking again, in float64.
+    """A model that answers the question it was last asked without thinking again; likelihoods in float64.
 
     All points of a sweep ask the same of it, one after the other.
     """

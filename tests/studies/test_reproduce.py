@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from auditor.runs.plan import make_plan
 from auditor.runs.plan_grid import GridPoint, expand_grid
 from auditor.statistics.metrics import METRICS
 from auditor.studies import ledger, papers, reproduce, sweep
+from auditor.utility import measure
 from tests.conftest import fits_schema, tiny
 
 Said = pytest.CaptureFixture[str]
@@ -564,3 +566,12 @@ def test_table_2_ablates_what_it_says() -> None:
         "baselines": {},
     }
     assert expand_grid({})[0].plan["attack"] == ["ethicist"]
+
+
+def test_a_defense_without_options_has_its_place() -> None:
+    m = Measurement("perplexity", 2.0, 1.9, 2.1, 10, "per token")
+    names = {"undefended": {}, "public": {}, "uniform-mixing": {"weight": 0.5}}
+    rows = [measure.UtilityRow(name, name, {}, options, m, m, (2.0,), m, m) for name, options in names.items()]
+    found = SimpleNamespace(rows=rows, plan={"seed": 3}, model="m", kind="causal", data="d", vocab_size=7)
+    made = reproduce._utility_places(found)  # type: ignore[arg-type]
+    assert [cell.target for place in made for cell in place.cells] == ["public", "uniform-mixing"]
