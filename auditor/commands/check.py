@@ -72,7 +72,7 @@ def check(
         audit check
         audit check ./my-model --data private.jsonl --nonmembers fresh.jsonl
     """
-    begun = time.perf_counter()
+    begun = time.perf_counter()  # --minutes include imports and loading
     beside = {"--nonmembers": nonmembers, "--template": template != AUTO, "--deep": deep}
     _check_options_together(model, data, beside, minutes)
     console.silence_libraries()

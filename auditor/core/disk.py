@@ -75,7 +75,7 @@ def create_atomically(path: Path) -> Iterator[Path]:
 def replace_symlink(link: Path, target: str) -> None:
     """A symbolic link to the target, put in the place of another in one step."""
     scratch = link.with_name(f".{link.name}-{os.getpid()}")
-    scratch.symlink_to(target)
+    scratch.symlink_to(target)  # which replaces nothing; a rename does
     os.replace(scratch, link)
 
 

@@ -85,7 +85,7 @@ def out_of_memory_error(error: BaseException) -> AuditError | None:
 
 def error_and_its_causes(error: BaseException) -> list[BaseException]:
     """The error and what led to it, nearest first."""
-    chain = [error]
+    chain = [error]  # may close to a ring: an error can be raised from one that it led to
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
     return chain

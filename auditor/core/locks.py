@@ -58,6 +58,7 @@ def locked_folder(folder: Path, mark: str) -> Iterator[None]:
             yield
         finally:
             if not (folder / mark).exists():
+                # while it is held: once it is free, the file may be the lock of another process
                 (folder / LOCK).unlink(missing_ok=True)
                 if made:
                     with suppress(OSError):  # somebody may have put other things there

@@ -102,7 +102,7 @@ def _idle_processors() -> float:
     try:
         running = []
         for _ in range(_LOOKS):
-            running.append(int(_LOAD.read_text().split()[3].partition("/")[0]))
+            running.append(int(_LOAD.read_text().split()[3].partition("/")[0]))  # "running/all threads"
             time.sleep(_BETWEEN)
         return (os.cpu_count() or 1) - (statistics.median(running) - 1)  # one of them is this process
     except (OSError, ValueError, IndexError):

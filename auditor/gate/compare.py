@@ -74,6 +74,7 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
     lowest = [_index_of_lowest_value(line) for line in lines]
     rivals = [_excess_leak_of_other_runs(runs, line, candidate) for line, candidate in zip(lines, lowest, strict=True)]
+    # Holm (1979) over the rows; within a row the level is divided among the runs
     level = adjusted_test_level([partial(_is_lower_than_all_rivals, others) for others in rivals], LEVEL)
     marked = (
         replace(line, best=candidate if _is_lower_than_all_rivals(others, level) else None)

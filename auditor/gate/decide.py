@@ -421,4 +421,5 @@ def one_sided_bounds(measurement: Measurement) -> BoundedNumber:
     if find_metric(measurement.name).exact and measurement.unit != "probability":  # a mean of parts is no count
         return BinomialCount(round(measurement.value * measurement.n), measurement.n)
     seen = RecordedInterval(measurement.value, measurement.low, measurement.high, measurement.n)
+    # an AUC below one half tells members from others as well, the other way round
     return AucEitherDirection(seen) if measurement.unit == AUC else seen

@@ -301,7 +301,7 @@ def check_share_limit(rule: Rule) -> None:
 
 def _parse_number(value: Any, complaint: str) -> float:
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        number = math.nan if isinstance(value, bool) else float(value)  # a bool would be 0 or 1
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isnan(number):

@@ -173,7 +173,7 @@ def secrets_for_difference(truth: float, margin: float, discordant: float, level
     distance = abs(truth - margin)
     spread = (max(discordant, abs(truth)) - truth**2, max(discordant, abs(margin)) - margin**2)
     z = float(norm.isf(level)) * math.sqrt(spread[1]) + float(norm.ppf(power)) * math.sqrt(spread[0])
-    n = (z / distance) ** 2 + 2 / distance
+    n = (z / distance) ** 2 + 2 / distance  # the second term: a paired sum moves in whole steps
     # with no change at all seen: (1 - margin)^n <= level
     least = math.log(level) / math.log1p(-margin) if 0 < margin < 1 else 0.0
     return _checked_secret_count(math.ceil(max(n, least)))

@@ -52,6 +52,7 @@ class Asker:
         keys = list[list[bytes]]()
         for context, of_context in zip(contexts, seeds, strict=True):
             body = self.dialect.draw(self.spelling.prompt(context), length, decoding, 1, None)
+            # keyed as if asked for alone: how many come in one request is no part of a sample
             keys.append([self._key(body, seed, index) for index, seed in enumerate(of_context)])
         found = {key: answer for own in keys for key in own if (answer := answers.get(key)) is not None}
         questions = [
@@ -99,6 +100,7 @@ class Asker:
             seed = None if decoding == GREEDY else seeds[mine[0]]
             body = self.dialect.draw(self.spelling.prompt(context), length, decoding, len(mine), seed)
 
+            # `of` is bound now: answers are read after the loop has gone on
             def read(answer: Any, of: Sequence[int] = mine) -> Mapping[bytes, Any]:
                 every = zip(of, self.dialect.written(answer, len(of), length), strict=True)
                 kinds = [(i, one, self.spelling.withheld_kind_of_answer(context, one, length)) for i, one in every]
@@ -139,7 +141,7 @@ class Asker:
                 raise MalformedAnswer("log-probabilities are missing")
             if self.dialect.ranked and given.ranks is None:
                 raise MalformedAnswer("ranks are missing")
-            told = [log_probs, [1, *(given.ranks or ())[1:]]]
+            told = [log_probs, [1, *(given.ranks or ())[1:]]]  # 0 nats and rank 1 stand for what is not known
             return {key: [*told, given.likeliest] if likeliest else told}
 
         return ServerRequest(self.dialect.score(self.spelling.prompt(text), likeliest), len(text) + 9, read)

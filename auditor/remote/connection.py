@@ -250,11 +250,13 @@ class ServerConnection:
         if self._client is None:
             timeout = openai.Timeout(self.patience.answer, connect=self.patience.connect)
             key = os.environ.get(KEY) or "none"  # servers of one's own ask for none, and the client for some
+            # no retries of its own, which nobody would pace, count or pay for
             client = openai.OpenAI(api_key=key, base_url=self.url, max_retries=0, timeout=timeout)
             weakref.finalize(self, client.close)  # left to the garbage collector, its connections stay open
             self._client = client
         if body is None:
             return self._client.models.with_raw_response.list()
+        # create() checks the fields that OpenAI has; extra_body goes out as it is, whatever the server takes
         first = {name: body[name] for name in ("model", "prompt")}
         return self._client.completions.with_raw_response.create(**first, extra_body=dict(body))
 

@@ -141,6 +141,7 @@ class RemoteModel(LanguageModel):
         pairs = _prefix_suffix_pairs(prefixes, suffixes)
         given = self.asker.scored(pairs, self.dialect.likeliest)
         own = [[column[len(prefix) :] for column in columns] for (prefix, _), columns in zip(pairs, given, strict=True)]
+        # float64 holds token ids exactly, which stand in one tensor with their log-probabilities
         log_probs, ranks, likeliest = (torch.tensor(column, dtype=torch.float64) for column in zip(*own, strict=True))
         ids, top = likeliest.flatten(0, 1).unbind(-1)
         most = _PADDED * self.vocab_size

@@ -126,6 +126,7 @@ class Dialect:
         if len(choices) != count or {_required_field(choice, "index") for choice in choices} != set(range(count)):
             raise MalformedAnswer(f"{count} samples were asked for, and {len(choices)} came, or one twice")
         counted = tokens_counted_by_server(answer, "completion_tokens")
+        # servers count all samples together: of several it is known what each has only where all are full
         each = counted if count == 1 else length if counted == count * length else None
         every = [_parse_sample_choice(choice, each) for choice in sorted(choices, key=lambda choice: choice["index"])]
         return every if self.returned else [replace(one, tokens=None) for one in every]
@@ -176,6 +177,7 @@ def _prompt_log_probs(choice: Any, prompt: Tokens, likeliest: int) -> PromptLogP
     beside = list[tuple[tuple[int, float], ...]]()
     for place, entry in enumerate(entries):
         every = {} if entry is None else _parse_token_scores(entry)
+        # the text's own token comes beside the likeliest, unless it is one of them
         if every and len(every) not in (likeliest, likeliest + 1):
             raise MalformedAnswer(f"{len(every)} tokens came at a place, not its own and the {likeliest} likeliest")
         here = prompt[place] if place < len(prompt) else -1
