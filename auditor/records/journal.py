@@ -1,4 +1,4 @@
-"""Records appended to a file as secrets finish, and read again by who goes on."""
+"""Records appended to a file as secrets finish, and read again by a run that is resumed."""
 
 from __future__ import annotations
 

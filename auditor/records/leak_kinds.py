@@ -27,7 +27,7 @@ class Reading:
 
     excess: what is left above that of non-members, with an interval. alone: whether it can show a leak; else it can
     but raise suspicion. either_way: an AUC below one half distinguishes members just as well. looks: at how many such
-    numbers the level is shared. most: the best that an audit could have proved. blind: it without any model.
+    numbers the level is shared. most: the best that an audit could have proved. blind: the number without a model.
     """
 
     measured: Measurement

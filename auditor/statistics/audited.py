@@ -98,7 +98,7 @@ def _audited_by_estimator(
 
 
 def audit_at_level(audit: Audited, level: float) -> Audited:
-    """The same guesses, and the best that could have been, at another level: what several audits of one model share.
+    """The same audit at another level, as where several audits of one model share one; its best possible bound too.
 
     Raises AuditError for what `audit_epsilon_bounds` cannot have made.
     """
@@ -161,8 +161,8 @@ def _cut_nearest_middle(ordered: NDArray[np.floating]) -> float:
 
 @lru_cache(maxsize=2**14)
 def best_provable_epsilon(m: int, delta: float, level: float = LEVEL, copies: int = 1) -> float:
-    """What m canaries would prove, every guess right, by the rule of `audit_epsilon_bounds`: an audit of a larger
-    claim is idle.
+    """What m canaries would prove, every guess right, by the rule of `audit_epsilon_bounds`: they can refute no claim
+    above it.
     """
     return epsilon_one_run(m, guess_counts(m), delta, level, copies)
 

@@ -38,7 +38,7 @@ def null_p_value(nll: float, references: NDArray[np.float64]) -> float:
 
 
 def null_exposure_tail_bound(bits: float, n: int) -> float:
-    """What the share of n canaries with at least so many bits stays under, at all bits at once, had none been learned.
+    """What the share of n canaries with this exposure or more stays under, at all bits at once, had none been learned.
 
     Dvoretzky-Kiefer-Wolfowitz, one-sided with Massart's constant (1990, Theorem 1; confidence >= 1/2): of n independent
     draws P(the tail exceeds its distribution somewhere by more than t) <= exp(-2 n t^2). The distribution is at most
@@ -109,7 +109,7 @@ def estimate_rank(nll: float, text: str, draws: WeightedDraws) -> RankEstimate:
 
 
 def rank_upper_bound(nll: float, size: int) -> float:
-    """No text of this nll ranks lower than this, whatever the other texts' nll: probabilities sum to at most 1."""
+    """The worst rank that a text of this nll can have, whatever the others': probabilities sum to at most 1."""
     return max(1.0, min(float(size), math.exp(min(nll, 700.0))))
 
 

@@ -97,7 +97,7 @@ def estimate_mean_by_unit(name: str, values: NDArray[np.float64], unit: str, not
 
 
 def mean_share_per_secret(name: str, values: NDArray[np.float64]) -> Measurement:
-    """Of what each secret holds, the share: exact where each holds one thing, as a mean of shares is no count."""
+    """The mean over secrets of a share each: exact where all are 0 or 1, as only these are a count."""
     return estimate_mean_by_unit(name, values, "share" if np.isin(values, (0.0, 1.0)).all() else "probability")
 
 

@@ -37,7 +37,7 @@ def near_pairs(
 
 
 def _positions_by_key(keys: Sequence[Any]) -> Mapping[Any, Indices]:
-    """Where each key stands."""
+    """The positions of each distinct key."""
     found: dict[Any, list[int]] = {}
     for i, key in enumerate(keys):
         found.setdefault(key, []).append(i)
@@ -87,7 +87,7 @@ def _places_of_whole_pieces(length: int, long: int, limit: int) -> list[tuple[in
 
 
 class _Pieces:
-    """Texts of one length, (n,) by the hash of any piece."""
+    """An index of n texts of one length, by the hashes of their pieces."""
 
     def __init__(self, texts: Sequence[Tokens]) -> None:
         self._tokens = np.array(texts, dtype=np.uint64)

@@ -101,7 +101,7 @@ def p_value(m: int, right: Counts, epsilon: float, delta: float, enough: float =
 
 
 def refuting_right_counts(m: int, epsilon: float, delta: float, level: float) -> Counts:
-    """So many right of the surest guesses refute (epsilon, delta)-DP, for each of `guess_counts` by itself.
+    """How many of the surest guesses must be right to refute (epsilon, delta)-DP, for each of `guess_counts` alone.
 
     r + 1 where not even r of r do.
     """
@@ -141,7 +141,7 @@ def _as_unlikely_probability_bound(m: int, least: float, epsilon: float, delta: 
 
 
 def _fewest_right_as_unlikely(r: int, p: float, chance: float) -> int:
-    """The fewest right of r that are no likelier than this; r + 1 where none are."""
+    """The fewest right guesses of r whose upper tail is at most `chance`; r + 1 where no number's is."""
 
     def is_unlikely(v: int) -> bool:
         return float(binomial_upper_tail(v, r, np.array([p]))[0]) <= chance * (1 + _ROUNDED)
@@ -153,7 +153,7 @@ Step = tuple[int, NDArray[np.float64]]
 
 
 def _probability_of_enough_right(needed: Sequence[int], steps: Sequence[Step]) -> float:
-    """P[so many are needed of r, and so many are right, for some r of the counts], each right by its own coin."""
+    """P[for some r of the counts, as many are right as are needed of r], each guess right by its own coin."""
     mass, first, reached = np.ones(1), 0, 0.0
     for fewest, (lowest, step) in zip(reversed(needed), steps, strict=True):
         mass, first = convolve(mass, step, method="direct" if len(mass) * len(step) < _LARGE else "fft"), first + lowest
@@ -167,7 +167,7 @@ def _probability_of_enough_right(needed: Sequence[int], steps: Sequence[Step]) -
 
 
 def _truncated_binomial_pmf(n: int, log_odds: tuple[float, float]) -> Step:
-    """Where its mass begins, and the mass; what lies `_FAR` standard deviations away is left out."""
+    """The first count with mass, and the mass from it on; what lies `_FAR` standard deviations away is left out."""
     right, wrong = log_odds
     mean, spread = n * math.exp(right), math.sqrt(n * math.exp(right + wrong))
     k = np.arange(max(0, int(mean - _FAR * spread) - 30), min(n, int(mean + _FAR * spread) + 30) + 1)

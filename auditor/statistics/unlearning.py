@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 
 def recall_by_model(attack: str, name: str, group: str, columns: Mapping[str, Floats]) -> GroupRecall:
-    """columns: (secrets,) by model, the same finite numbers of the same secrets in their order."""
+    """Means by model and changes between models. columns: by model, (secrets,) finite, of the same secrets in order."""
     unit = find_metric(name).unit or "number"
     changes = {
         change: compare.mean_difference_measurement(change, unit, columns[new], columns[old])
@@ -43,7 +43,7 @@ def recall_by_model(attack: str, name: str, group: str, columns: Mapping[str, Fl
 
 
 def _relearned_share(before: Floats, after: Floats, again: Floats) -> Measurement | None:
-    """Of what was taken on the whole, the part that is there again; below 0 where relearning takes more.
+    """The part of all that unlearning took that relearning brought back; below 0 where relearning takes more.
 
     None where a bootstrap could not tell how sure that is: of few secrets, where all that came back is alike, and where
     a resample holds nothing that was taken.
