@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
+import sys
 import types
 from collections.abc import Mapping
 from functools import cache
@@ -34,13 +36,16 @@ def load_plugin_file(path: Path) -> None:
         return
     if not path.is_file():
         raise AuditError(f"expected a Python file for --plugin, got {str(path)!r}, which does not exist")
-    spec = importlib.util.spec_from_file_location(f"audit_plugin_{path.stem}", path)
+    name = f"audit_plugin_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise AuditError(f"expected a Python file for --plugin, got {str(path)!r}")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where `dataclass` and `get_type_hints` look annotations up that are strings
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's file raises is the user's to mend
+        del sys.modules[name]
         raise _plugin_load_error(str(path), error) from error
     _extra[path.resolve()] = module
 

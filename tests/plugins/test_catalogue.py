@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from auditor.plugins import catalogue, registry
-from auditor.plugins.options import options_of, title_of
+from auditor.plugins.options import build_plugin, options_of, title_of
 
 
 def quiet() -> None:
@@ -43,3 +43,35 @@ def test_what_was_kept_of_other_files_is_not_taken(held: str, tmp_path: Path, mo
     before = catalogue._source_files_fingerprint()
     monkeypatch.setattr(catalogue, "_PACKAGES", ("auditor.attacks",))
     assert catalogue._source_files_fingerprint() != before
+
+
+MINE = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from auditor.plugins.attack import Attack
+
+
+@dataclass(frozen=True)
+class Mine(Attack):
+    """Guess nothing, which is a plug-in all the same."""
+
+    name: ClassVar[str] = "{name}"
+    needs: ClassVar[tuple[str, ...]] = ()
+    depth: {kind} = 3
+
+    def guess(self, view: Any, state: Any, queries: Any) -> Any:
+        yield from ()
+'''
+
+
+def test_files_of_one_name_may_put_off_their_annotations(tmp_path: Path) -> None:
+    """As most files do; each one's are looked up in itself."""
+    for name, kind in (("whole", "int"), ("real", "float")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(MINE.format(name=name, kind=kind))
+        registry.load_plugin_file(tmp_path / name / "mine.py")
+    made = [build_plugin("attack", registry.attacks(), name, {"depth": "4"}) for name in ("whole", "real")]
+    assert [type(one.depth) for one in made] == [int, float]  # type: ignore[attr-defined]
