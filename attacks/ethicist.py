@@ -272,6 +272,7 @@ def split_pairs(known: Sequence[Pair], validation: float, seed: int) -> tuple[li
         raise NotApplicable(
             f"needs at least 2 auxiliary records to tune a prompt (train and validation), got {len(known)}"
         )
+    # Keyed by the seed alone: whatever a prompt is tuned on is validated on the same pairs.
     order = keyed_random_generator(seed, "known", "split").permutation(len(known))
     held = min(len(known) - 1, max(1, round(validation * len(known))))
     return [known[i] for i in order[held:]], [known[i] for i in order[:held]]

@@ -93,6 +93,7 @@ class Exposure(Probe):
         measured = measure_with_nonmember_baseline("exposure", own, member, _WHICH)
         fitted = value_column(observations, "extrapolated_bits") / most
         extrapolated = measure_with_nonmember_baseline("exposure_extrapolated", fitted, member, _FITTED, excess=False)
+        # An interval over canaries would say nothing of how badly the distribution fits.
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
         main, *others = (_rescale_to_bits(m, most) for m in (*measured, *pointwise))
         chosen = [o for o, inside in zip(observations, member, strict=True) if inside]
@@ -204,6 +205,7 @@ class _Ranking:
         seen = []
         for x, better, left in zip(nll.tolist(), at_most.tolist(), unseen.tolist(), strict=True):
             least = max(1, better)  # the canary itself may be among the unseen
+            # Unseen texts may all be likelier, but e^nll at most are as likely as it: their masses add up to 1.
             most = max(least, min(least + left, exposure.rank_upper_bound(x, self.space.size))) if left else least
             estimate = exposure.RankEstimate(least, least, most)
             # Of a canary that was never inserted, P(exposure >= e) <= 2^-e (formulas A8).

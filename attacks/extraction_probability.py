@@ -51,10 +51,10 @@ class ExtractionProbability(DistributionProbe):
     of samples; `p`: a secret is (n, p)-discoverable when one of n samples is right with probability p or more; `alpha`:
     level of the conformal threshold that non-members set (A7).
 
-    `bracket` puts two bounds beside it, which are not of one event: at least so likely is a sample within
-    `near_distance` token edits of the suffix under this decoding (the near-verbatim probe, by `near_beams`); at most so
-    likely is the suffix itself whatever temperature, top-k or top-p a product uses (C3), and each of its `windows` of
-    so many tokens behind the text before it. Shares of secrets are counted that reach 1 in `one_in`.
+    `bracket` adds two bounds, of two events: a lower one, of a sample within `near_distance` token edits of the suffix
+    under this decoding (the near-verbatim probe, by `near_beams`); an upper one, of the suffix itself whatever
+    temperature, top-k or top-p a product uses (C3), and of each of its `windows` of so many tokens behind the text
+    before it. Of each number the share of secrets is counted for which it reaches 1 in `one_in`.
     """
 
     name: ClassVar[str] = "extraction-probability"
@@ -146,6 +146,7 @@ class ExtractionProbability(DistributionProbe):
             name, one = f"extraction_probability{end}", any_sample_probability(log_p, 1)
             measured += measure_with_nonmember_baseline(name, one, member, "one sample", excess=exact)
         for n, (end, log_p) in itertools.product(self.counts(), ends):
+            # The mean of 1 - (1 - p)^n over secrets (formulas A4), by log1p, as p may be far below float's 1 - p.
             name, any_of_n = f"expected_any_of_{n}{end}", any_sample_probability(log_p, n)
             measured += measure_with_nonmember_baseline(name, any_of_n, member, excess=False)
         for n, p, (end, log_p) in itertools.product(self.counts(), self.levels(), ends):
@@ -155,6 +156,7 @@ class ExtractionProbability(DistributionProbe):
         note = "one sample from the untruncated distribution"
         measured.append(mean_probability("extraction_probability_ancestral", ancestral, note))
         if _has_rank_bits(observations):
+            # prod_t 1/rank_t: no decoding that keeps the order of tokens makes the suffix likelier (formulas C3).
             bound = np.exp2(-value_column(observations, "rank_bits"))
             # The difference of two upper bounds bounds nothing, so there is no excess.
             measured += measure_with_nonmember_baseline("rank_bound", bound, member, _CEILING, excess=False)
@@ -311,6 +313,7 @@ def measure_suffix_probabilities(
 
     def of_rows(rows: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         ancestral = rows.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
+        # By id, a tied token's rank would be no ceiling (formulas C6).
         bits = decoding.ranks_with_ties_first(rows, tokens).double().log2()
         return decoding.token_log_distribution(rows, tokens), ancestral, bits
 

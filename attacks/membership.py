@@ -120,7 +120,7 @@ class Membership(Probe):
         """The secret as it is scored: its suffix behind its prefix, or all of it behind its first token."""
         if self.text == "suffix" or not secret.prefix:
             return secret
-        first, *rest = secret.prefix
+        first, *rest = secret.prefix  # nothing stands before the first token to predict it by
         return replace(secret, prefix=(first,), suffix=(*rest, *secret.suffix))
 
     def _usable_reference_model(self, view: View) -> LanguageModel | None:

@@ -3,8 +3,8 @@
 Private prediction promises that nobody can tell two neighbouring models apart by the tokens that one budget pays for.
 So that is played: a fair coin takes the model or its neighbour, an adversary asks it for as many tokens as the promise
 covers, and guesses the coin from what was drawn. Every game is a new budget with a new coin, so games are independent,
-and Clopper-Pearson's bound of their guesses is one of epsilon (formulas.md B5). It stands whatever the tokens are drawn
-by: it is the draws that are audited, not the distribution they are said to have.
+and Clopper-Pearson's bound of their guesses is one of epsilon (formulas.md B5). That bound stands whatever draws the
+tokens: the draws are audited, not the distribution that the model gives for them.
 
 The adversary is the strongest that costs little. It asks one context, teacher-forced on a record, over and over: the
 one where, of all neighbours, model and neighbour are furthest apart after so many tokens. It knows both distributions
@@ -58,8 +58,8 @@ _PRIVATE = "exact answers depend on the private data: do not publish"
 class PredictionAudit(Probe):
     """Audited epsilon of private prediction: guess from a budget's tokens whether the model or a neighbour drew them.
 
-    games: how many (0: as many as make a million tokens); tokens: drawn in each, at most those that the claim covers (a
-    game of fewer holds it too, less sharply). relation: of the neighbours (empty: the one that the claim is set up
+    games: how many (0: as many as make a million tokens); tokens: drawn in each, at most those that the claim covers
+    (of fewer the bound is valid too, and looser). relation: of the neighbours (empty: the one that the claim is set up
     for). positions: how many of a suffix are looked at for the context to ask, evenly spaced (0: all). delta: that of
     the bound (0: that of the claim, else 1e-5); level: how often the bound may be too high.
     """
@@ -258,6 +258,7 @@ class Game:
         coins, scores = keyed_random_generator(*key, "coins").random(games) < 0.5, np.empty(games)
         for model, side in ((self.inside, coins), (self.outside, ~coins)):
             noise = keyed_random_generator(*key, "inside" if model is self.inside else "outside")
+            # `or`: no coin may have fallen on this side.
             scores[side] = np.concatenate(
                 [ratio[drawn].sum(-1).numpy() for drawn in self._drawn(model, int(side.sum()), noise)] or [np.empty(0)]
             )

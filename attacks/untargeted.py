@@ -76,7 +76,7 @@ class Untargeted(CorpusAttack):
             for i, (query, candidates) in enumerate(batch):
                 # One sample a generation, so one candidate.
                 own = {name: float(scores[i][0]) for name, scores in rankings.items()}
-                score = cpu_float64_tensor([own.get("perplexity", 0.0)])
+                score = cpu_float64_tensor([own.get("perplexity", 0.0)])  # all alike without log-probabilities
                 yield replace(rank_candidates(query, candidates, score, 1), rankings=own)
 
     def rankings(self, view: View, batch: Batch) -> Mapping[str, list[Tensor]]:

@@ -1,4 +1,4 @@
-"""AdaPMixED (Flemings et al. 2024, 2410.02016): PMixED whose privacy loss is what the members make of each query.
+"""AdaPMixED (Flemings et al. 2024, 2410.02016): PMixED whose privacy loss is measured of each query.
 
 Members are mixed with the public distribution within a radius that is the same for every query and number of queries,
 and what a query costs is looked up afterwards: the Renyi divergence of the distribution of its token from that without
@@ -6,8 +6,8 @@ a member. Queries that the members agree on cost little. That loss is a function
 epsilon made of it: to print it, or to stop when it is spent, tells of the data. So nothing is claimed here.
 `claim-check` shows the auditor what the queries that it looked at would cost; that is for no one else.
 
-Served as the data-dependent analysis has it, with nothing in a member's place for a neighbour. Left out is the noisy
-screening, by which a query that members and public model disagree on is answered by the public one.
+As in the data-dependent analysis, a neighbour has nothing in one member's place. Left out is the noisy screening, by
+which the public model answers a query that the members and it disagree on.
 """
 
 from __future__ import annotations
@@ -82,6 +82,6 @@ class AdaptiveModel(PMixedModel):
         if order < 2:
             raise AuditError(f"expected order >= 2, got {order}")
         own = self.log_probs(contexts, last)[:, at].double().log_softmax(-1).unsqueeze(-2).cpu().numpy()
-        (without,) = self.neighbours(contexts, last, at)
+        (without,) = self.neighbours(contexts, last, at)  # zero_out alone, as nothing is claimed
         other = without.log_probs.cpu().numpy()
         return [DivergenceCheck(without.relation, order, None, torch.from_numpy(two_sided_renyi(own, other, order)))]

@@ -32,8 +32,8 @@ Distance = Literal["max", "kl"]
 class CpDelta(Defense):
     """Sample what models of two halves of the data both find likely (CP-Δ, Vyas et al. 2023, Algorithm 3). No claim.
 
-    distance: `max` mixes the two next-token distributions to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z, which bounds how
-    much likelier texts become on average alone. ensemble: a folder of the two, where `audit train pmixed -D members=2`
+    distance: `max` mixes the two next-token distributions to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z, which bounds only
+    on average how much likelier texts become. ensemble: a folder of the two, where `audit train pmixed -D members=2`
     leaves them; the lab trains its own. The source's claim is about a work in one half alone, and no privacy:
     defenses/cp_delta.py says why it is none here.
     """

@@ -196,6 +196,7 @@ def round_weights_to_bits(weight: Tensor, bits: int) -> Tensor:
     parts = []
     for part in weight.float().split(_GROUP, dim=1):
         scale = part.abs().amax(1, keepdim=True) / most
+        # A group of zeros has no scale: 0/0 would be NaN.
         parts.append(torch.where(scale > 0, (part / scale).round() * scale, part))
     return torch.cat(parts, 1).to(weight.dtype)
 

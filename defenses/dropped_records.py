@@ -60,8 +60,8 @@ class Dedup(DataVariant):
     """Fine-tune on the data without their exact and near-duplicate copies: the first of each is kept; no claim.
 
     threshold: the Jaccard similarity of two texts' 5-character shingles from which on the later one is a copy of the
-    earlier one (Lee et al. 2022 take 0.8, of 5-token shingles). MinHash finds the candidates, a pair at the threshold
-    with probability 0.99, which are then compared exactly: none is dropped below it. exact: equal texts only.
+    earlier one (Lee et al. 2022 take 0.8, of 5-token shingles). MinHash finds candidate pairs, one at the threshold
+    with probability 0.99, and these are compared exactly: no text below the threshold goes. exact: equal texts only.
     """
 
     name: ClassVar[str] = "dedup"
@@ -131,7 +131,7 @@ def shingles(text: str) -> frozenset[str]:
 class Drop(DataVariant):
     """Fine-tune without records seen `times` times or more, or `listed`; no claim.
 
-    times: records with so many copies or more are dropped, all of them (0: by their number none). listed: a folder with
+    times: of a record with so many copies or more none is kept (0: the number does not count). listed: a folder with
     a shard.json that names the records to drop; `audit mitigate --by drop` lists those that the audit extracted.
     Dropping what was extracted says nothing of what was not attacked, and may uncover other records (Carlini et al.
     2022, the privacy onion effect).

@@ -33,8 +33,9 @@ class EarlyStop(Variant):
     """Fine-tune and keep the step of the lowest held-out loss; no claim.
 
     looks: how often an epoch the held-out loss is taken; patience: after so many looks without a lower one the training
-    ends (0: it runs through all epochs, and goes back). heldout: the share of `--data` that is left out to look at
-    where no `--heldout` file is named: those whose hash is lowest, whole users, and no copy of what is trained on.
+    ends (0: it runs through all epochs, then takes the best step). heldout: the share of `--data` that is left out to
+    look at where no `--heldout` file is named: those whose hash is lowest, whole users, and no copy of what is trained
+    on.
     """
 
     name: ClassVar[str] = "early-stop"
@@ -64,6 +65,7 @@ class EarlyStop(Variant):
         if job.heldout:
             return list(job.records), list(job.heldout)
         units = inseparable_unit_names(job.records)
+        # By hash, not by a draw: whether a unit is held out hardly depends on the others.
         by_hash = sorted(set(units), key=lambda unit: hashlib.sha256(unit.encode()).digest())
         out = set(by_hash[: min(math.ceil(self.heldout * len(by_hash)), len(by_hash) - 1)])
         pairs = list(zip(units, job.records, strict=True))

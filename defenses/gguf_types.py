@@ -95,7 +95,7 @@ def _tensors_with_more_bits(model: Any, names: list[str]) -> set[str]:
             f"expected layers with v_proj and down_proj, as Llama, Mistral and Qwen have, for a mixed type: got "
             f"{', '.join(names[:3])} ...; give a type of one kind, or the file as --forms llama:FILE.gguf"
         )
-    output = model.get_output_embeddings().weight
+    output = model.get_output_embeddings().weight  # by identity: tied to the embeddings it has their name
     return chosen | {name for name, parameter in model.named_parameters() if parameter is output}
 
 

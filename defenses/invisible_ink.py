@@ -59,7 +59,7 @@ class InvisibleInk(Defense):
     batch: B, the records behind one text; the attacked records are dealt into such batches, in their order. clip: C,
     nats, on what a record changes of a log-probability (0: as much as epsilon and delta leave). temperature: tau.
     top_k: of top-k+, by the public distribution (0: the whole vocabulary). epsilon, delta: what `queries` drawn tokens
-    of one batch may cost; queries=0: as many as this run draws of any. on_exhaustion: what happens when a fixed
+    of one batch may cost; queries=0: as many as this run draws of any batch. on_exhaustion: what happens when a fixed
     number is spent.
     """
 
@@ -143,7 +143,7 @@ class InvisibleInk(Defense):
 
     def claim(self, scenario: Scenario, spent: int) -> Claim:
         queries, ink = self._covered(scenario), self._clip_and_decoding_parameters(scenario)
-        promise, spent = BoundedRange.of(ink, self.batch), min(spent, queries)
+        promise, spent = BoundedRange.of(ink, self.batch), min(spent, queries)  # beyond, no record has a say
 
         def epsilon(tokens: int) -> dict[str, float]:
             return {name: zcdp_epsilon(tokens * promise.zcdp_rho(name), self.delta) for name in _RELATIONS}
@@ -223,6 +223,7 @@ class BoundedRange:
     @classmethod
     def of(cls, ink: InkOptions, batch: int) -> BoundedRange:
         moved = ink.clip / (batch * ink.temperature)  # the most that a record out of its place moves phi / tau
+        # Twice, as the log-normaliser moves too; to replace a record is to take one out and put one in.
         return cls({"zero_out": 2 * moved, "replace": 4 * moved})
 
     def zcdp_rho(self, relation: str) -> float:

@@ -107,6 +107,7 @@ class PMixed(Defense):
             radius = sound_radius(self.adjacency, self.epsilon, self.delta, self.alpha, queries, self.q, members)
             # formulas B2.5: forward divergence only, and lambda <= 1 - e^-s with s = r.
             return Projection(self.alpha, (radius,) * members, cap=-math.expm1(-radius), two_sided=False)
+        # The paper's beta depends on the size of the subset, not on N (formulas B2.1).
         radii = tuple(
             self.alpha * published_beta(self.epsilon, self.delta, self.alpha, queries, self.q, size)
             for size in range(1, members + 1)
@@ -184,6 +185,7 @@ class PMixed(Defense):
         if queries == 0:
             return 0.0
         if relation == "as published":
+            # RDP adds up over queries: so many have this share of the budget.
             share = queries / self._covered(scenario)
             return rdp_to_dp(share * rdp_budget(self.epsilon, self.delta, self.alpha), self.delta, self.alpha)
         members = scenario.ensemble.size

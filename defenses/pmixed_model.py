@@ -103,7 +103,7 @@ class PMixedModel(WrappingModel):
         return self.released(self.ensemble.distributions(contexts, parts, last, prompt=prompt))
 
     def tuning_log_probs(self, contexts: Tensor, last: int, prompt: Tensor, noise: torch.Generator) -> Tensor:
-        """The distribution, the sum over members estimated from a few, drawn anew each step: unbiased, never < 0."""
+        """The distribution, the sum over members estimated from a few, anew each step: unbiased, no entry below 0."""
         few = min(_TUNING_MEMBERS, self.ensemble.size)
         chosen = 1 + torch.randperm(self.ensemble.size, generator=noise, device=noise.device)[:few]
         parts = torch.cat([chosen.new_zeros(1), chosen]).to(self.device)
@@ -141,7 +141,7 @@ class PMixedModel(WrappingModel):
         return {"perplexity_subset_average": nll}
 
     def _subset_nll(self, text: tuple[int, ...], uniforms: np.ndarray) -> float:
-        """Summed -log p_S(y) of the last tokens; S: where uniforms, (tokens, N), are below q, a row each of them."""
+        """Summed -log p_S(y) of the last tokens, one of each row of uniforms (tokens, N); S: where they are below q."""
         tokens = torch.tensor([text], device=self.device)
         inside = torch.from_numpy(uniforms < self.q).to(self.device)
         asked = inside.any(0).nonzero().squeeze(-1)  # members of any subset: few of many
@@ -162,7 +162,7 @@ class PMixedModel(WrappingModel):
     def check_claim(self, contexts: Tensor, last: int, at: Sequence[int], order: int = 0) -> Sequence[DivergenceCheck]:
         """Neighbours: each member absent, emptied, or replaced by the next one, whichever is claimed.
 
-        Each as it would be served itself: with one member less, with the projection of so many.
+        Each as it would be served itself: with one member less, by the projection for N - 1 members.
         Beside them, what the proof takes for granted of every member: `projection`, its distance from the public
         distribution against the radius, and `cap`, how much of a public probability it may take away.
         """

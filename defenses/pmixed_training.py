@@ -92,12 +92,14 @@ class PMixedTrainer(Trainer):
 
     def train_one(self, job: TrainingJob, index: int) -> Path:
         one = self._control_and_members(job)[index]
+        # Without a checkpoint: processes side by side would replace each other's.
         self._fit(job, job.load(), [one], 1)
         return one.folder
 
     def _control_and_members(self, job: TrainingJob) -> list[Member]:
         """The members, and the control before them: the others are trained beside it."""
         members = [
+            # By index, not by who is trained beside it: `train_one` gives the same weights.
             self._member(job, member_folder(job.out, index), chosen, job.seed + index, "member", index)
             for index, chosen in enumerate(assign_to_members(inseparable_unit_names(job.records), self.members))
         ]

@@ -135,6 +135,7 @@ class Mixing:
 
     def epsilon(self, tokens: int = 1) -> float:
         """Pure-DP epsilon (nats) of so many drawn tokens, between any two private models."""
+        # T (log(1 + (k - 1) weight) - log(1 - weight)), k the size of the support (formulas B1).
         return uniform_mixing_epsilon(self.weight, self.top_k or self.vocab_size, tokens)
 
     def of(self, distribution: Tensor, public: Tensor | None) -> Tensor:
@@ -175,7 +176,7 @@ class UniformMixingModel(WrappingModel):
         self.mixing = Mixing(weight, target.vocab_size, top_k, tail)
         self.name = f"{target.name} under uniform mixing"
         if top_k and public is not None:
-            self.capabilities = self.capabilities & public.capabilities
+            self.capabilities = self.capabilities & public.capabilities  # both are asked
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None, distribution: bool = True) -> Rows:
         rows = self.model.start(prefixes, length, prompt=prompt, distribution=distribution)
@@ -227,7 +228,7 @@ class UniformMixingModel(WrappingModel):
     def neighbour(self, relation: str, index: int) -> LanguageModel:
         target = self.public if index else _Certain(self)
         assert relation == _RELATION and target is not None
-        other = copy.copy(self)  # shallow: mixing and public model are shared, and stay as they are
+        other = copy.copy(self)  # its mixing, public model and name, around another target
         other.model = target
         return other
 
