@@ -196,7 +196,7 @@ class UnnamedFile:
         self._end = 0
 
     def add(self, data: bytes) -> tuple[int, int]:
-        """Where it lies from now on, as `read` takes it."""
+        """Appends the data; returns (begin, size), as `read` takes them."""
         begin = self._end
         try:
             if self._file is None:

@@ -21,8 +21,8 @@ class FieldRule(enum.Flag):
     ATTACKS = enum.auto()  # attacks and nothing else: who runs none has no use of it
     OWN = enum.auto()  # a model and data of the user's own: the lab has its own
     RECORDS = enum.auto()  # the records of --data: there are none where a model is asked for canaries alone
-    PROVIDED = enum.auto()  # how the model is had: its provider says which of them mean something to it
-    PLACED = enum.auto()  # the same of where models go, those too that are loaded beside it
+    PROVIDED = enum.auto()  # how the model is loaded: its provider says which of these fields it heeds
+    PLACED = enum.auto()  # likewise: device and precision, of models loaded beside it too
 
 
 SUBJECT, COMPARED, ATTACKS, OWN, RECORDS, PROVIDED, PLACED = FieldRule

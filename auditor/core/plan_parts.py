@@ -293,7 +293,7 @@ class DefensePlan:
     relearn_rate: float | None = plan_field(None, PROVIDED, panel="privacy")
 
     def check(self) -> None:
-        """Raises AuditError for a learning rate that is none."""
+        """Raises AuditError for a --relearn-rate without --relearn, or out of range."""
         if self.relearn_rate is not None and self.relearn is None:
             raise AuditError("--relearn-rate goes with --relearn STEPS, got it alone")
         if self.relearn_rate is not None and not 0 < self.relearn_rate <= 1:

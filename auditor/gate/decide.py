@@ -106,8 +106,8 @@ def _edited_run_rulings(run: RunOutcomes, what: str, whole: bool) -> list[Ruling
 
 
 def downgrade_doubtful_ruling(result: AuditResult, seen: Assessment, ruling: Ruling) -> Ruling:
-    """No rule on leakage is held in doubt of the text form; none on drawn answers where some did not come through, or
-    too few hits contradict the model."""
+    """Makes a held ruling inconclusive: on leakage, where the text form is in doubt; on drawn answers, where some were
+    withheld or too few hits contradict the model."""
     drawn = any(row.key == (ruling.target, ruling.setting, ruling.attack) and row.drawn for row in result.findings)
     doubts = [doubt for one in result.targets if one.name == ruling.target for doubt in one.doubts]
     doubts += seen.contradictions.get(ruling.target, ())

@@ -175,7 +175,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def _check_required(required: Required, given: Mapping[str, Any], where: str) -> None:
-    """Raises AuditError for what requires nothing."""
+    """Raises AuditError for an empty name, a count below 1 or an age that is no limit."""
     if not all(required.attacks):
         raise AuditError(f"{where}: expected attacks to be a list of names, got {list(required.attacks)!r}")
     for key in {"secrets", "nonmembers"} & set(given):
@@ -291,7 +291,7 @@ def _validated_rule(name: str, limit: Any, complaint: str, against_baseline: boo
 
 
 def check_share_limit(rule: Rule) -> None:
-    """Raises AuditError for a limit on a share that is none."""
+    """Raises AuditError for a limit above 1 on a share."""
     if rule.limit > 1:
         raise AuditError(
             f"expected a limit of at most 1 for {rule.name}, which is a share, got {rule.limit:g}: "

@@ -144,7 +144,7 @@ def _secrets_until_stopped(
 
 
 def check_power(power: float, rules: int) -> None:
-    """Raises AuditError for a power or a number of decisions that is none."""
+    """Raises AuditError for a power or a number of decisions that is out of range."""
     if not 0 < power < 1:
         raise AuditError(f"expected --power between 0 and 1, got {power:g}")
     if rules < 1:

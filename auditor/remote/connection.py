@@ -63,7 +63,7 @@ class _RetryableFailure(Exception):
 class ServerRequest:
     """A request, and what reads its answer. at_most: tokens that it may cost, prompt and answer.
 
-    read: makes of the JSON object what it says, by key; it raises MalformedAnswer. stored: whether that is kept, too.
+    read: turns the JSON answer into values by key, or raises MalformedAnswer. stored: whether these values are kept.
     """
 
     body: Mapping[str, Any]

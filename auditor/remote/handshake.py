@@ -137,7 +137,7 @@ class _HandshakeInProgress:
     # --- how a text is sent ---
 
     def _detect_prompt_form(self, plain: Dialect) -> tuple[Dialect, Tokens, WrittenAnswer]:
-        """With what all further questions stand behind, and the greedy answer to it."""
+        """(dialect, the tokens that all further questions begin with, the greedy answer to them)."""
         bare, special = (self._encode(TEXT, special=special) for special in (False, True))
         (by_text,), counted = self._ask_first_question(plain)
         adds = special[: len(special) - len(bare)] if counted == len(special) else ()
